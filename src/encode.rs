@@ -49,6 +49,8 @@ pub trait EncodeKey {
 #[derive(Clone, Debug, Default)]
 pub struct KeyWriter {
     text: String,
+    /// Where the encoding starts in `text`. The text before it is the prefix of the key's name, and other keys.
+    start: usize,
     /// Whether a comma must precede the next part.
     needs_separator: bool,
 }
@@ -63,7 +65,7 @@ impl KeyWriter {
     /// Returns the encoding.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.text
+        &self.text[self.start..]
     }
 
     /// Appends one part of any bytes.
@@ -73,15 +75,17 @@ impl KeyWriter {
         if bytes.is_empty() {
             self.text.push('%');
         }
-        for &byte in bytes {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'@' | b'/' | b'+' | b'=' => {
-                    self.text.push(char::from(byte));
-                }
-                _ => {
-                    let digit = |nibble: u8| char::from(b"0123456789ABCDEF"[usize::from(nibble)]);
-                    self.text.extend(['%', digit(byte >> 4), digit(byte & 15)]);
-                }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let unchanged = rest.iter().position(|byte| !is_unchanged(*byte)).unwrap_or(rest.len());
+            let (part, others) = rest.split_at(unchanged);
+            // All of these bytes are ASCII.
+            self.text.push_str(std::str::from_utf8(part).unwrap_or_default());
+            rest = others;
+            if let Some((byte, others)) = rest.split_first() {
+                let digit = |nibble: u8| char::from(b"0123456789ABCDEF"[usize::from(nibble)]);
+                self.text.extend(['%', digit(byte >> 4), digit(byte & 15)]);
+                rest = others;
             }
         }
     }
@@ -110,9 +114,46 @@ impl KeyWriter {
 
     /// Removes all parts, and keeps the allocation.
     pub fn clear(&mut self) {
-        self.text.clear();
+        self.text.truncate(self.start);
         self.needs_separator = false;
     }
+
+    /// Starts another key, behind a prefix that [`as_str`](Self::as_str) does not return.
+    #[cfg(feature = "redis")]
+    pub(crate) fn start_key(&mut self, prefix: &[&str]) {
+        self.text.extend(prefix.iter().copied());
+        self.start = self.text.len();
+        self.needs_separator = false;
+    }
+
+    /// Replaces the encoding of the last key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn replace_key(&mut self, encoding: &str) {
+        self.text.truncate(self.start);
+        self.text.push_str(encoding);
+    }
+
+    /// Returns the names of all keys, concatenated.
+    #[cfg(feature = "redis")]
+    pub(crate) fn into_names(self) -> String {
+        self.text
+    }
+
+    /// Creates a buffer that has space for so many bytes.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self { text: String::with_capacity(bytes), ..Self::default() }
+    }
+
+    /// The length of all names.
+    #[cfg(feature = "redis")]
+    pub(crate) fn names_len(&self) -> usize {
+        self.text.len()
+    }
+}
+
+const fn is_unchanged(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'@' | b'/' | b'+' | b'=')
 }
 
 macro_rules! integers {
@@ -237,7 +278,7 @@ macro_rules! tuples {
                 };
                 // Commas separate the outermost parts. An inner tuple needs parentheses: `((a, b), c)` differs from
                 // `(a, (b, c))`.
-                if key.text.is_empty() { write(key) } else { key.group(write) }
+                if key.as_str().is_empty() { write(key) } else { key.group(write) }
             }
         }
     )+};

@@ -51,6 +51,14 @@ impl Error {
         })
     }
 
+    /// Creates the error of a decision with a limit on requests in flight, if the caller does not keep its guard.
+    pub(crate) fn without_end() -> Self {
+        Self::config(
+            "the decision failed: a limit counts requests in flight, and the caller does not track their end; call \
+             `release_on_body_end` or `release_on_response` of the layer, or set `AcquireOptions::until_end`",
+        )
+    }
+
     /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {

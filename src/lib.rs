@@ -55,6 +55,7 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
+//! | `simulate` | decisions on recorded traffic, to choose limits (feature `simulate`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped. The [`guide`] contains pages on algorithms, keys, responses, costs, Redis, metrics and performance,
@@ -135,6 +136,7 @@
 //! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`.
+//! - **`simulate`**: decisions of policies on access logs and other recorded traffic, and suggested limits, in `simulate`.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -162,12 +164,16 @@ pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
 mod runtime;
+#[cfg(feature = "simulate")]
+pub mod simulate;
 pub mod store;
 mod sync;
 mod table;
 
 #[doc(inline)]
-pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+pub use crate::algorithm::{
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
+};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
@@ -181,7 +187,9 @@ pub use crate::key::{ClientIp, ExtractKey, PeerIp};
 pub use crate::limit::{Limit, per_key};
 #[doc(inline)]
 pub use crate::limiter::{BoxLimiter, Limiter};
-pub use crate::middleware::{MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost};
+pub use crate::middleware::{
+    InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
+};
 pub use crate::quota::{Quota, QuotaError};
 #[doc(inline)]
 pub use crate::response::{Http, RateLimitInfo, Respond};
@@ -210,14 +218,35 @@ struct Readme;
 // rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
+    /// [costs]: crate::guide::costs
+    /// [logins]: crate::guide::recipes#logins-by-account-and-address
+    #[doc = include_str!("../docs/pictures/bucket.md")]
+    #[doc = include_str!("../docs/pictures/fixed-window.md")]
+    #[doc = include_str!("../docs/pictures/sliding-window.md")]
+    #[doc = include_str!("../docs/pictures/sliding-log.md")]
+    #[doc = include_str!("../docs/pictures/leaky-queue.md")]
+    #[doc = include_str!("../docs/pictures/public-api.md")]
+    #[doc = include_str!("../docs/pictures/login-attempts.md")]
+    #[doc = include_str!("../docs/pictures/expensive-jobs.md")]
+    #[doc = include_str!("../docs/pictures/outbound-client.md")]
+    #[doc = include_str!("../docs/pictures/llm-tokens.md")]
+    #[doc = include_str!("../docs/pictures/tenants.md")]
+    #[doc = include_str!("../docs/pictures/waiting.md")]
+    #[doc = include_str!("../docs/pictures/several-limits.md")]
+    #[doc = include_str!("../docs/pictures/in-flight.md")]
+    ///
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
 
     /// [costs]: crate::guide::costs
+    /// [leases]: crate::guide::leases
     /// [redis]: crate::guide::redis
+    #[doc = include_str!("../docs/pictures/architecture.md")]
     ///
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}
@@ -232,6 +261,12 @@ pub mod guide {
 
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
+
+    /// [choosing]: crate::guide::choosing
+    /// [costs]: crate::guide::costs
+    ///
+    #[doc = include_str!("../docs/leases.md")]
+    pub mod leases {}
 
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
@@ -259,6 +294,7 @@ pub mod guide {
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
     /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/responses.md")]

@@ -271,14 +271,18 @@ impl FromStr for Quota {
         let (limit, period) =
             text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(QuotaError::InvalidFormat)?;
         let limit = read_number(limit.trim())?.ok_or(QuotaError::LimitTooLarge)?;
-        let period = period.trim();
-        let digits = period.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'_').count();
-        let (count, unit) = period.split_at(digits);
-        let count = if count.is_empty() { Some(1) } else { read_number(count)? };
-        let unit = read_unit(unit.trim_start())?;
-        let period = count.and_then(|count| count.checked_mul(unit)).ok_or(QuotaError::PeriodTooLong)?;
-        Self::from_micros(limit, period)
+        Self::from_micros(limit, read_period(period)?)
     }
+}
+
+/// Returns the microseconds of a period: `min`, `10s`.
+pub(crate) fn read_period(text: &str) -> Result<u64, QuotaError> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'_').count();
+    let (count, unit) = text.split_at(digits);
+    let count = if count.is_empty() { Some(1) } else { read_number(count)? };
+    let unit = read_unit(unit.trim_start())?;
+    count.and_then(|count| count.checked_mul(unit)).ok_or(QuotaError::PeriodTooLong)
 }
 
 /// Returns the number, `None` if it exceeds 64 bits.

@@ -81,6 +81,7 @@ fn main() {
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
         "service" => service(count, limited(Http::new())),
+        "service-beside-queue" => service_beside_queue(count),
         "service-minimal" => service(count, limited(Http::minimal())),
         "service-bare" => service(count, EmptyService),
         "service-governor" => service(count, governed!()),
@@ -128,11 +129,32 @@ fn limited<R: Clone>(responder: R) -> RateLimit<EmptyService, PeerIp, Memory<IpA
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(EmptyService)
 }
 
+/// Calls the service for one key, while a request of another key waits.
+fn service_beside_queue(count: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _entered = runtime.enter();
+    let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+    let other = SocketAddr::from(([203, 0, 113, 8], 4711));
+    let used = limiter.set_usage("default", &PeerIp::new().key_of(other.ip()), 1 << 32).try_ready();
+    assert!(matches!(used, Ok(Ok(()))));
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter).max_wait(Duration::from_secs(1));
+    let mut limited = layer.layer(EmptyService);
+    // The runtime never runs, so the request waits until the end.
+    let mut waiting = Box::pin(limited.call(request_of(other)));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    service(count, limited);
+}
+
+fn request_of(peer: SocketAddr) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
+    request.extensions_mut().insert(ConnectInfo(peer));
+    request
+}
+
 fn service(count: u64, mut service: impl Service<Request<Body>>) {
     let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
     repeat(count, |_| {
-        let mut request = Request::new(Body::empty());
-        request.extensions_mut().insert(ConnectInfo(peer));
+        let request = request_of(peer);
         assert!(service.poll_ready(&mut cx).is_ready());
         let mut response = pin!(service.call(request));
         response.as_mut().poll(&mut cx).map(|response| black_box(response).is_ok()).is_ready()

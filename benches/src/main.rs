@@ -4,7 +4,9 @@
 //! cargo bench                        # all scenarios: about ten minutes
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
-//! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name
+//! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name, less than five minutes
+//! cargo bench -- "redis callers"     # 1, 8, 64 and 512 callers, with latencies and processor time: 90 seconds
+//! cargo bench -- "redis neighbour"   # the latency of another client beside a full load: 20 seconds
 //! cargo bench -- memory              # the scenarios with `memory` in their names
 //! cargo bench -- memory service      # the scenarios with `memory` or `service` in their names
 //! cargo bench -- --json              # one JSON object per scenario

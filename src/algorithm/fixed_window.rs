@@ -9,6 +9,10 @@ use crate::quota::Quota;
 
 /// A fixed window: a counter that is reset when its window ends.
 ///
+/// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-fixed-window]
+///
+#[doc = include_str!("../../docs/pictures/fixed-window.md")]
+///
 /// A window starts at a key's first hit and lasts one period. In any interval of one period at most `2 limit - 1` are
 /// admitted: one hit at the start of a window, `limit - 1` at its end and `limit` immediately after it. With
 /// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the

@@ -5,7 +5,7 @@ if fast == 1 then
   local templates = {}
   for index = 1, template_count do
     templates[index] = { unpack('<ddddd', input, cursor + 20) }
-    cursor = cursor + 60
+    cursor = cursor + 68
   end
   for _ = 1, operation_count do
     local template, key, count
@@ -29,9 +29,6 @@ if fast == 1 then
       end
       window_end = written_end
       if start + period < window_end then window_end = start + period end
-    elseif call('EXISTS', KEYS[key]) == 1 then
-      fast = 0
-      break
     end
     local new_start = now
     if p[4] == 1 then
@@ -53,11 +50,11 @@ if fast == 1 then
     end
     if admitted > 0 then
       used = used + admitted * cost
-      local extends = expiries[key]
       if written_end > expires or expires - written_end > EXCESS then
-        expires, extends = written_end + TTL_SLACK, true
+        expires = written_end + TTL_SLACK
+        expiries[key] = expires
       end
-      new_values[key], expiries[key] = pack('<ddddd', written_end, used, now, start, expires), extends and expires
+      new_values[key] = pack('<ddddd', written_end, used, now, start, expires)
     elseif admitted < 0 then
       admitted = 0
     end

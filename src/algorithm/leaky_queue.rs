@@ -10,6 +10,10 @@ use crate::quota::Quota;
 
 /// The leaky bucket as a queue: requests start at a constant spacing, and wait until then.
 ///
+/// ![Decisions with a quota of ten starts in ten seconds, and five waiting requests, on four patterns of traffic][picture-leaky-queue]
+///
+#[doc = include_str!("../../docs/pictures/leaky-queue.md")]
+///
 /// With the spacing `T = period / limit`, at most `floor(W / T) + 1` requests start in any closed interval of length
 /// `W` (to within a microsecond, by which a start is rounded up). At most [`max_waiting`](Self::max_waiting) requests
 /// wait. If the queue is full, or a request would wait for longer than it accepts, it is denied immediately.

@@ -15,6 +15,9 @@
 //! | [`SlidingWindow`], weighted | `2L - 1`, with any number of blocks | blocks + 5 | a smooth estimate |
 //! | [`SlidingLog`] | `L`, exactly, and denies nothing below the limit | 2 per hit, on the heap | an exact bound with a small limit |
 //!
+//! [`InFlight`] has no period: it bounds how many requests are in flight at once. Choose it beside a rate, for streams
+//! and slow requests.
+//!
 //! Each algorithm has a Lua implementation of the same transition, which Redis runs in a script.
 //!
 //! # Comparison on the same requests
@@ -77,6 +80,7 @@
 
 mod bucket;
 mod fixed_window;
+mod in_flight;
 mod leaky_queue;
 #[cfg(feature = "redis")]
 mod lua;
@@ -86,6 +90,7 @@ mod state;
 
 pub use self::bucket::{Gcra, LeakyBucket, TokenBucket};
 pub use self::fixed_window::FixedWindow;
+pub use self::in_flight::InFlight;
 pub use self::leaky_queue::LeakyQueue;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::StateEncoding;
@@ -177,6 +182,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// The state of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
     type State: State;
 
+    /// Whether a store [holds](crate::limiter::Held) the cost of every request until the request ends, and charges
+    /// nothing, as for [`InFlight`].
+    ///
+    /// The usage of a key is then the sum of its held costs, and [`peek_with_held`](Self::peek_with_held) decides.
+    const HELD_UNTIL_END: bool = false;
+
     /// Decides one request, and returns the state after it. Changes nothing.
     ///
     /// If the cost is zero, [`Step::Allow`] may carry any next state: no store writes it.
@@ -253,6 +264,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// its [`reset`](crate::LimitSnapshot::reset)). A charge for the later start is then the same as a charge now.
     fn supports_scheduling(&self) -> bool {
         false
+    }
+
+    /// Returns after what time a store ends a hold whose request has not ended, if
+    /// [`HELD_UNTIL_END`](Self::HELD_UNTIL_END) is set.
+    fn max_hold_duration(&self) -> Option<Duration> {
+        None
     }
 
     /// Returns how many requests may wait under a layer, if the algorithm bounds that.

@@ -9,6 +9,10 @@ use crate::quota::Quota;
 
 /// An exact sliding window, which stores the time of every hit.
 ///
+/// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-sliding-log]
+///
+#[doc = include_str!("../../docs/pictures/sliding-log.md")]
+///
 /// In any window of one period at most `limit` are admitted, exactly. No request within that bound is denied: a limit
 /// of five in five seconds never denies one request per second.
 ///

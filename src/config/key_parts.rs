@@ -5,7 +5,7 @@ use super::{BuiltAlgorithm, Policy};
 use crate::algorithm::Algorithm;
 use crate::encode::EncodeKey;
 use crate::error::Error;
-use crate::limit::{IntoLimit, KeyedBy, Limit};
+use crate::limit::{KeyedBy, Limit};
 use crate::store::DynLimit;
 #[cfg(feature = "redis")]
 use crate::store::RedisLimit;
@@ -111,6 +111,7 @@ macro_rules! with_algorithm {
             BuiltAlgorithm::FixedWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingLog($algorithm) => $result,
+            BuiltAlgorithm::InFlight($algorithm) => $result,
         }
     };
 }
@@ -166,7 +167,11 @@ where
     F: Fn(&Key) -> SubKey,
 {
     let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(sub_key).with_sub_key_name(policy.by());
-    if policy.is_shadow() { limit.shadow() } else { limit }.into_limit()
+    let limit = if policy.is_shadow() { limit.shadow() } else { limit };
+    match policy.fixed_cost() {
+        Some(cost) => limit.fixed_cost(cost),
+        None => limit,
+    }
 }
 
 impl<Key: ?Sized + 'static> Default for KeyParts<Key> {

@@ -36,23 +36,30 @@
 mod key_parts;
 
 pub use self::key_parts::KeyParts;
-use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+use crate::algorithm::{
+    Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
+};
 use crate::error::Error;
-use crate::quota::Quota;
+use crate::quota::{Quota, read_period};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// The configuration of one limit.
 ///
 /// ```toml
 /// name = "api"
-/// algorithm = "gcra"        # or token-bucket, leaky-bucket, leaky-queue, fixed-window, sliding-window, sliding-log
-/// quota = "100/min"
+/// algorithm = "gcra"        # or token-bucket, leaky-bucket, leaky-queue, fixed-window, sliding-window, sliding-log,
+///                           # in-flight
+/// quota = "100/min"         # not for in-flight
 /// burst = 20                # gcra, token-bucket, leaky-bucket; default: the quota's limit
 /// max_waiting = 5           # leaky-queue; default: the quota's limit
 /// aligned_to_clock = true   # fixed-window; default: a window starts at the first hit
 /// blocks = 10               # sliding-window; default: the largest divisor of the period up to 10
 /// weighted = true           # sliding-window; default: strict
+/// max = 2                   # in-flight: the maximum of requests at once
+/// max_duration = "1h"       # in-flight: after this time a request does not count any more; default: no such time
 /// by = "user"               # the sub-key: a name that the application added to `KeyParts`
+/// fixed_cost = 1            # charge this for every request; default: the cost of the request
 /// shadow = false            # true: decide and count, and never deny
 /// ```
 ///
@@ -84,6 +91,8 @@ pub enum AlgorithmName {
     SlidingWindow,
     /// [`SlidingLog`]
     SlidingLog,
+    /// [`InFlight`]
+    InFlight,
 }
 
 impl Policy {
@@ -99,10 +108,25 @@ impl Policy {
         self.fields.algorithm
     }
 
-    /// Returns the quota.
+    /// Returns the quota, which every algorithm but `in-flight` has.
     #[must_use]
-    pub fn quota(&self) -> Quota {
+    pub fn quota(&self) -> Option<Quota> {
         self.fields.quota
+    }
+
+    /// Returns the maximum of requests at once: `in-flight`.
+    #[must_use]
+    pub fn max(&self) -> Option<u64> {
+        self.fields.max
+    }
+
+    /// Returns the time after which a request does not count any more, if it is set: `in-flight`.
+    #[must_use]
+    pub fn max_duration(&self) -> Option<Duration> {
+        match self.algorithm {
+            BuiltAlgorithm::InFlight(in_flight) => in_flight.max_hold_duration(),
+            _ => None,
+        }
     }
 
     /// Returns the burst, if it is set: `gcra`, `token-bucket` and `leaky-bucket`.
@@ -141,6 +165,12 @@ impl Policy {
         &self.fields.by
     }
 
+    /// Returns the [fixed cost](crate::Limit::fixed_cost), if it is set.
+    #[must_use]
+    pub fn fixed_cost(&self) -> Option<u64> {
+        self.fields.fixed_cost
+    }
+
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
@@ -162,6 +192,7 @@ pub(super) enum BuiltAlgorithm {
     FixedWindow(FixedWindow),
     SlidingWindow(SlidingWindow),
     SlidingLog(SlidingLog),
+    InFlight(InFlight),
 }
 
 /// The fields of a policy in configuration.
@@ -170,7 +201,12 @@ pub(super) enum BuiltAlgorithm {
 struct PolicyFields {
     name: String,
     algorithm: AlgorithmName,
-    quota: Quota,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quota: Option<Quota>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_duration: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -182,6 +218,8 @@ struct PolicyFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weighted: Option<bool>,
     by: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fixed_cost: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
 }
@@ -212,51 +250,68 @@ impl From<Policy> for PolicyFields {
 
 impl PolicyFields {
     fn build(&self) -> Result<BuiltAlgorithm, Error> {
-        let quota = self.quota;
+        let quota = || self.quota.ok_or_else(|| Error::config("quota: it is missing; set it, as in \"100/min\""));
         Ok(match self.algorithm {
             AlgorithmName::Gcra => {
-                let gcra = with_field("quota", Gcra::try_new(quota))?;
+                let gcra = with_field("quota", Gcra::try_new(quota()?))?;
                 BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
             }
             AlgorithmName::TokenBucket => {
-                let bucket = with_field("quota", TokenBucket::try_new(quota))?;
+                let bucket = with_field("quota", TokenBucket::try_new(quota()?))?;
                 BuiltAlgorithm::TokenBucket(with_field(
                     "burst",
                     self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
                 )?)
             }
             AlgorithmName::LeakyBucket => {
-                let bucket = with_field("quota", LeakyBucket::try_new(quota))?;
+                let bucket = with_field("quota", LeakyBucket::try_new(quota()?))?;
                 BuiltAlgorithm::LeakyBucket(with_field(
                     "burst",
                     self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
                 )?)
             }
             AlgorithmName::LeakyQueue => {
-                let queue = with_field("quota", LeakyQueue::try_new(quota))?;
+                let queue = with_field("quota", LeakyQueue::try_new(quota()?))?;
                 let queue = self.max_waiting.map_or(Ok(queue), |waiting| queue.try_max_waiting(waiting));
                 BuiltAlgorithm::LeakyQueue(with_field("max_waiting", queue)?)
             }
             AlgorithmName::FixedWindow => {
-                let window = FixedWindow::new(quota);
+                let window = FixedWindow::new(quota()?);
                 let aligned = self.aligned_to_clock == Some(true);
                 BuiltAlgorithm::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
             }
             AlgorithmName::SlidingWindow => {
-                let window = SlidingWindow::new(quota);
+                let window = SlidingWindow::new(quota()?);
                 let window = with_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
                 let weighted = self.weighted == Some(true);
                 let window = if weighted { window.try_weighted() } else { Ok(window) };
                 BuiltAlgorithm::SlidingWindow(with_field("weighted", window)?)
             }
-            AlgorithmName::SlidingLog => BuiltAlgorithm::SlidingLog(with_field("quota", SlidingLog::try_new(quota))?),
+            AlgorithmName::SlidingLog => {
+                BuiltAlgorithm::SlidingLog(with_field("quota", SlidingLog::try_new(quota()?))?)
+            }
+            AlgorithmName::InFlight => BuiltAlgorithm::InFlight(self.build_in_flight()?),
         })
     }
 
-    fn reject_inapplicable(&self) -> Result<(), Error> {
-        use AlgorithmName::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingWindow, TokenBucket};
+    fn build_in_flight(&self) -> Result<InFlight, Error> {
+        let max = self.max.ok_or_else(|| Error::config("max: it is missing; set the maximum of requests at once"))?;
+        let in_flight = with_field("max", InFlight::try_new(max))?;
+        let Some(text) = &self.max_duration else { return Ok(in_flight) };
+        let micros = read_period(text)
+            .map_err(|error| Error::config(format!("max_duration: {error}; write a time such as \"1h\"")))?;
+        with_field("max_duration", in_flight.try_max_duration(Duration::from_micros(micros)))
+    }
 
-        let fields: [(&str, bool, &[AlgorithmName], &str); 5] = [
+    fn reject_inapplicable(&self) -> Result<(), Error> {
+        use AlgorithmName::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingWindow, TokenBucket};
+
+        if self.algorithm == InFlight && self.quota.is_some() {
+            return Err(Error::config("quota: it does not apply to in-flight; set `max` instead"));
+        }
+        let fields: [(&str, bool, &[AlgorithmName], &str); 7] = [
+            ("max", self.max.is_some(), &[InFlight], "in-flight"),
+            ("max_duration", self.max_duration.is_some(), &[InFlight], "in-flight"),
             ("burst", self.burst.is_some(), &[Gcra, TokenBucket, LeakyBucket], "gcra, token-bucket and leaky-bucket"),
             ("max_waiting", self.max_waiting.is_some(), &[LeakyQueue], "leaky-queue"),
             ("aligned_to_clock", self.aligned_to_clock.is_some(), &[FixedWindow], "fixed-window"),

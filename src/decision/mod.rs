@@ -25,6 +25,8 @@ pub enum DecisionSource {
     /// The limiter's own store.
     #[default]
     Store,
+    /// The process's own [lease](crate::store) on a part of the limiter's quota.
+    Lease,
     /// A cached denial of the limiter's own store that is still valid.
     Cache,
     /// The fallback limiter, because the store was unavailable.

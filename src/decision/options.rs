@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AcquireOptions {
-    /// The cost of the request.
+    /// The cost of the request. A limit can have a [fixed cost](crate::Limit::fixed_cost) instead.
     ///
     /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
     pub cost: u64,
@@ -27,13 +27,19 @@ pub struct AcquireOptions {
     pub detail: Detail,
     /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
     pub hold: bool,
+    /// Whether the caller keeps the guard in [`Outcome::held`](crate::limiter::Outcome::held) until the request has
+    /// ended, as a limit on requests [in flight](crate::InFlight) demands.
+    pub until_end: bool,
+    /// Whether the hold may be released as if the request had not come. Then limits with a fixed cost hold it, too.
+    pub(crate) is_provisional: bool,
 }
 
 impl AcquireOptions {
     /// Returns options with this cost, and otherwise the defaults.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false }
+        let detail = Detail::MostRestrictive;
+        Self { cost, max_delay: None, detail, hold: false, until_end: false, is_provisional: false }
     }
 
     /// Sets the longest delay that the caller accepts.
@@ -48,6 +54,23 @@ impl AcquireOptions {
     pub const fn hold(mut self) -> Self {
         self.hold = true;
         self
+    }
+
+    /// Declares that the caller keeps the guard in [`Outcome::held`](crate::limiter::Outcome::held) until the request
+    /// has ended.
+    ///
+    /// A limiter with a limit on requests [in flight](crate::InFlight) returns an error without it, because the limit
+    /// would count nothing if the caller dropped the guard.
+    #[must_use]
+    pub const fn until_end(mut self) -> Self {
+        self.until_end = true;
+        self
+    }
+
+    /// Holds the costs of all limits, until another limiter has decided.
+    pub(crate) const fn provisional(mut self) -> Self {
+        self.is_provisional = true;
+        self.hold()
     }
 
     /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.

@@ -8,7 +8,7 @@ pub struct LimitSnapshot {
     /// The largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     pub limit: u64,
     /// The time in which `limit` becomes available again: the period of a window, the time from empty to full of a
-    /// bucket.
+    /// bucket. Zero for a limit on requests in flight, which has no window.
     pub window: Duration,
     /// The largest cost that is allowed now, rounded down.
     pub remaining: u64,

@@ -35,7 +35,7 @@ impl<A: Algorithm> IntoLimit for A {
     }
 }
 
-impl<F, A: Algorithm> IntoLimit for PerKey<F, A> {
+impl<F: Send + Sync + 'static, A: Algorithm> IntoLimit for PerKey<F, A> {
     type Selector = Self;
     type SubKeyFn = WholeKey;
 

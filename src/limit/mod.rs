@@ -1,5 +1,6 @@
 //! Named limits: an algorithm and the part of the key by which it counts.
 
+mod cost;
 mod into_limit;
 mod per_key;
 mod select;
@@ -8,6 +9,7 @@ mod sub_key;
 use std::borrow::Cow;
 use std::fmt;
 
+pub(crate) use self::cost::LimitCost;
 pub use self::into_limit::IntoLimit;
 pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
@@ -59,6 +61,7 @@ pub struct Limit<A, P = WholeKey> {
     sub_key: P,
     /// The sub-key's name in configuration, where the type of `sub_key` does not identify it.
     sub_key_name: Option<Name>,
+    cost: LimitCost,
     shadow: bool,
 }
 
@@ -76,7 +79,7 @@ impl<A> Limit<A> {
     }
 
     fn named(name: Name, algorithm: A) -> Self {
-        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, shadow: false }
+        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost: LimitCost::OfRequest, shadow: false }
     }
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
@@ -93,8 +96,8 @@ impl<A> Limit<A> {
     }
 
     fn with_sub_key<P>(self, sub_key: P) -> Limit<A, P> {
-        let Self { name, algorithm, shadow, .. } = self;
-        Limit { name, algorithm, sub_key, sub_key_name: None, shadow }
+        let Self { name, algorithm, cost, shadow, .. } = self;
+        Limit { name, algorithm, sub_key, sub_key_name: None, cost, shadow }
     }
 }
 
@@ -109,6 +112,43 @@ impl<A, P> Limit<A, P> {
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
+    }
+
+    /// Charges `cost` for every request, whatever the cost of the request is.
+    ///
+    /// Use it where the limits of one decision count different things: requests and tokens, for example. The decision
+    /// is still one transaction over all limits.
+    ///
+    /// If the cost of the request is [held](crate::limiter::Held), the fixed cost is charged at once. To settle the
+    /// hold does not change it: a request counts as one request, however many tokens it has used.
+    ///
+    /// ```
+    /// use tower_ratelimit::{AcquireOptions, Detail, Limit, Limiter, Memory, Quota, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let limiter = Memory::new((
+    ///     Limit::new("requests", TokenBucket::new(Quota::per_minute(60))).fixed_cost(1),
+    ///     Limit::new("tokens", TokenBucket::new(Quota::per_minute(10_000))),
+    /// ));
+    ///
+    /// let estimate = AcquireOptions::cost(900).detail(Detail::All);
+    /// let outcome = limiter.hold("alice", estimate).await?;
+    /// let remaining: Vec<u64> = outcome.decision.limits().iter().map(|limit| limit.remaining()).collect();
+    /// assert_eq!(remaining, [59, 9100]);
+    ///
+    /// outcome.held.expect("both limits allow the request").settle(650).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fixed_cost(mut self, cost: u64) -> Self {
+        self.cost = LimitCost::Fixed(cost);
+        self
+    }
+
+    pub(crate) fn cost(&self) -> LimitCost {
+        self.cost
     }
 
     pub(crate) fn is_shadow(&self) -> bool {

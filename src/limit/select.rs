@@ -7,7 +7,7 @@ use crate::algorithm::Algorithm;
 ///
 /// A store is generic over this trait where it has no key, for instance in the type of its table.
 #[doc(hidden)]
-pub trait AlgorithmSelector: sealed::Sealed {
+pub trait AlgorithmSelector: sealed::Sealed + Send + Sync + 'static {
     type Algorithm: Algorithm;
 
     /// Returns the algorithm if it is the same for all keys.
@@ -57,11 +57,11 @@ impl<Key: ?Sized, A: Algorithm> SelectAlgorithm<Key> for A {
     }
 }
 
-impl<F, A: Algorithm> AlgorithmSelector for PerKey<F, A> {
+impl<F: Send + Sync + 'static, A: Algorithm> AlgorithmSelector for PerKey<F, A> {
     type Algorithm = A;
 }
 
-impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A> SelectAlgorithm<Key> for PerKey<F, A> {
+impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A + Send + Sync + 'static> SelectAlgorithm<Key> for PerKey<F, A> {
     type Selected<'a>
         = A
     where

@@ -3,7 +3,7 @@ use std::marker::PhantomData;
 
 /// Returns the part of a key by which a limit counts: the sub-key.
 #[doc(hidden)]
-pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed {
+pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
     type SubKey: ?Sized;
 
     /// Calls `f` with the sub-key of `key`.
@@ -57,7 +57,12 @@ impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     }
 }
 
-impl<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey> SubKeyOf<Key> for KeyedBy<F, SubKey> {
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBy<F, SubKey>
+where
+    Key: ?Sized,
+    SubKey: 'static,
+    F: Fn(&Key) -> SubKey + Send + Sync + 'static,
+{
     type SubKey = SubKey;
 
     #[inline]
@@ -71,7 +76,12 @@ impl<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey> SubKeyOf<Key> for KeyedBy<F, Su
     }
 }
 
-impl<Key: ?Sized, SubKey: ?Sized, F: Fn(&Key) -> &SubKey> SubKeyOf<Key> for KeyedByRef<F, SubKey> {
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedByRef<F, SubKey>
+where
+    Key: ?Sized,
+    SubKey: ?Sized + 'static,
+    F: Fn(&Key) -> &SubKey + Send + Sync + 'static,
+{
     type SubKey = SubKey;
 
     #[inline]

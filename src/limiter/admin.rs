@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use super::capacity::capacity_added;
+use super::future::LimiterFuture;
+
 /// An administrative operation on one key, for [`Limiter::administer`](super::Limiter::administer).
 ///
 /// A limit that was not named has the name `default`.
@@ -25,6 +28,18 @@ pub enum AdminOperation<'a> {
     },
     /// Resets the usage of the key under all limits to that of a never-seen key. Blocks stay.
     Reset,
+}
+
+impl AdminOperation<'_> {
+    /// Whether the limiter may allow more after the operation than before.
+    fn may_add_capacity(&self) -> bool {
+        !matches!(self, Self::Block { duration, .. } if !duration.is_zero())
+    }
+
+    /// Returns the future of this operation, which wakes waiting requests of this process in the end.
+    pub(crate) fn wake_waiters(&self, done: LimiterFuture<()>) -> LimiterFuture<()> {
+        if self.may_add_capacity() { done.map(|()| capacity_added()) } else { done }
+    }
 }
 
 /// Defines `set_usage`, `block`, `unblock` and `reset` on a limiter, so that users need not import `Limiter` for them.

@@ -140,13 +140,16 @@ impl<A, B> Chained<A, B> {
             Ok(second) if second.decision.is_allowed() => {
                 let decision = merge_decisions(options, Some(first), Some(second.decision));
                 let held = if options.hold {
-                    Held::join(held, second.held)
+                    held
                 } else {
-                    // Charges the whole held cost in the background. The held cost counts until then, so nothing waits
-                    // for that.
-                    drop(held);
-                    None
+                    // Dropping the rest charges the whole held cost in the background. The held cost counts until then,
+                    // so nothing waits for that.
+                    held.and_then(|held| held.split().1)
                 };
+                let mut held = Held::join(held, second.held);
+                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                    held.charge_fixed_costs();
+                }
                 LimiterFuture::ready(Ok(Outcome { decision, held }))
             }
             Ok(denied) => self.denied_by_second(key, options, held, denied.decision),
@@ -254,7 +257,7 @@ where
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let options = options.max_delay(Duration::ZERO);
-        match self.first.hold(key, options) {
+        match self.first.acquire(key, options.provisional()) {
             Acquisition::Pending(future) => {
                 let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
                 Acquisition::Pending(ChainedFuture { state: State::AwaitingFirst { future, call } })

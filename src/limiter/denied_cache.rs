@@ -87,7 +87,7 @@ struct CandidateSlots {
 
 /// A request that the limiter inside decides.
 #[derive(Clone, Copy)]
-struct InFlight {
+struct Undecided {
     candidates: CandidateSlots,
     options: AcquireOptions,
     requested_at: Timestamp,
@@ -202,7 +202,7 @@ impl<C: Clock> CacheState<C> {
     }
 
     /// Caches a denial, unless the key was invalidated while the request was in flight.
-    fn insert(&self, in_flight: InFlight, decision: &Decision) {
+    fn insert(&self, in_flight: Undecided, decision: &Decision) {
         if decision.is_estimate() {
             return;
         }
@@ -212,7 +212,7 @@ impl<C: Clock> CacheState<C> {
             _ => return,
         };
         let ttl = self.max_age.map_or(ttl, |max_age| max_age.min(ttl));
-        let InFlight { candidates, options, requested_at, epoch } = in_flight;
+        let Undecided { candidates, options, requested_at, epoch } = in_flight;
         // Counted from before the decision, the denial expires no later than its `retry_after`.
         let expires_at = requested_at.saturating_add(ttl);
         // Computes the numbers of the decision now, not at each lookup.
@@ -255,12 +255,12 @@ impl<C: Clock> CacheState<C> {
 
 impl<L, C: Clock> DeniedCache<L, C> {
     /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
-    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, InFlight> {
+    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, Undecided> {
         let state = &self.state;
         let (candidates, now) = (state.candidates(key), state.clock.now());
         state.lookup(candidates, options, now).ok_or_else(|| {
             let epoch = state.epoch(candidates).load(Ordering::SeqCst);
-            InFlight { candidates, options, requested_at: now, epoch }
+            Undecided { candidates, options, requested_at: now, epoch }
         })
     }
 }
@@ -335,7 +335,7 @@ impl<L: fmt::Debug, C> fmt::Debug for DeniedCache<L, C> {
 pub struct DeniedCacheFuture<F, C> {
     #[pin]
     future: F,
-    in_flight: InFlight,
+    in_flight: Undecided,
     state: Arc<CacheState<C>>,
 }
 

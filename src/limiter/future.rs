@@ -57,7 +57,8 @@ mod acquire_future {
     }
 }
 
-use self::acquire_future::{AcquireFuture, Projection};
+pub(super) use self::acquire_future::AcquireFuture;
+use self::acquire_future::Projection;
 
 impl<F: Future<Output = Result<Outcome, Error>>> Future for AcquireFuture<F> {
     type Output = Result<Outcome, Error>;

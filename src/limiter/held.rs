@@ -1,6 +1,8 @@
 use std::fmt;
 
 use super::future::{LimiterFuture, both_ok};
+#[cfg(doc)]
+use crate::decision::AcquireOptions;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -11,6 +13,9 @@ use super::future::{LimiterFuture, both_ok};
 ///   *surcharge*: the limiter charges it even if it exceeds the limit.
 /// - [`release`](Self::release) charges nothing.
 /// - Dropping the guard settles the whole held cost.
+///
+/// A limit on requests [in flight](crate::InFlight) charges nothing: its part of the cost is held until the guard ends,
+/// in either way.
 ///
 /// The limiter charges nothing before the actual cost is known, so it never refunds. If each request is placed at its
 /// start, admissions stay within the bound of the [algorithm](crate::algorithm), except for surcharges.
@@ -52,12 +57,57 @@ use super::future::{LimiterFuture, both_ok};
 pub struct Held {
     cost: u64,
     settle: Option<Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>>,
+    parts: Option<Box<Parts>>,
+}
+
+/// The parts of a hold that end apart from the request's cost.
+#[derive(Default)]
+struct Parts {
+    /// The fixed costs of limits, which a [provisional](AcquireOptions::provisional) hold includes.
+    fixed: Option<Held>,
+    /// What limits on requests in flight hold. It is never charged.
+    until_end: Option<Held>,
 }
 
 impl Held {
     /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        Self { cost, settle: Some(Box::new(settle)) }
+        Self { cost, settle: Some(Box::new(settle)), parts: None }
+    }
+
+    /// Creates the guard of fixed costs. The guard calls `end` once: with `true` to charge the costs.
+    pub(crate) fn of_fixed_costs(end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        Self::new(1, move |actual| end(actual > 0))
+    }
+
+    /// Creates the guard of a cost that is held until the request ends. The guard calls `release` once.
+    pub(crate) fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        let until_end = Some(Self::new(cost, move |_| release()));
+        Self { cost, settle: None, parts: Some(Box::new(Parts { fixed: None, until_end })) }
+    }
+
+    /// Adds the guard of fixed costs.
+    pub(crate) fn with_fixed_costs(mut self, fixed: Option<Self>) -> Self {
+        self.parts = fixed.map(|fixed| Box::new(Parts { fixed: Some(fixed), until_end: None }));
+        self
+    }
+
+    /// Charges the fixed costs: the request is admitted.
+    pub(crate) fn charge_fixed_costs(&mut self) {
+        drop(self.parts.as_mut().and_then(|parts| parts.fixed.take()));
+    }
+
+    /// Returns the guard of what is settled or charged, and the guard of what is held until the request ends.
+    pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
+        let Some(mut parts) = self.parts.take() else { return (Some(self), None) };
+        let until_end = parts.until_end.take().map(|until_end| Self {
+            cost: until_end.cost,
+            settle: None,
+            parts: Some(Box::new(Parts { fixed: None, until_end: Some(until_end) })),
+        });
+        let is_charged = self.settle.is_some() || parts.fixed.is_some();
+        self.parts = Some(parts);
+        (is_charged.then_some(self), until_end)
     }
 
     /// Returns the held cost.
@@ -81,25 +131,46 @@ impl Held {
     /// # Errors
     ///
     /// As for [`settle`](Self::settle).
-    pub fn release(self) -> LimiterFuture<()> {
-        self.settle(0)
+    pub fn release(mut self) -> LimiterFuture<()> {
+        match self.parts.as_mut().and_then(|parts| parts.fixed.take()) {
+            None => self.end(0),
+            Some(fixed) => fixed.release().join(self.end(0)).map_result(both_ok),
+        }
     }
 
     /// Joins two holds of one decision into one guard.
     pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
-        match (first, second) {
-            (Some(first), Some(second)) => {
-                let cost = first.cost.max(second.cost);
-                Some(Self::new(cost, move |actual| {
-                    first.settle(actual).join(second.settle(actual)).map_result(both_ok)
-                }))
+        let (mut first, mut second) = match (first, second) {
+            (Some(first), Some(second)) => (first, second),
+            (first, second) => return first.or(second),
+        };
+        let cost = first.cost.max(second.cost);
+        let [of_first, of_second] =
+            [first.parts.take(), second.parts.take()].map(|parts| parts.map_or_else(Parts::default, |parts| *parts));
+        let parts = Parts {
+            fixed: Self::join(of_first.fixed, of_second.fixed),
+            until_end: Self::join(of_first.until_end, of_second.until_end),
+        };
+        let mut joined = match (first.settle.is_some(), second.settle.is_some()) {
+            (true, true) => {
+                Self::new(cost, move |actual| first.settle(actual).join(second.settle(actual)).map_result(both_ok))
             }
-            (first, second) => first.or(second),
-        }
+            (true, false) => first,
+            (false, _) => second,
+        };
+        joined.parts = Some(Box::new(parts)).filter(|parts| parts.fixed.is_some() || parts.until_end.is_some());
+        joined.cost = cost;
+        Some(joined)
     }
 
     fn end(&mut self, actual: u64) -> LimiterFuture<()> {
-        self.settle.take().map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop())
+        let settle = self.settle.take();
+        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
+        let settled = settle.map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop());
+        match until_end {
+            None => settled,
+            Some(mut until_end) => settled.join(until_end.end(0)).map_result(both_ok).complete_on_drop(),
+        }
     }
 }
 

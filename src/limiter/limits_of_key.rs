@@ -3,6 +3,8 @@ use std::hash::{BuildHasher as _, Hash};
 
 use foldhash::quality::RandomState;
 
+use crate::limit::LimitCost;
+
 /// Receives the limits that apply to a key: see [`Limiter::limits_of`](super::Limiter::limits_of).
 pub struct LimitsOfKey<'a> {
     hasher: &'a RandomState,
@@ -14,6 +16,7 @@ pub(crate) struct LimitOfKey<'a> {
     pub(crate) name: &'a str,
     /// A keyed hash of the limit's name and the sub-key.
     pub(crate) id: u64,
+    pub(crate) cost: LimitCost,
     /// How many requests may wait, if the limit bounds that.
     pub(crate) max_waiting: Option<u64>,
 }
@@ -26,17 +29,18 @@ impl<'a> LimitsOfKey<'a> {
     /// Adds a limit: its name, as in [`LimitStatus::name`](crate::LimitStatus::name), and the part of the key by which
     /// it counts.
     pub fn add(&mut self, name: &str, sub_key: &(impl Hash + ?Sized)) {
-        self.add_with_max_waiting(name, sub_key, None);
+        self.add_limit(name, sub_key, LimitCost::OfRequest, None);
     }
 
-    pub(crate) fn add_with_max_waiting(
+    pub(crate) fn add_limit(
         &mut self,
         name: &str,
         sub_key: &(impl Hash + ?Sized),
+        cost: LimitCost,
         max_waiting: Option<u64>,
     ) {
         let id = self.hasher.hash_one((name, sub_key));
-        (self.visit)(LimitOfKey { name, id, max_waiting });
+        (self.visit)(LimitOfKey { name, id, cost, max_waiting });
     }
 }
 

@@ -9,16 +9,19 @@
 //! | [`Chained`] | combines limits that one store cannot decide together |
 //!
 //! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. `until_ready` and
-//! `LimitedStream` (feature `timer`) wait for a limiter without the middleware.
+//! `LimitedStream` and `LimitedSink` (feature `timer`) wait for a limiter without the middleware.
 
 mod admin;
 mod boxed;
+mod capacity;
 mod chained;
 mod denied_cache;
 mod fail_open;
 mod fallback;
 mod future;
 mod held;
+#[cfg(feature = "timer")]
+mod limited;
 mod limits_of_key;
 mod reservation;
 #[cfg(feature = "timer")]
@@ -27,6 +30,7 @@ mod until_ready;
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
+pub(crate) use self::capacity::{CapacityListener, capacity_added, listen};
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
 pub use self::fail_open::FailOpen;
@@ -34,11 +38,13 @@ pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
 pub(crate) use self::held::ReleaseOnDrop;
+#[cfg(feature = "timer")]
+pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
 pub use self::reservation::Reservation;
 #[cfg(feature = "timer")]
-pub use self::until_ready::{LimitedStream, until_ready};
+pub use self::until_ready::until_ready;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use std::future::Future;
@@ -111,9 +117,10 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
 
     /// Holds the cost instead of charging it: [`acquire`](Self::acquire) with [`AcquireOptions::hold`].
     ///
-    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it.
+    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it. The caller
+    /// must keep the guard until the request has ended ([`AcquireOptions::until_end`]).
     fn hold(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        self.acquire(key, options.hold())
+        self.acquire(key, options.hold().until_end())
     }
 
     /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
@@ -169,7 +176,8 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
-    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold).
+    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold), or held by a limit on requests
+    /// [in flight](crate::InFlight).
     pub held: Option<Held>,
 }
 

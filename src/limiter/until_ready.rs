@@ -1,24 +1,33 @@
-use std::fmt;
-use std::pin::Pin;
+use std::future::{Future, IntoFuture as _, poll_fn};
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_core::Stream;
 use pin_project::pin_project;
 
-use super::{BoxFuture, Limiter};
+use super::future::AcquireFuture;
+use super::{Limiter, Outcome};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::runtime::{Instant, sleep};
+use crate::runtime::{Instant, Sleep, sleep};
 
 /// The interval at which a caller asks again if held costs make its wait an estimate.
 const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 
 /// Waits until the limiter allows a cost, and charges the key. For code without the middleware: jobs, messages.
 ///
-/// Buckets and queues schedule the start when this function asks, first come, first served, and charge the key at that
-/// time: if the caller drops the future, the charge stays. Windows and logs schedule no starts: the function asks again
-/// after [`retry_after`](Decision::retry_after), and the limiter serves the first caller that asks.
+/// # Order
+///
+/// | Limiter | Order of the callers |
+/// |---|---|
+/// | buckets and queues | first come, first served, in all processes: the limiter schedules the start when this function asks |
+/// | windows, logs, and several limits of which one is idle | none: the function asks again after [`retry_after`](Decision::retry_after), and the limiter serves the first caller that asks |
+///
+/// A scheduled start is charged when the limiter schedules it: if the caller drops the future, the charge stays.
+///
+/// The queues of [`RateLimitLayer`](https://docs.rs/tower-ratelimit/latest/tower_ratelimit/struct.RateLimitLayer.html)
+/// belong to the layer, so this function does not wait in them. On a bucket, a caller of this function and the requests
+/// of a layer alternate, because the layer's queue books one start ahead. On a window it may overtake them.
 ///
 /// [`AcquireOptions::max_delay`] bounds the wait; the default is no bound. The returned decision is a denial if the cost
 /// [exceeds the limit](Decision::exceeds_limit), or if the wait would be longer than that bound. The function then
@@ -50,110 +59,81 @@ where
     Key: ?Sized,
     L: Limiter<Key> + ?Sized,
 {
-    let options = options.into();
-    if options.hold {
-        return Err(Error::unsupported("until_ready failed: it cannot hold a cost; call `Limiter::hold`"));
-    }
-    let started = Instant::now();
-    loop {
-        let left = options.max_delay.map_or(Duration::MAX, |max| max.saturating_sub(started.elapsed()));
-        let mut attempt = options;
-        attempt.max_delay = Some(left);
-        let decision = limiter.acquire(key, attempt).await?.decision;
-        let wait = match decision.verdict() {
-            Verdict::Denied { .. } if left.is_zero() => return Ok(decision),
-            Verdict::Denied { retry_after } if decision.is_estimate() => retry_after.min(ESTIMATE_RECHECK).min(left),
-            Verdict::Denied { retry_after } if retry_after <= left => retry_after,
-            _ if decision.delay().is_zero() => return Ok(decision),
-            _ => decision.delay(),
-        };
-        sleep(wait).ok_or_else(Error::without_timer)?.await;
-        if decision.is_allowed() {
-            return Ok(decision);
-        }
-    }
+    let mut wait = pin!(Wait::new(options.into()));
+    poll_fn(|cx| wait.as_mut().poll(limiter, key, cx)).await
 }
 
-/// A stream whose items wait until the limiter allows each of them.
-///
-/// The stream reads an item of the inner stream, waits as [`until_ready`] does, and yields the item. An item is an error
-/// if the limiter fails, or if the cost exceeds the limit.
-///
-/// ```
-/// use futures_util::{StreamExt, TryStreamExt, stream};
-/// use tower_ratelimit::limiter::LimitedStream;
-/// use tower_ratelimit::{Gcra, Memory, Quota, TokioClock};
-///
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() -> Result<(), tower_ratelimit::Error> {
-/// let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(1)).clock(TokioClock::new()).build()?;
-/// let events = LimitedStream::new(stream::iter(["a", "b", "c"]), limiter, "alice".to_owned());
-/// let sent: Vec<_> = events.try_collect().await?;
-/// assert_eq!(sent, ["a", "b", "c"]);
-/// # Ok(())
-/// # }
-/// ```
+/// The wait of one caller until the limiter allows its cost.
 #[pin_project]
-#[must_use = "streams do nothing unless polled"]
-pub struct LimitedStream<S: Stream, L, Key> {
-    #[pin]
-    stream: S,
-    limiter: L,
-    key: Key,
+pub(super) struct Wait<F> {
     options: AcquireOptions,
-    waiting: Option<(S::Item, BoxFuture<Result<Decision, Error>>)>,
+    started: Instant,
+    #[pin]
+    step: Step<F>,
 }
 
-impl<S: Stream, L, Key> LimitedStream<S, L, Key> {
-    /// Limits the items of `stream`, each of which costs one.
-    pub fn new(stream: S, limiter: L, key: Key) -> Self {
-        Self { stream, limiter, key, options: AcquireOptions::default(), waiting: None }
-    }
-
-    /// Sets the cost of each item.
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.options.cost = cost;
-        self
-    }
+#[pin_project(project = StepProjection)]
+enum Step<F> {
+    Ask,
+    Decide(#[pin] AcquireFuture<F>),
+    /// Until the start of an allowed request, or until the next ask.
+    Sleep(#[pin] Sleep, Option<Decision>),
 }
 
-impl<S, L, Key> Stream for LimitedStream<S, L, Key>
-where
-    S: Stream,
-    L: Limiter<Key> + Clone + Send + Sync + 'static,
-    Key: Clone + Send + Sync + 'static,
-{
-    type Item = Result<S::Item, Error>;
+impl<F: Future<Output = Result<Outcome, Error>>> Wait<F> {
+    pub(super) fn new(options: AcquireOptions) -> Self {
+        Self { options, started: Instant::now(), step: Step::Ask }
+    }
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    pub(super) fn poll<Key, L>(
+        self: Pin<&mut Self>,
+        limiter: &L,
+        key: &Key,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Decision, Error>>
+    where
+        Key: ?Sized,
+        L: Limiter<Key, Future = F> + ?Sized,
+    {
         let mut this = self.project();
+        if this.options.hold || this.options.until_end {
+            return Poll::Ready(Err(Error::unsupported(
+                "until_ready failed: it cannot hold a cost; call `Limiter::hold`",
+            )));
+        }
+        let left = || this.options.max_delay.map_or(Duration::MAX, |max| max.saturating_sub(this.started.elapsed()));
         loop {
-            if let Some((_, decision)) = this.waiting {
-                let decision = ready!(decision.as_mut().poll(cx));
-                let item = this.waiting.take().map(|(item, _)| item);
-                return Poll::Ready(match decision {
-                    Err(error) => Some(Err(error)),
-                    Ok(decision) if decision.exceeds_limit() => Some(Err(Error::config(
-                        "limiting the stream failed: the cost of an item exceeds the limit; raise the limit's burst",
-                    ))),
-                    Ok(_) => item.map(Ok),
-                });
-            }
-            let Some(item) = ready!(this.stream.as_mut().poll_next(cx)) else { return Poll::Ready(None) };
-            let (limiter, key, options) = (this.limiter.clone(), this.key.clone(), *this.options);
-            *this.waiting = Some((item, Box::pin(async move { until_ready(&limiter, &key, options).await })));
+            let next = match this.step.as_mut().project() {
+                StepProjection::Ask => {
+                    let attempt = this.options.max_delay(left());
+                    Step::Decide(limiter.acquire(key, attempt).into_future())
+                }
+                StepProjection::Decide(decision) => {
+                    let decision = ready!(decision.poll(cx))?.decision;
+                    let Some(wait) = wait_after(&decision, left()) else { return Poll::Ready(Ok(decision)) };
+                    let sleep = sleep(wait).ok_or_else(Error::without_timer)?;
+                    Step::Sleep(sleep, Some(decision).filter(Decision::is_allowed))
+                }
+                StepProjection::Sleep(sleep, allowed) => {
+                    ready!(sleep.poll(cx));
+                    match allowed.take() {
+                        Some(decision) => return Poll::Ready(Ok(decision)),
+                        None => Step::Ask,
+                    }
+                }
+            };
+            this.step.set(next);
         }
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let waiting = usize::from(self.waiting.is_some());
-        let (lower, upper) = self.stream.size_hint();
-        (lower.saturating_add(waiting), upper.and_then(|upper| upper.checked_add(waiting)))
-    }
 }
 
-impl<S: Stream, L, Key> fmt::Debug for LimitedStream<S, L, Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitedStream").field("is_waiting", &self.waiting.is_some()).finish_non_exhaustive()
+/// Returns the time until the caller starts or asks again; `None` if the decision is final.
+fn wait_after(decision: &Decision, left: Duration) -> Option<Duration> {
+    match decision.verdict() {
+        Verdict::Denied { .. } if left.is_zero() => None,
+        Verdict::Denied { retry_after } if decision.is_estimate() => Some(retry_after.min(ESTIMATE_RECHECK).min(left)),
+        Verdict::Denied { retry_after } if retry_after <= left => Some(retry_after),
+        Verdict::AllowedAfter(delay) => Some(delay),
+        _ => None,
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cost::CostPolicy as _;
-use super::parts::Parts;
+use super::parts::{Parts, ServiceResult};
 use super::queue::{Bounds, Queues};
+use super::request_end::RequestEnd as _;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::MissingKey;
@@ -65,6 +66,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     options.max_delay = max_delay;
     options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
+    options.until_end = P::End::TRACKS;
     options
 }
 
@@ -178,6 +180,16 @@ pub(crate) fn classify(result: Result<Outcome, Error>, wait: &WaitConfig) -> Dis
         Ok(Outcome { decision, .. }) => Disposition::Reject(Rejection::OverLimit(decision)),
         Err(error) => Disposition::Reject(Rejection::Unavailable(error)),
     }
+}
+
+/// Answers a request that the layer does not forward.
+pub(crate) fn rejected<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    request: Request,
+    rejection: Rejection,
+) -> ServiceResult<Request, P> {
+    let response = config.responder.on_rejected(request, rejection)?;
+    Ok(P::End::on_response(P::Tracker::default(), response))
 }
 
 /// The event of a rejected request.

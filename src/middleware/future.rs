@@ -7,6 +7,7 @@ use pin_project::pin_project;
 
 use super::parts::{InnerFuture, Parts, ServiceResult};
 use super::pending::{Forwarded, PendingOutput, PendingRequest};
+use super::request_end::RequestEnd as _;
 use super::settlement::PendingSettlement;
 use crate::limiter::LimiterFuture;
 use crate::response::Respond as _;
@@ -28,7 +29,7 @@ enum State<Request, P: Parts<Request>> {
     Forwarded {
         #[pin]
         response: InnerFuture<Request, P>,
-        context: Option<P::Context>,
+        context: Option<(P::Context, P::Tracker)>,
         settlement: Option<Box<PendingSettlement<Request, P>>>,
     },
     /// The result is known without the inner service: a rejection, or an error before the call.
@@ -39,6 +40,13 @@ enum State<Request, P: Parts<Request>> {
     Settling(Box<Settling<Request, P>>),
 }
 
+impl<Request, P: Parts<Request>> State<Request, P> {
+    fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
+        let Forwarded { response, context, tracker, settlement } = forwarded;
+        Self::Forwarded { response, context: Some((context, tracker)), settlement }
+    }
+}
+
 struct Settling<Request, P: Parts<Request>> {
     future: LimiterFuture<()>,
     result: Option<ServiceResult<Request, P>>,
@@ -47,15 +55,12 @@ struct Settling<Request, P: Parts<Request>> {
 impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     #[inline]
     pub(crate) fn forwarded(response: InnerFuture<Request, P>, context: P::Context) -> Self {
-        Self { state: State::Forwarded { response, context: Some(context), settlement: None } }
+        let context = Some((context, P::Tracker::default()));
+        Self { state: State::Forwarded { response, context, settlement: None } }
     }
 
-    pub(crate) fn with_settlement(
-        response: InnerFuture<Request, P>,
-        context: P::Context,
-        settlement: PendingSettlement<Request, P>,
-    ) -> Self {
-        Self { state: State::Forwarded { response, context: Some(context), settlement: Some(Box::new(settlement)) } }
+    pub(crate) fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
+        Self { state: State::from_forwarded(forwarded) }
     }
 
     pub(crate) fn pending(request: PendingRequest<Request, P>) -> Self {
@@ -78,17 +83,18 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
                     // The common case has an arm of its own: no reference to the result is needed, so it is moved less
                     // often.
                     let result = ready!(response.poll(cx));
-                    let context = context.take().expect(POLLED_AFTER_COMPLETION);
+                    let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
-                        Ok(response) => Ok(P::Responder::map_response(context, response)),
+                        Ok(response) => Ok(P::End::on_response(tracker, P::Responder::map_response(context, response))),
                         Err(error) => Err(error),
                     });
                 }
                 Projection::Forwarded { response, context, settlement } => {
                     let result = ready!(response.poll(cx));
                     let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
-                    let context = context.take().expect(POLLED_AFTER_COMPLETION);
+                    let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
                     let result = result.map(|response| P::Responder::map_response(context, response));
+                    let result = result.map(|response| P::End::on_response(tracker, response));
                     match future {
                         None => return Poll::Ready(result),
                         Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
@@ -98,9 +104,7 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
                     return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
                 }
                 Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
-                    PendingOutput::Forwarded(Forwarded { response, context, settlement }) => {
-                        State::Forwarded { response, context: Some(context), settlement }
-                    }
+                    PendingOutput::Forwarded(forwarded) => State::from_forwarded(forwarded),
                     PendingOutput::Finished(result) => State::Finished { result: Some(result) },
                 },
                 Projection::Settling(settling) => {

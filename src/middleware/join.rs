@@ -6,14 +6,14 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 
 use super::config::ConfigOf;
-use super::cost::CostPolicy as _;
 use super::parts::Parts;
 use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
+use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, Observers};
-use crate::response::Rejection;
+use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
 
 /// The key and the limiter of a waiting request.
@@ -51,6 +51,17 @@ where
         found
     }
 
+    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
+        let mut cost = options.cost;
+        let mut visit = |limit: LimitOfKey<'_>| {
+            if limit.id == queue {
+                cost = limit.cost.options(options).cost;
+            }
+        };
+        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        cost
+    }
+
     fn max_waiting(&self) -> Option<u64> {
         let mut least = None;
         let mut visit = |limit: LimitOfKey<'_>| least = [least, limit.max_waiting].into_iter().flatten().min();
@@ -82,12 +93,13 @@ pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Reque
 /// Lets a request join the queue `id`, if there is one. Returns the key otherwise.
 pub(crate) fn join_existing<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
+    request: &Request,
     key: P::Key,
     cost: u64,
     options: AcquireOptions,
     id: u64,
 ) -> Result<Result<Waiting, Rejection>, P::Key> {
-    let arrival = arrival::<Request, P>(config, key, cost, options, Instant::now());
+    let arrival = arrival::<Request, P>(config, request, key, cost, options, Instant::now());
     match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
         Ok(waiting) => Ok(Ok(waiting)),
         Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
@@ -105,12 +117,13 @@ pub(crate) enum Undecided {
 /// Lets a request join the queue of the limit that denied or delayed it. An error is for the responder.
 pub(crate) fn join_after<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
+    request: &Request,
     key: P::Key,
     options: AcquireOptions,
     undecided: Undecided,
     arrived_at: Instant,
 ) -> Result<Waiting, Rejection> {
-    let arrival = arrival::<Request, P>(config, key, options.cost, options, arrived_at);
+    let arrival = arrival::<Request, P>(config, request, key, options.cost, options, arrived_at);
     let (id, asked) = match undecided {
         Undecided::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
         Undecided::Scheduled(decision, held) => {
@@ -129,17 +142,19 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
 
 fn arrival<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
+    request: &Request,
     key: P::Key,
     cost: u64,
     options: AcquireOptions,
     arrived_at: Instant,
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
     let queues = &config.wait.queues;
-    let class = queues.class(&key, cost, P::CostPolicy::NEEDS_HOLD);
-    let own_queue = queues.hash(&key);
+    let class = queues.class(&key, cost, keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = KeyAsk { key, limiter, observers, own_queue, hasher: queues.hasher().clone() };
-    Arrival { ask, class, options, max_wait: config.wait.max_wait(), arrived_at }
+    let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue(), hasher: queues.hasher().clone() };
+    // A client can shorten its wait, and not prolong it.
+    let max_wait = [config.wait.max_wait(), config.responder.client_timeout(request)].into_iter().flatten().min();
+    Arrival { ask, class, options, max_wait, arrived_at }
 }
 
 fn refused_on_arrival<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, refused: Refused) -> Rejection {

@@ -1,16 +1,18 @@
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use tower_layer::Layer;
 
 use super::config::{Config, MissingKeyPolicy, WaitConfig};
 use super::cost::{CostFn, SettleFn, UnitCost};
+use super::request_end::{BodyEnd, ResponseEnd};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
 use crate::response::Http;
 
-/// A [`Layer`] that limits the requests of the service that it wraps.
+/// A tower layer that limits the requests of the service that it wraps.
 ///
 /// | Parameter | Part | Task |
 /// |---|---|---|
@@ -18,6 +20,7 @@ use crate::response::Http;
 /// | `A` | [limiter](crate::limiter) | decides whether the key may pass |
 /// | `R` | [responder](crate::response) | turns decisions into responses |
 /// | `T` | [cost policy](crate::cost) | determines the cost of a request |
+/// | `E` | request end | tracks the end of a request, for limits on requests [in flight](crate::InFlight) |
 ///
 /// All services that the layer wraps, and all their clones, share one limiter.
 ///
@@ -103,10 +106,10 @@ use crate::response::Http;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
 #[must_use = "a layer limits nothing until it wraps a service"]
-pub struct RateLimitLayer<K, A, R = Http, T = UnitCost> {
+pub struct RateLimitLayer<K, A, R = Http, T = UnitCost, E = ()> {
     config: Config<K, A, R, T>,
+    end: PhantomData<fn() -> E>,
 }
 
 impl<K, A> RateLimitLayer<K, A> {
@@ -124,19 +127,19 @@ impl<K, A> RateLimitLayer<K, A> {
             wait: WaitConfig::default(),
             observers: Observers::default(),
         };
-        Self { config }
+        Self { config, end: PhantomData }
     }
 }
 
-impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
+impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// Sets the responder, which turns decisions into responses.
     ///
     /// [`Http`] with options, [`RejectWithError`](crate::response::RejectWithError), a closure, or another
     /// [responder](crate::response).
-    pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T> {
+    pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T, E> {
         let Config { extractor, limiter, responder: _, cost_policy, missing_key, wait, observers } = self.config;
         let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
-        RateLimitLayer { config }
+        RateLimitLayer { config, end: PhantomData }
     }
 
     /// Sets what the layer does with a request whose key is absent. By default the layer rejects it.
@@ -163,11 +166,11 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///     .exempt_if(ExactPaths::new(["/health"]))
     ///     .exempt_if(Preflight);
     /// ```
-    pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T> {
+    pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T, E> {
         let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
         let extractor = ExemptIf::new(extractor, exempt);
         let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
-        RateLimitLayer { config }
+        RateLimitLayer { config, end: PhantomData }
     }
 
     /// Sets the cost of a request: a closure `|request: &Request| -> u64`. A cost of zero charges nothing.
@@ -181,7 +184,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
     ///     .cost(|request: &http::Request<String>| if request.method() == "POST" { 5 } else { 1 });
     /// ```
-    pub fn cost<F>(self, cost: F) -> RateLimitLayer<K, A, R, CostFn<F, T>> {
+    pub fn cost<F>(self, cost: F) -> RateLimitLayer<K, A, R, CostFn<F, T>, E> {
         self.with_cost_policy(|inner_policy| CostFn { cost, inner_policy })
     }
 
@@ -200,8 +203,35 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// settles and when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key
     /// at a time, because the next start depends on the settlement: use a bucket or a window for services that respond
     /// slowly.
-    pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>> {
+    pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>, E> {
         self.with_cost_policy(|inner_policy| SettleFn { inner_policy, settle })
+    }
+
+    /// Tracks requests until their response's body has ended, for limits on requests [in flight](crate::InFlight).
+    ///
+    /// The requests and responses must be those of the crate `http`. The response's body becomes an
+    /// [`InFlightBody`](crate::InFlightBody). A request ends when
+    ///
+    /// - the response's body has ended, has failed or is dropped: in gRPC at the end of the stream, and in any protocol
+    ///   when the client disconnects;
+    /// - the service fails or panics, or the response future is dropped;
+    /// - after an upgrade (WebSocket), the last clone of the [`InFlightGuard`](crate::InFlightGuard) in the request's
+    ///   extensions is dropped.
+    ///
+    /// The layer then releases the held cost, once. Other limits are charged as without this method.
+    ///
+    /// Nobody notices a client that has vanished while the server has nothing to send. Send keep-alive messages in idle
+    /// streams, or enable keep-alive in the server (HTTP/2 pings, TCP keep-alive), or such requests never end.
+    pub fn release_on_body_end(self) -> RateLimitLayer<K, A, R, T, BodyEnd> {
+        RateLimitLayer { config: self.config, end: PhantomData }
+    }
+
+    /// Tracks requests until the service has responded, for limits on requests [in flight](crate::InFlight).
+    ///
+    /// For services whose responses have no body. In HTTP use [`release_on_body_end`](Self::release_on_body_end): the
+    /// body of a response is sent after the service has responded.
+    pub fn release_on_response(self) -> RateLimitLayer<K, A, R, T, ResponseEnd> {
+        RateLimitLayer { config: self.config, end: PhantomData }
     }
 
     /// Adds an observer of the layer's events: see [`observe`](crate::observe). Every added observer receives each
@@ -224,18 +254,18 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
         self
     }
 
-    fn with_cost_policy<U>(self, wrap: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U> {
+    fn with_cost_policy<U>(self, wrap: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U, E> {
         let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
         let cost_policy = wrap(cost_policy);
         let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
-        RateLimitLayer { config }
+        RateLimitLayer { config, end: PhantomData }
     }
 }
 
 /// Without the feature `timer`, a call of these methods is a compile error that names the feature.
 #[cfg(not(feature = "timer"))]
 #[allow(missing_docs, reason = "these methods cannot be called")]
-impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
+impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     #[doc(hidden)]
     pub fn max_wait(self, _max_wait: std::time::Duration) -> Self
     where
@@ -254,7 +284,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 }
 
 #[cfg(feature = "timer")]
-impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
+impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// Lets a request wait for up to `max_wait` before the layer rejects it.
     ///
     /// A request that cannot start now waits in a queue, uncharged. The queue belongs to the key, or to the limit that
@@ -265,6 +295,9 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// The layer rejects a request at once if its place in the queue means that it cannot start within `max_wait`. This
     /// is an estimate from the limit, or from the measured rate of starts if that is lower. At the end of `max_wait`
     /// the layer rejects a request that still waits, exactly at that time.
+    ///
+    /// The client's own deadline bounds the wait if it is earlier: the responders for gRPC read the header
+    /// `grpc-timeout` ([`Respond::client_timeout`](crate::response::Respond::client_timeout)).
     ///
     /// Several processes that share a limit in Redis have one queue each. Buckets and queues alternate between the
     /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
@@ -302,15 +335,21 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     }
 }
 
-impl<S, K: Clone, A: Clone, R: Clone, T: Clone> Layer<S> for RateLimitLayer<K, A, R, T> {
-    type Service = RateLimit<S, K, A, R, T>;
+impl<S, K: Clone, A: Clone, R: Clone, T: Clone, E> Layer<S> for RateLimitLayer<K, A, R, T, E> {
+    type Service = RateLimit<S, K, A, R, T, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
         RateLimit::new(inner, Arc::new(self.config.clone()))
     }
 }
 
-impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug> fmt::Debug for RateLimitLayer<K, A, R, T> {
+impl<K: Clone, A: Clone, R: Clone, T: Clone, E> Clone for RateLimitLayer<K, A, R, T, E> {
+    fn clone(&self) -> Self {
+        Self { config: self.config.clone(), end: PhantomData }
+    }
+}
+
+impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug, E> fmt::Debug for RateLimitLayer<K, A, R, T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("extractor", &self.config.extractor)

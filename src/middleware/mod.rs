@@ -3,15 +3,18 @@
 mod config;
 pub mod cost;
 mod future;
+mod in_flight;
 mod join;
 mod layer;
 mod parts;
 mod pending;
 mod queue;
+mod request_end;
 mod service;
 mod settlement;
 
 pub use self::config::MissingKeyPolicy;
 pub use self::future::ResponseFuture;
+pub use self::in_flight::{InFlightBody, InFlightGuard};
 pub use self::layer::RateLimitLayer;
 pub use self::service::RateLimit;

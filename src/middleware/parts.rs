@@ -5,14 +5,15 @@ use std::hash::Hash;
 use tower_service::Service;
 
 use super::cost::CostPolicy;
+use super::request_end::RequestEnd;
 use crate::key::ExtractKey;
 use crate::limiter::Limiter;
 use crate::response::Respond;
 
-/// The parts of a rate limit service that takes `Request`: inner service, key extractor, limiter, responder and cost
-/// policy.
+/// The parts of a rate limit service that takes `Request`: inner service, key extractor, limiter, responder, cost policy,
+/// and what tracks the end of requests.
 ///
-/// Implemented for the tuple of the five. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it;
+/// Implemented for the tuple of the six. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it;
 /// other crates can neither name nor implement it.
 #[allow(unreachable_pub, reason = "named by a bound of a public type only")]
 pub trait Parts<Request> {
@@ -22,19 +23,23 @@ pub trait Parts<Request> {
     type Extractor: ExtractKey<Request, Key = Self::Key>;
     type Key: Hash + Send + Sync + 'static;
     type Limiter: Limiter<Self::Key> + Clone;
-    type Responder: Respond<Request, Self::InnerResponse, Self::InnerError, Response = Self::Response, Context = Self::Context>;
-    type Response;
+    type Responder: Respond<Request, Self::InnerResponse, Self::InnerError, Response = Self::Responded, Context = Self::Context>;
+    type Responded;
     type Context;
+    type End: RequestEnd<Request, Self::Responded, Response = Self::Response, Tracker = Self::Tracker>;
+    type Response;
+    type Tracker: Default;
     type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError>;
 }
 
-impl<Request, S, K, A, R, T> Parts<Request> for (S, K, A, R, T)
+impl<Request, S, K, A, R, T, E> Parts<Request> for (S, K, A, R, T, E)
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
     A: Limiter<K::Key> + Clone,
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
+    E: RequestEnd<Request, R::Response>,
 {
     type Service = S;
     type InnerResponse = S::Response;
@@ -43,8 +48,11 @@ where
     type Key = K::Key;
     type Limiter = A;
     type Responder = R;
-    type Response = R::Response;
+    type Responded = R::Response;
     type Context = R::Context;
+    type End = E;
+    type Response = E::Response;
+    type Tracker = E::Tracker;
     type CostPolicy = T;
 }
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower_service::Service as _;
 
-use super::config::{ConfigOf, Disposition, classify, observe_context, rejection_event};
+use super::config::{ConfigOf, Disposition, classify, observe_context, rejected, rejection_event};
 use super::join::{Undecided, join_after};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, QueueIds, Waited, Waiting};
-use super::settlement::PendingSettlement;
+use super::settlement::{PendingSettlement, track};
 use crate::decision::AcquireOptions;
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::response::{Rejection, Respond as _};
@@ -59,6 +59,7 @@ pub(crate) enum PendingOutput<Request, P: Parts<Request>> {
 pub(crate) struct Forwarded<Request, P: Parts<Request>> {
     pub(crate) response: InnerFuture<Request, P>,
     pub(crate) context: P::Context,
+    pub(crate) tracker: P::Tracker,
     pub(crate) settlement: Option<Box<PendingSettlement<Request, P>>>,
 }
 
@@ -176,7 +177,8 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         };
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
-        match join_after::<Request, P>(&request.config, key, request.options, undecided, request.started_at) {
+        let Deferred { request: ref inner, ref config, options, started_at, .. } = request;
+        match join_after::<Request, P>(config, inner, key, options, undecided, started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
             Err(rejection) => {
                 drop(service);
@@ -199,7 +201,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
 
     fn finish_rejected(deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
         deferred.outcome.finish(|elapsed| rejection_event(&rejection, elapsed));
-        let result = deferred.config.responder.on_rejected(deferred.request, rejection);
+        let result = rejected::<Request, P>(&deferred.config, deferred.request, rejection);
         Self::Done { output: Some(PendingOutput::Finished(result)) }
     }
 
@@ -215,10 +217,10 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         let mut context = config.responder.on_allowed(&mut request, Some(&decision));
         observe_context::<Request, P>(&config, &mut context);
         // From here on, dropping the guard charges the whole held cost, also if `call` panics.
-        let held = held.into_held();
+        let (tracker, held) = track::<Request, P>(&config, queues, &mut request, held.into_held());
         let response = service.call(request);
         let settlement = held.map(|held| Box::new(PendingSettlement::new(config, queues, held)));
-        Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, settlement })) }
+        Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, tracker, settlement })) }
     }
 }
 

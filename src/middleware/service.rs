@@ -1,3 +1,4 @@
+use std::marker::PhantomData;
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -7,14 +8,16 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::config::{
-    Config, ConfigOf, Disposition, acquire_options, classify, missing_key_event, observe_context, rejection_event,
+    Config, ConfigOf, Disposition, acquire_options, classify, missing_key_event, observe_context, rejected,
+    rejection_event,
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
 use super::join::{existing_queue, join_existing, queue_ids};
 use super::parts::{DecisionFuture, Parts};
-use super::pending::{Deferred, PendingRequest, WithService};
-use super::settlement::PendingSettlement;
+use super::pending::{Deferred, Forwarded, PendingRequest, WithService};
+use super::request_end::RequestEnd;
+use super::settlement::{PendingSettlement, keeps_guard, track};
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::Event;
@@ -29,14 +32,15 @@ use crate::response::{Http, Rejection, Respond};
 /// elsewhere. A rejection drops the instance, which releases the capacity that its readiness reserved. A request that
 /// waits for its start releases the instance too, and makes a fresh clone ready before the start.
 #[derive(Debug)]
-pub struct RateLimit<S, K, A, R = Http, T = UnitCost> {
+pub struct RateLimit<S, K, A, R = Http, T = UnitCost, E = ()> {
     inner: S,
     config: Arc<Config<K, A, R, T>>,
+    end: PhantomData<fn() -> E>,
 }
 
-impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
+impl<S, K, A, R, T, E> RateLimit<S, K, A, R, T, E> {
     pub(crate) fn new(inner: S, config: Arc<Config<K, A, R, T>>) -> Self {
-        Self { inner, config }
+        Self { inner, config, end: PhantomData }
     }
 
     /// Returns a reference to the inner service.
@@ -56,17 +60,18 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
 }
 
 // The bounds are those of `Parts`, repeated so that the compiler names the part that does not fit.
-impl<Request, S, K, A, R, T> Service<Request> for RateLimit<S, K, A, R, T>
+impl<Request, S, K, A, R, T, E> Service<Request> for RateLimit<S, K, A, R, T, E>
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
     A: Limiter<K::Key> + Clone,
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
+    E: RequestEnd<Request, R::Response>,
 {
-    type Response = R::Response;
+    type Response = E::Response;
     type Error = S::Error;
-    type Future = ResponseFuture<Request, (S, K, A, R, T)>;
+    type Future = ResponseFuture<Request, (S, K, A, R, T, E)>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
@@ -92,12 +97,12 @@ where
         let cost = config.cost_policy.cost(&request);
         let mut first_delay = config.wait.first_delay();
         if config.wait.queues.is_active() {
-            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T)>(config, &key) {
+            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, &key) {
                 return call_behind_others(&mut self.inner, config, request, key, cost, queue);
             }
             first_delay = config.wait.first_delay_while_active();
         }
-        let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, first_delay);
+        let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, cost, first_delay);
         // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
         // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
         // which stalls.
@@ -109,14 +114,15 @@ where
             }
             _ => return call_slow(&mut self.inner, config, request, key, cost, acquired),
         };
-        observe_context::<Request, (S, K, A, R, T)>(config, &mut context);
-        if T::NEEDS_HOLD
+        observe_context::<Request, (S, K, A, R, T, E)>(config, &mut context);
+        if (T::NEEDS_HOLD || E::TRACKS)
             && let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = acquired
         {
+            let queues = Some(queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
+            let (tracker, held) = track::<Request, (S, K, A, R, T, E)>(config, queues, &mut request, Some(held));
             let response = self.inner.call(request);
-            let queues = Some(queue_ids::<Request, (S, K, A, R, T)>(config, &key));
-            let settlement = PendingSettlement::new(Arc::clone(config), queues, held);
-            return ResponseFuture::with_settlement(response, context, settlement);
+            let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
+            return ResponseFuture::from_forwarded(Forwarded { response, context, tracker, settlement });
         }
         ResponseFuture::forwarded(self.inner.call(request), context)
     }
@@ -134,8 +140,8 @@ fn call_behind_others<Request, P: Parts<Request>>(
     queue: u64,
 ) -> ResponseFuture<Request, P> {
     let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
-    let queues = P::CostPolicy::NEEDS_HOLD.then(|| queue_ids::<Request, P>(config, &key));
-    match join_existing::<Request, P>(config, key, cost, options, queue) {
+    let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
+    match join_existing::<Request, P>(config, &request, key, cost, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
             let request = Deferred::new(request, options, queues, Arc::clone(config));
@@ -162,7 +168,7 @@ fn call_slow<Request, P: Parts<Request>>(
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
     let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
-    let queues = || P::CostPolicy::NEEDS_HOLD.then(|| queue_ids::<Request, P>(config, &key));
+    let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,
         Acquisition::Pending(decision) => {
@@ -190,7 +196,7 @@ fn reject<Request, P: Parts<Request>>(
 ) -> ResponseFuture<Request, P> {
     config.observers.emit(|| rejection_event(&rejection, None));
     drop(take_ready(inner));
-    ResponseFuture::finished(config.responder.on_rejected(request, rejection))
+    ResponseFuture::finished(rejected::<Request, P>(config, request, rejection))
 }
 
 /// Takes the instance that `poll_ready` made ready, and leaves a fresh clone.
@@ -199,14 +205,14 @@ fn take_ready<S: Clone>(inner: &mut S) -> S {
     mem::replace(inner, fresh)
 }
 
-impl<S: Clone, K, A, R, T> Clone for RateLimit<S, K, A, R, T> {
+impl<S: Clone, K, A, R, T, E> Clone for RateLimit<S, K, A, R, T, E> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), config: Arc::clone(&self.config) }
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), end: PhantomData }
     }
 }
 
 /// Keeps the name of a gRPC service, by which tonic routes its requests.
 #[cfg(feature = "tonic")]
-impl<S: NamedService, K, A, R, T> NamedService for RateLimit<S, K, A, R, T> {
+impl<S: NamedService, K, A, R, T, E> NamedService for RateLimit<S, K, A, R, T, E> {
     const NAME: &'static str = S::NAME;
 }

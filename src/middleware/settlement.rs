@@ -3,11 +3,39 @@
 use std::sync::Arc;
 
 use super::config::ConfigOf;
-use super::cost::CostPolicy as _;
+use super::cost::CostPolicy;
+use super::in_flight::InFlightGuard;
 use super::parts::Parts;
 use super::queue::QueueIds;
+use super::request_end::RequestEnd;
 use crate::limiter::{Held, LimiterFuture};
 use crate::observe::Event;
+
+/// Whether the layer keeps the guard of a request that the limiter has allowed.
+#[inline(always)]
+pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
+    <P::CostPolicy as CostPolicy<Request, P::InnerResponse, P::InnerError>>::NEEDS_HOLD
+        || <P::End as RequestEnd<Request, P::Responded>>::TRACKS
+}
+
+/// Tracks a request in flight. Returns the rest of the held cost, which the response settles.
+pub(crate) fn track<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    queues: Option<QueueIds>,
+    request: &mut Request,
+    held: Option<Held>,
+) -> (P::Tracker, Option<Held>) {
+    let Some((charged, in_flight)) = held.map(Held::split) else { return Default::default() };
+    let tracker = match (in_flight, queues) {
+        (Some(held), Some(ids)) if <P::End as RequestEnd<Request, P::Responded>>::TRACKS => {
+            let guard = InFlightGuard::new(held, ids, &config.wait.queues, &config.observers);
+            P::End::track(request, guard)
+        }
+        // Without a limit on requests in flight, or with a custom limiter that does not check `until_end`.
+        _ => P::Tracker::default(),
+    };
+    (tracker, charged)
+}
 
 /// The held cost of a forwarded request.
 ///
@@ -39,17 +67,14 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
                 None => future,
                 Some(ids) => {
                     let queues = Arc::clone(&self.config.wait.queues);
-                    future.map(move |()| ids.iter().for_each(|id| queues.released(id))).complete_on_drop()
+                    future.map(move |()| queues.wake(ids)).complete_on_drop()
                 }
             }),
         }
     }
 
     fn wake_queues(&self) {
-        let queues = &self.config.wait.queues;
-        if queues.is_active() {
-            self.queues.iter().flat_map(QueueIds::iter).for_each(|id| queues.released(id));
-        }
+        self.queues.into_iter().for_each(|ids| self.config.wait.queues.wake(ids));
     }
 }
 
@@ -58,6 +83,8 @@ impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
         if let Some(held) = self.held.take() {
             let cost = held.cost();
             self.config.observers.emit(|| Event::Settled { held: cost, actual: cost });
+            drop(held);
+            self.wake_queues();
         }
     }
 }

@@ -84,6 +84,23 @@ pub enum Event<'a> {
         actual: u64,
     },
 
+    /// A limit on requests [in flight](crate::InFlight) has allowed a request, which the layer forwards.
+    #[non_exhaustive]
+    InFlightStarted {
+        /// The held cost.
+        cost: u64,
+    },
+    /// A request in flight has ended.
+    ///
+    /// The response's body has ended or was dropped, the service has failed, or the response's future was dropped.
+    #[non_exhaustive]
+    InFlightEnded {
+        /// The released cost.
+        cost: u64,
+        /// The time from the decision to the end.
+        lasted: Duration,
+    },
+
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
@@ -104,6 +121,18 @@ pub enum Event<'a> {
         /// The error that opened the circuit breaker. `None` if the circuit breaker closed.
         error: Option<&'a Error>,
     },
+    /// Decisions were dropped uncharged, because they could not be answered within their deadline.
+    ///
+    /// Each of these decisions is an error of the limiter.
+    #[non_exhaustive]
+    Shed {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// Where the decisions were dropped.
+        cause: ShedCause,
+        /// The number of decisions.
+        count: usize,
+    },
     /// A store settled expired holds in full.
     ///
     /// The processes that held the costs did not renew the holds in time.
@@ -115,6 +144,32 @@ pub enum Event<'a> {
         store: &'a str,
         /// The number of expired sessions. A session is the holds of one process on one key.
         count: usize,
+    },
+    /// Requests in flight are no longer counted, because their holds have expired in the store, and other requests have
+    /// taken their places. The process renews the holds as soon as there is room again.
+    #[non_exhaustive]
+    InFlightUncounted {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// The cost that is not counted.
+        cost: u64,
+    },
+    /// A lease has reported to its store.
+    ///
+    /// The units that this process holds are the sum of `granted`, less those of `spent`, `returned` and `lost`.
+    #[non_exhaustive]
+    LeaseRenewed {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// The units that the store has granted.
+        granted: u64,
+        /// The units that the process has spent, and the store has charged.
+        spent: u64,
+        /// The units that the process has returned.
+        returned: u64,
+        /// The units that the store has charged although the process may not have spent them, because the lease has
+        /// expired.
+        lost: u64,
     },
     /// The memory usage of a limit: see [`Memory::report_usage`](crate::Memory::report_usage).
     #[non_exhaustive]
@@ -143,6 +198,27 @@ pub enum Event<'a> {
         /// The problem and its solution.
         message: &'a str,
     },
+}
+
+/// Where decisions were [dropped uncharged](Event::Shed), because they could not be answered in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ShedCause {
+    /// Before they were sent: more decisions arrive than the store can make, or calls take longer than the deadline.
+    NotSent,
+    /// In the store: a call was delayed on its way.
+    ArrivedLate,
+}
+
+impl ShedCause {
+    /// Returns the cause as a label for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotSent => "not_sent",
+            Self::ArrivedLate => "arrived_late",
+        }
+    }
 }
 
 /// How the wait of a request ended.
@@ -201,12 +277,13 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the source of the decision as a label: `store`, `cache`, `fallback` or `policy`.
+    /// Returns the source of the decision as a label: `store`, `lease`, `cache`, `fallback` or `policy`.
     #[must_use]
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };
         Some(match decision.source() {
             DecisionSource::Store => "store",
+            DecisionSource::Lease => "lease",
             DecisionSource::Cache => "cache",
             DecisionSource::Fallback => "fallback",
             DecisionSource::Policy => "policy",
@@ -287,6 +364,10 @@ impl fmt::Debug for Event<'_> {
             Self::Settled { held, actual } => {
                 f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
             }
+            Self::InFlightStarted { cost } => f.debug_struct("InFlightStarted").field("cost", cost).finish(),
+            Self::InFlightEnded { cost, lasted } => {
+                f.debug_struct("InFlightEnded").field("cost", cost).field("lasted", lasted).finish()
+            }
             Self::Batch { store, size, elapsed, error } => f
                 .debug_struct("Batch")
                 .field("store", store)
@@ -294,12 +375,26 @@ impl fmt::Debug for Event<'_> {
                 .field("elapsed", elapsed)
                 .field("error", error)
                 .finish(),
+            Self::Shed { store, cause, count } => {
+                f.debug_struct("Shed").field("store", store).field("cause", cause).field("count", count).finish()
+            }
             Self::Breaker { store, error } => {
                 f.debug_struct("Breaker").field("store", store).field("error", error).finish()
             }
             Self::HoldsExpired { store, count } => {
                 f.debug_struct("HoldsExpired").field("store", store).field("count", count).finish()
             }
+            Self::InFlightUncounted { store, cost } => {
+                f.debug_struct("InFlightUncounted").field("store", store).field("cost", cost).finish()
+            }
+            Self::LeaseRenewed { store, granted, spent, returned, lost } => f
+                .debug_struct("LeaseRenewed")
+                .field("store", store)
+                .field("granted", granted)
+                .field("spent", spent)
+                .field("returned", returned)
+                .field("lost", lost)
+                .finish(),
             Self::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => f
                 .debug_struct("Usage")
                 .field("limit", limit)

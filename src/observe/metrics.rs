@@ -37,7 +37,9 @@ struct Recorder {
     // Created on first use, so that no page lists what never happens.
     waits: OnceLock<Waits>,
     settled: OnceLock<[Counter; 3]>,
+    in_flight: OnceLock<(Gauge, Histogram)>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
+    leases: OnceLock<[Counter; 5]>,
 }
 
 /// The metrics of waiting requests.
@@ -62,7 +64,7 @@ struct LimitCounters {
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
 const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
-const SOURCES: [&str; 5] = ["store", "cache", "fallback", "policy", NONE];
+const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "policy", NONE];
 
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
@@ -77,7 +79,9 @@ impl Metrics {
             described: Once::new(),
             waits: OnceLock::new(),
             settled: OnceLock::new(),
+            in_flight: OnceLock::new(),
             batches: OnceLock::new(),
+            leases: OnceLock::new(),
         }))
     }
 }
@@ -116,6 +120,27 @@ impl Recorder {
         settled.increment(held.min(actual));
         released.increment(held.saturating_sub(actual));
         surcharged.increment(actual.saturating_sub(held));
+    }
+
+    fn in_flight(&self) -> &(Gauge, Histogram) {
+        self.in_flight.get_or_init(|| {
+            let requests = gauge!("ratelimit_in_flight", "limiter" => self.limiter());
+            (requests, histogram!("ratelimit_in_flight_seconds", "limiter" => self.limiter()))
+        })
+    }
+
+    /// Counts a report of a lease: 1, and the units granted, spent, returned and lost.
+    fn lease_renewed(&self, counts: [u64; 5]) {
+        let counters = self.leases.get_or_init(|| {
+            let units = |result: &'static str| {
+                counter!("ratelimit_lease_units_total", "limiter" => self.limiter(), "result" => result)
+            };
+            let reports = counter!("ratelimit_lease_reports_total", "limiter" => self.limiter());
+            [reports, units("granted"), units("spent"), units("returned"), units("lost")]
+        });
+        for (counter, count) in counters.iter().zip(counts) {
+            counter.increment(count);
+        }
     }
 
     fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
@@ -235,6 +260,9 @@ impl Observer for Metrics {
                 if let Some(outcome) = event.request_outcome() {
                     recorder.count(event, outcome, elapsed);
                 }
+                if decision.is_estimate() && !decision.is_allowed() {
+                    counter!("ratelimit_denied_by_holds_total", "limiter" => recorder.limiter()).increment(1);
+                }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
@@ -257,11 +285,27 @@ impl Observer for Metrics {
             Event::WaitRefused => recorder.waits().refused.increment(1),
             Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
             Event::Settled { held, actual } => recorder.settled(held, actual),
+            Event::InFlightStarted { .. } => recorder.in_flight().0.increment(1.0),
+            Event::InFlightEnded { lasted, .. } => {
+                let (requests, seconds) = recorder.in_flight();
+                requests.decrement(1.0);
+                seconds.record(lasted);
+            }
             Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
             Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
+            Event::Shed { cause, count, .. } => {
+                counter!("ratelimit_shed_total", "limiter" => recorder.limiter(), "cause" => cause.name())
+                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
             Event::HoldsExpired { count, .. } => {
                 counter!("ratelimit_holds_expired_total", "limiter" => recorder.limiter())
                     .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
+            Event::InFlightUncounted { cost, .. } => {
+                counter!("ratelimit_in_flight_uncounted_total", "limiter" => recorder.limiter()).increment(cost);
+            }
+            Event::LeaseRenewed { granted, spent, returned, lost, .. } => {
+                recorder.lease_renewed([1, granted, spent, returned, lost]);
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [
@@ -307,9 +351,28 @@ fn describe() {
         Unit::Count,
         "Expired sessions whose holds the store settled in full"
     );
+    describe_gauge!("ratelimit_in_flight", Unit::Count, "Requests in flight now");
+    describe_histogram!("ratelimit_in_flight_seconds", Unit::Seconds, "Time that requests were in flight");
+    describe_counter!(
+        "ratelimit_in_flight_uncounted_total",
+        Unit::Count,
+        "Cost in flight whose holds expired without room for a renewal"
+    );
+    describe_counter!(
+        "ratelimit_denied_by_holds_total",
+        Unit::Count,
+        "Requests that were denied while costs were held on the key"
+    );
+    describe_counter!("ratelimit_lease_reports_total", Unit::Count, "Reports of leases to the store");
+    describe_counter!(
+        "ratelimit_lease_units_total",
+        Unit::Count,
+        "Units of leases that were granted, and that were spent, returned or lost"
+    );
     describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
     describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");
     describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Failed calls to the store");
+    describe_counter!("ratelimit_shed_total", Unit::Count, "Decisions dropped uncharged, by cause");
     describe_gauge!("ratelimit_breaker_open", "1 while the circuit breaker of the store is open");
     describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "Times that the circuit breaker opened");
     describe_gauge!("ratelimit_memory_keys", Unit::Count, "Stored keys that are not idle");

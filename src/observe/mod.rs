@@ -18,7 +18,7 @@ mod outcome_guard;
 #[cfg(feature = "tracing")]
 mod tracing;
 
-pub use self::event::{Event, Stage, WaitEnd};
+pub use self::event::{Event, ShedCause, Stage, WaitEnd};
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 pub use self::observer::Observer;

@@ -159,6 +159,10 @@ impl Observer for Tracing {
             Event::WaitRefused => trace!(target: TARGET, limiter, "queue full or too long: the request does not wait"),
             Event::WaitAsked { admitted } => trace!(target: TARGET, limiter, admitted, "queue asked for a start"),
             Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
+            Event::InFlightStarted { cost } => trace!(target: TARGET, limiter, cost, "request in flight"),
+            Event::InFlightEnded { cost, lasted } => {
+                trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");
+            }
             Event::Batch { store, size, elapsed, error } => {
                 let error = error.map(field::display);
                 trace!(target: TARGET, limiter, store, size, ?elapsed, error, "store called");
@@ -169,8 +173,20 @@ impl Observer for Tracing {
             Event::Breaker { store, error: None } => {
                 info!(target: TARGET, limiter, store, "circuit breaker closed: the store responds again");
             }
+            Event::Shed { store, cause, count } => {
+                debug!(target: TARGET, limiter, store, cause = cause.name(), count, "decisions dropped uncharged");
+            }
             Event::HoldsExpired { store, count } => {
                 warn!(target: TARGET, limiter, store, count, "holds expired: the store settled them in full");
+            }
+            Event::LeaseRenewed { store, granted, spent, returned, lost } => {
+                trace!(target: TARGET, limiter, store, granted, spent, returned, lost, "lease reported");
+            }
+            Event::InFlightUncounted { store, cost } => {
+                warn!(
+                    target: TARGET, limiter, store, cost,
+                    "requests in flight are not counted: their holds have expired, and there is no room"
+                );
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 trace!(

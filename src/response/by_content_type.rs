@@ -1,7 +1,10 @@
+use std::time::Duration;
+
 use http::{Request, Response};
 
 use super::Respond;
 use super::grpc::{Grpc, answer_type};
+use super::grpc_timeout::grpc_timeout;
 use super::headers::HttpContext;
 use super::http::Http;
 use super::map_body::MapBody;
@@ -66,6 +69,10 @@ where
 
     fn detail(&self) -> Detail {
         self.grpc.headers.detail().max(self.http.headers.detail())
+    }
+
+    fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
+        answer_type(request).and_then(|_| grpc_timeout(request.headers()))
     }
 
     fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {

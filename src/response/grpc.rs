@@ -7,6 +7,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::Respond;
 use super::body::ResponseBody;
+use super::grpc_timeout::grpc_timeout;
 use super::headers::{HeaderOptions, HttpContext, legacy};
 use super::problem;
 use super::rejection::Rejection;
@@ -160,6 +161,10 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
         self.headers.detail()
     }
 
+    fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
+        grpc_timeout(request.headers())
+    }
+
     #[inline]
     fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
         self.headers.on_allowed(request.extensions_mut(), decision)
@@ -212,7 +217,11 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
     let is_violated = |limit: &&LimitStatus| !limit.is_shadow() && !limit.verdict().is_allowed();
     let violation = |limit: &LimitStatus| {
         let snapshot = limit.snapshot();
-        let description = format!("at most {} in {:?}", snapshot.limit, snapshot.window);
+        let description = if snapshot.window.is_zero() {
+            format!("at most {} in flight", snapshot.limit)
+        } else {
+            format!("at most {} in {:?}", snapshot.limit, snapshot.window)
+        };
         let mut violation = QuotaViolation::new(format!("limit:{}", limit.name()), description);
         limit.name().clone_into(&mut violation.quota_id);
         violation.quota_value = i64::try_from(snapshot.limit).unwrap_or(i64::MAX);

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Request, Response};
 
@@ -26,6 +28,10 @@ where
     #[inline]
     fn detail(&self) -> Detail {
         self.0.detail()
+    }
+
+    fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
+        self.0.client_timeout(request)
     }
 
     #[inline]

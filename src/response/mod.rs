@@ -17,6 +17,8 @@ mod by_content_type;
 mod closure;
 #[cfg(feature = "tonic")]
 mod grpc;
+#[cfg(feature = "tonic")]
+mod grpc_timeout;
 mod headers;
 mod http;
 mod info;
@@ -42,6 +44,8 @@ pub use self::problem::Render;
 pub use self::reject_with_error::FromRejected;
 pub use self::reject_with_error::{BoxError, RejectWithError, Rejected};
 pub use self::rejection::Rejection;
+use std::time::Duration;
+
 use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
@@ -108,6 +112,15 @@ pub trait Respond<Request, Response, Error> {
     #[inline]
     fn detail(&self) -> Detail {
         Detail::MostRestrictive
+    }
+
+    /// Returns how long the client waits for the response, if the request states it.
+    ///
+    /// A request waits in a queue for at most this time, and at most for the layer's `max_wait`. The default is `None`;
+    /// `Grpc` reads the header `grpc-timeout`.
+    fn client_timeout(&self, request: &Request) -> Option<Duration> {
+        let _ = request;
+        None
     }
 
     /// Prepares a request before the layer forwards it, and returns the response's context.

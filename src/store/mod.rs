@@ -8,6 +8,8 @@ pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilde
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]
-pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisCredentials, RedisFuture, RedisLimit, RedisServer};
+pub use self::redis::{
+    IntoRedisLimits, Lease, Redis, RedisBuilder, RedisCredentials, RedisFuture, RedisLimit, RedisServer,
+};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::{RedisCell, RedisCellBuilder};

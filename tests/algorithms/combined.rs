@@ -1,6 +1,7 @@
 //! Several limits decide as one transaction: each limit and the combined decision agree with the model.
 
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
@@ -41,6 +42,34 @@ proptest! {
     }
 
     #[test]
+    fn limits_with_fixed_costs_agree_with_the_model(
+        specs in vec(prop_oneof![bucket(), window()], 2..=3),
+        fixed in vec(option::of(0_u64..4), 3),
+        start in start(),
+        steps in one_tier_schedule(50),
+    ) {
+        let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
+        let mut pair = Pair::with_fixed_costs(&limits, &fixed[..limits.len()], start);
+        for step in steps {
+            pair.step_and_compare(step)?;
+        }
+    }
+
+    #[test]
+    fn limits_with_fixed_costs_decide_as_a_list(
+        bucket in bucket(),
+        window in window(),
+        cost in 0_u64..4,
+        start in start(),
+        steps in plain_schedule(50),
+    ) {
+        let limit = || Limit::new(name(0), gcra(bucket)).fixed_cost(cost);
+        assert_decides_as_a_list(&[bucket], &[Some(cost)], limit(), start, steps.clone())?;
+        let limits = (limit(), Limit::new(name(1), fixed_window(window)));
+        assert_decides_as_a_list(&[bucket, window], &[Some(cost), None], limits, start, steps)?;
+    }
+
+    #[test]
     fn tuple_of_limits_decides_as_a_list(
         bucket in bucket(),
         window in window(),
@@ -48,7 +77,7 @@ proptest! {
         steps in plain_schedule(50),
     ) {
         let limits = (Limit::new(name(0), gcra(bucket)), Limit::new(name(1), fixed_window(window)));
-        assert_decides_as_a_list(&[bucket, window], limits, start, steps)?;
+        assert_decides_as_a_list(&[bucket, window], &[None; 2], limits, start, steps)?;
     }
 
     #[test]
@@ -58,8 +87,8 @@ proptest! {
         start in start(),
         steps in plain_schedule(50),
     ) {
-        assert_decides_as_a_list(&[bucket], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
-        assert_decides_as_a_list(&[window], Limit::new(name(0), fixed_window(window)), start, steps)?;
+        assert_decides_as_a_list(&[bucket], &[None], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
+        assert_decides_as_a_list(&[window], &[None], Limit::new(name(0), fixed_window(window)), start, steps)?;
     }
 
     #[test]
@@ -79,11 +108,12 @@ proptest! {
 /// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
 fn assert_decides_as_a_list<L: MemoryLimits<str, DefaultHashBuilder> + 'static>(
     specs: &[Spec],
+    fixed: &[Option<u64>],
     limits: L,
     start: u64,
     steps: Vec<Step>,
 ) -> Result<(), TestCaseError> {
-    let mut pair = Pair::new(&specs.iter().map(|&spec| vec![spec]).collect::<Vec<_>>(), start);
+    let mut pair = Pair::with_fixed_costs(&specs.iter().map(|&spec| vec![spec]).collect::<Vec<_>>(), fixed, start);
     let clock = ManualClock::at(Timestamp::from_micros(start));
     let limiter = Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("valid settings");
     let mut guards: Vec<Held> = Vec::new();
@@ -108,7 +138,7 @@ fn assert_decides_as_a_list<L: MemoryLimits<str, DefaultHashBuilder> + 'static>(
                 guards.extend(outcome.held);
             }
             Op::Settle { which, actual } => end(which, &|_| actual),
-            Op::Surcharge { which, cost } => end(which, &|held| held + cost),
+            Op::Surcharge { which, cost } => end(which, &|held| held.saturating_add(cost)),
             Op::Drop { which } => end(which, &|held| held),
             Op::Reset => ready(limiter.reset("key")),
             Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),

@@ -26,15 +26,20 @@ pub(crate) struct Subject {
 impl Subject {
     /// Creates a limiter of several limits, each with its tiers.
     pub(crate) fn new(limits: &[Vec<Spec>], start: u64) -> Self {
+        Self::with_fixed_costs(limits, &vec![None; limits.len()], start)
+    }
+
+    fn with_fixed_costs(limits: &[Vec<Spec>], fixed: &[Option<u64>], start: u64) -> Self {
         let tier = Arc::new(AtomicUsize::new(0));
-        let limits = limits.iter().enumerate().map(|(index, tiers)| dyn_limit(name(index), tiers, &tier)).collect();
+        let limits = limits.iter().zip(fixed).enumerate();
+        let limits = limits.map(|(index, (tiers, fixed))| dyn_limit(name(index), tiers, *fixed, &tier)).collect();
         Self::from_limits(limits, tier, start)
     }
 
     /// Creates a limiter of one limit with its tiers.
     pub(crate) fn with_tiers<A: Algorithm + Copy>(tiers: &[A], start: u64) -> Self {
         let tier = Arc::new(AtomicUsize::new(0));
-        Self::from_limits(vec![limit_of_tiers(name(0), tiers.to_vec(), Arc::clone(&tier))], tier, start)
+        Self::from_limits(vec![limit_of_tiers(name(0), tiers.to_vec(), None, Arc::clone(&tier))], tier, start)
     }
 
     fn from_limits(limits: Vec<DynLimit<str>>, tier: Arc<AtomicUsize>, start: u64) -> Self {
@@ -100,7 +105,7 @@ impl Subject {
             }
             Op::Surcharge { which, cost } => {
                 if let Some(held) = self.take(which) {
-                    let actual = held.cost() + cost;
+                    let actual = held.cost().saturating_add(cost);
                     ready(held.settle(actual));
                 }
             }
@@ -111,25 +116,35 @@ impl Subject {
     }
 }
 
-fn dyn_limit(name: String, tiers: &[Spec], tier: &Arc<AtomicUsize>) -> DynLimit<str> {
+fn dyn_limit(name: String, tiers: &[Spec], fixed: Option<u64>, tier: &Arc<AtomicUsize>) -> DynLimit<str> {
     fn with_tiers<A: Algorithm + Copy>(
         name: String,
         tiers: &[Spec],
+        fixed: Option<u64>,
         tier: &Arc<AtomicUsize>,
         make: fn(Spec) -> A,
     ) -> DynLimit<str> {
-        limit_of_tiers(name, tiers.iter().map(|&spec| make(spec)).collect(), Arc::clone(tier))
+        limit_of_tiers(name, tiers.iter().map(|&spec| make(spec)).collect(), fixed, Arc::clone(tier))
     }
     match tiers[0] {
-        Spec::Bucket { .. } => with_tiers(name, tiers, tier, gcra),
-        Spec::FixedWindow { .. } => with_tiers(name, tiers, tier, fixed_window),
-        Spec::SlidingWindow { .. } => with_tiers(name, tiers, tier, sliding_window),
-        Spec::SlidingLog { .. } => with_tiers(name, tiers, tier, sliding_log),
+        Spec::Bucket { .. } => with_tiers(name, tiers, fixed, tier, gcra),
+        Spec::FixedWindow { .. } => with_tiers(name, tiers, fixed, tier, fixed_window),
+        Spec::SlidingWindow { .. } => with_tiers(name, tiers, fixed, tier, sliding_window),
+        Spec::SlidingLog { .. } => with_tiers(name, tiers, fixed, tier, sliding_log),
     }
 }
 
-fn limit_of_tiers<A: Algorithm + Copy>(name: String, tiers: Vec<A>, tier: Arc<AtomicUsize>) -> DynLimit<str> {
-    DynLimit::new(Limit::new(name, per_key(move |_: &str| tiers[tier.load(Ordering::Relaxed) % tiers.len()])))
+fn limit_of_tiers<A: Algorithm + Copy>(
+    name: String,
+    tiers: Vec<A>,
+    fixed: Option<u64>,
+    tier: Arc<AtomicUsize>,
+) -> DynLimit<str> {
+    let limit = Limit::new(name, per_key(move |_: &str| tiers[tier.load(Ordering::Relaxed) % tiers.len()]));
+    DynLimit::new(match fixed {
+        Some(cost) => limit.fixed_cost(cost),
+        None => limit,
+    })
 }
 
 pub(crate) fn gcra(spec: Spec) -> Gcra {
@@ -174,9 +189,13 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(limits: &[Vec<Spec>], start: u64) -> Self {
+        Self::with_fixed_costs(limits, &vec![None; limits.len()], start)
+    }
+
+    pub(crate) fn with_fixed_costs(limits: &[Vec<Spec>], fixed: &[Option<u64>], start: u64) -> Self {
         Self {
-            subject: Subject::new(limits, start),
-            model: Combined::new(limits.iter().map(|tiers| tiers[0])),
+            subject: Subject::with_fixed_costs(limits, fixed, start),
+            model: Combined::new(limits.iter().map(|tiers| tiers[0])).with_fixed_costs(fixed),
             limits: limits.to_vec(),
             held: Vec::new(),
             tier: 0,
@@ -209,7 +228,7 @@ impl Pair {
                 return Some(expected);
             }
             Op::Settle { which, actual } => self.settle(now, which, |_| actual),
-            Op::Surcharge { which, cost } => self.settle(now, which, |held| held + cost),
+            Op::Surcharge { which, cost } => self.settle(now, which, |held| held.saturating_add(cost)),
             Op::Drop { which } => self.settle(now, which, |held| held),
             Op::Reset => self.model.reset(),
         }

@@ -12,22 +12,35 @@ use std::path::{Path, PathBuf};
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["clock", "error", "runtime", "sync"],
+    &["sync"],
+    &["clock", "error", "runtime"],
     &["decision", "encode", "quota", "retry"],
     &["algorithm", "key", "observe"],
     &["limit", "response", "table"],
     &["limiter"],
     &["store"],
     &["config"],
-    &["middleware"],
+    &["middleware", "simulate"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.
 const MIDDLEWARE: &[&str] = &["key", "response", "middleware"];
 
 /// The modules that compute decisions and do not depend on requests.
-const DECIDING: &[&str] =
-    &["clock", "decision", "encode", "quota", "algorithm", "observe", "limit", "table", "limiter", "store", "config"];
+const DECIDING: &[&str] = &[
+    "clock",
+    "decision",
+    "encode",
+    "quota",
+    "algorithm",
+    "observe",
+    "limit",
+    "table",
+    "limiter",
+    "store",
+    "config",
+    "simulate",
+];
 
 /// The maximum lines of code of a file, without comments and empty lines.
 const MAX_LINES: usize = 420;

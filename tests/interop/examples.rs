@@ -211,6 +211,20 @@ fn admin_example_shows_blocks_and_resets_a_client() {
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
 }
 
+#[test]
+fn in_flight_example_rejects_the_third_stream_and_frees_the_place_of_a_dropped_connection() {
+    assert_eq!(
+        printed_by("in_flight"),
+        [
+            "stream 1: 200 OK",
+            "stream 2: 200 OK",
+            "stream 3: 429 Too Many Requests, retry-after: 1",
+            "stream 1: the client disconnects",
+            "stream 4: 200 OK",
+        ]
+    );
+}
+
 /// `observe/dashboard.rs` tests the example's page in a browser.
 #[test]
 fn observe_example_serves_metrics_and_dashboard() {

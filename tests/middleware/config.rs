@@ -139,12 +139,39 @@ fn configured_algorithms_decide_as_in_code() {
 }
 
 #[test]
+fn in_flight_policy_has_a_maximum_and_no_quota() {
+    let text = |fields: &str| policy(&format!("name = 'streams'\nalgorithm = 'in-flight'\nby = 'user'\n{fields}"));
+    let streams = text("max = 2\nmax_duration = '1h'\nfixed_cost = 1").unwrap();
+    assert_eq!((streams.quota(), streams.max()), (None, Some(2)));
+    assert_eq!(streams.max_duration(), Some(60 * MINUTE));
+    assert_eq!(streams.algorithm(), AlgorithmName::InFlight);
+    let written = serde_json::to_string(&streams).unwrap();
+    assert_eq!(serde_json::from_str::<Policy>(&written).unwrap(), streams, "{written}");
+
+    for (fields, problem) in [
+        ("", "max: it is missing"),
+        ("max = 0", "max: requests in flight: 0 is not a valid maximum"),
+        ("max = 2\nquota = '1/s'", "quota: it does not apply to in-flight"),
+        ("max = 2\nburst = 3", "burst: it applies to gcra"),
+        ("max = 2\nmax_duration = '1 fortnight'", "max_duration: "),
+        ("max = 2\nmax_duration = '0s'", "max_duration: requests in flight: 0ns"),
+    ] {
+        let error = text(fields).unwrap_err().to_string();
+        assert!(error.contains(problem), "{fields}: {error}");
+    }
+    let error = policy("name = 'a'\nalgorithm = 'gcra'\nby = 'user'").unwrap_err().to_string();
+    assert!(error.contains("quota: it is missing"), "{error}");
+    let error = policy("name = 'a'\nalgorithm = 'gcra'\nquota = '1/s'\nmax = 3\nby = 'user'").unwrap_err().to_string();
+    assert!(error.contains("max: it applies to in-flight only"), "{error}");
+}
+
+#[test]
 fn policy_returns_its_fields() {
     let text = "name = 'api'\nalgorithm = 'sliding-log'\nquota = '5 per 15min'\nby = 'user'\nshadow = true";
     let policy = policy(text).unwrap();
     assert_eq!((policy.name(), policy.by(), policy.is_shadow()), ("api", "user", true));
     assert_eq!(policy.algorithm(), AlgorithmName::SlidingLog);
-    assert_eq!(policy.quota(), Quota::new(5, 15 * MINUTE));
+    assert_eq!(policy.quota(), Some(Quota::new(5, 15 * MINUTE)));
 }
 
 const ALL: &str = r#"
@@ -197,6 +224,23 @@ fn configured_limits_count_by_their_sub_keys() {
     assert_eq!(left(&limiter, &BOB), named(expected));
     let eve = Caller { user: 3, organisation: "other" };
     assert_eq!(left(&limiter, &eve)["hourly"], 1000);
+}
+
+#[test]
+fn configured_fixed_cost_does_not_depend_on_the_request() {
+    let text = r#"
+        limits = [
+            { name = "requests", algorithm = "gcra", quota = "10/s", by = "user", fixed_cost = 1 },
+            { name = "tokens", algorithm = "token-bucket", quota = "1000/min", by = "user" },
+        ]
+    "#;
+    let policies = from_toml(text);
+    assert_eq!([policies[0].fixed_cost(), policies[1].fixed_cost()], [Some(1), None]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, 400).is_allowed());
+    assert_eq!(left(&limiter, &ALICE), named([("requests", 9), ("tokens", 600)]));
 }
 
 #[test]
@@ -263,7 +307,7 @@ const INVALID: [(&str, &str, &[&str]); 26] = [
         &["weighted: ", "more blocks"],
     ),
     ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 1", &["`brust`", "`burst`"]),
-    ("algorithm = 'gcra'", "1, column 1", &["`quota`"]),
+    ("algorithm = 'gcra'", "1, column 1", &["quota: ", "missing"]),
 ];
 
 #[test]

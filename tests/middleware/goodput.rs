@@ -264,3 +264,76 @@ async fn users_of_one_organisation_ask_fewer_than_three_times_per_start() {
         assert!(asks < 3 * 1_050, "{name}: {asks} asks for {starts} starts");
     }
 }
+
+/// The limit of the organisation of all users: ten starts a second.
+fn organisation() -> BoxLimiter<u32> {
+    let limit = Limit::new("organisation", Gcra::new(Quota::per_second(10)).burst(1)).keyed_by(|_: &u32| 7_u32);
+    BoxLimiter::new(Memory::builder(limit).max_keys(100).clock(TokioClock::new()).build().expect("a limit"))
+}
+
+/// The same limit, and one for each user. Limits of which one is idle schedule no starts.
+fn user_and_organisation() -> BoxLimiter<u32> {
+    let user = Limit::new("user", Gcra::new(Quota::per_second(5)));
+    let organisation = Limit::new("organisation", Gcra::new(Quota::per_second(10)).burst(1));
+    let limits = (user, organisation.keyed_by(|_: &u32| 7_u32));
+    BoxLimiter::new(Memory::builder(limits).max_keys(10_000).clock(TokioClock::new()).build().expect("limits"))
+}
+
+/// Returns what two processes with links of 0.2 and 25 ms served in each 15 s. Each request has a user of its own.
+async fn served_of_one_organisation(
+    shared: BoxLimiter<u32>,
+    client_timeout: Duration,
+    time: Duration,
+) -> [Vec<usize>; 2] {
+    let (started, mut loads) = (Instant::now(), Vec::new());
+    for (process, delay) in [Duration::from_micros(200), ms(25)].into_iter().enumerate() {
+        let (calls, inner) = recorder();
+        let limiter = Remote::new(shared.clone(), delay);
+        let layer = RateLimitLayer::new(|user: &u32| Some(*user), limiter).responder(RejectWithError);
+        let service = layer.max_wait(2 * client_timeout).layer(inner);
+        let user = move |index| index * 2 + u32::try_from(process).expect("0 or 1");
+        loads.push((calls, tokio::spawn(open_loop(service, 15, client_timeout, time, user))));
+    }
+    let mut served = Vec::new();
+    for (calls, load) in loads {
+        load.await.expect("the load");
+        served.push(per_span(&calls, started, 15 * SECOND, time));
+    }
+    served.try_into().expect("two processes")
+}
+
+/// Users of one organisation cannot use each other's starts. Each process keeps its place, whatever its link, and
+/// books no start for a client that is about to give up.
+#[tokio::test(start_paused = true)]
+async fn queues_of_many_users_share_the_limit_of_their_organisation() {
+    let time = time_of_load();
+    for (name, limiter) in [("one limit", organisation as fn() -> _), ("two limits", user_and_organisation)] {
+        for client_timeout in [5 * SECOND, 500 * SECOND] {
+            let served = served_of_one_organisation(limiter(), client_timeout, time).await;
+            println!("{name}, users that wait {client_timeout:?}: fast and slow link, of 150 per 15 s: {served:?}");
+            for (fast, slow) in served[0].iter().zip(&served[1]) {
+                let total = fast + slow;
+                assert!(total >= 143, "{name}: goodput below 95 %: {served:?}");
+                assert!(fast * 10 >= total * 4 && slow * 10 >= total * 4, "{name}: below 40 %: {served:?}");
+            }
+        }
+    }
+}
+
+/// One process: its clients give up, and each has a key of its own.
+#[tokio::test(start_paused = true)]
+async fn goodput_with_impatient_users_of_one_organisation() {
+    let time = time_of_load();
+    for (per_second, client_timeout) in [(15, 5 * SECOND), (15, SECOND), (40, SECOND), (40, ms(60))] {
+        for (name, limiter) in [("one limit", organisation()), ("two limits", user_and_organisation())] {
+            let (calls, inner) = recorder();
+            let layer = RateLimitLayer::new(|user: &u32| Some(*user), limiter).responder(RejectWithError);
+            let service = layer.max_wait(10 * SECOND).layer(inner);
+            let started = Instant::now();
+            open_loop(service, per_second, client_timeout, time, |index| index).await;
+            let spans = per_span(&calls, started, 15 * SECOND, time);
+            println!("{name}, {per_second} users a second that wait {client_timeout:?}: served per 15 s: {spans:?}");
+            assert!(spans.iter().all(|&served| served >= 143), "{name}, {per_second}, {client_timeout:?}: {spans:?}");
+        }
+    }
+}

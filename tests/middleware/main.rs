@@ -8,6 +8,7 @@
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
+//! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
 //! - `until_ready`: waiting without the middleware.
@@ -18,11 +19,14 @@ mod answers;
 mod bodies;
 mod charges;
 mod config;
+mod deadlines;
 mod delays;
 mod fields;
 mod goodput;
 mod headers;
 mod in_axum;
+mod in_flight;
+mod in_flight_bodies;
 mod keys;
 mod limits;
 mod over_http;

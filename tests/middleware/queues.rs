@@ -1,20 +1,23 @@
 //! Queues of waiting requests: order, bounds, cancellation at every state, and shutdown.
 
-use std::future::ready;
+use std::future::{Ready, ready};
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::yield_now;
-use tokio::time::{advance, sleep, timeout};
+use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::BoxFuture;
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, Memory, Quota, RateLimitLayer, TokioClock, Verdict};
+use tower_ratelimit::{
+    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+    Verdict,
+};
 
 use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of};
 
@@ -199,6 +202,121 @@ async fn hold_of_a_request_that_left_last_is_released() {
         let free = limiter.peek(&"a", AcquireOptions::default()).await.unwrap();
         assert_eq!(free.remaining(), Some(1), "{stage}");
         assert_eq!(pool.calls(), []);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Releases
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A limiter of requests in flight: it holds its only slot, and every end of a hold releases the slot.
+#[derive(Clone, Default)]
+struct OneSlot(Arc<AtomicBool>);
+
+impl Limiter<()> for OneSlot {
+    type Future = Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, _key: &(), options: AcquireOptions) -> Acquisition<Self::Future> {
+        assert!(options.hold);
+        if self.0.swap(true, Ordering::SeqCst) {
+            let denied = decision(Verdict::Denied { retry_after: 60 * SECOND }).with_estimate(true);
+            return Acquisition::Ready(Ok(denied.into()));
+        }
+        let slot = self.clone();
+        let held = Held::new(1, move |_| {
+            slot.0.store(false, Ordering::SeqCst);
+            LimiterFuture::ready(Ok(()))
+        });
+        Acquisition::Ready(Ok(Outcome { decision: decision(Verdict::Allowed), held: Some(held) }))
+    }
+}
+
+/// Five requests wait for one slot. Each runs for 700 ms, or its client leaves in the meantime.
+#[tokio::test(start_paused = true)]
+async fn waiter_starts_within_10_ms_of_a_release() {
+    fn nothing(_: u64, _: Result<&(), &BoxError>) -> u64 {
+        0
+    }
+    let run_time = Duration::from_millis(700);
+    for client_leaves in [false, true] {
+        let starts = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&starts);
+        let inner = service_fn(move |(): ()| {
+            recorded.lock().unwrap().push(Instant::now());
+            async move {
+                sleep(if client_leaves { 10 * run_time } else { run_time }).await;
+                Ok::<_, BoxError>(())
+            }
+        });
+        let layer = RateLimitLayer::new(Global, OneSlot::default()).responder(RejectWithError).settle(nothing);
+        let service = layer.max_wait(60 * SECOND).layer(inner);
+        let calls: Vec<_> = (0..5).map(|_| tokio::spawn(service.clone().oneshot(()))).collect();
+        for (index, call) in calls.iter().enumerate() {
+            let started = loop {
+                run().await;
+                if let Some(start) = starts.lock().unwrap().get(index).copied() {
+                    break start;
+                }
+                sleep(Duration::from_millis(1)).await;
+            };
+            sleep_until(started + run_time).await;
+            if client_leaves {
+                call.abort();
+            }
+        }
+        sleep(SECOND).await;
+        let starts = starts.lock().unwrap();
+        assert_eq!(starts.len(), 5);
+        for pair in starts.windows(2) {
+            let after_release = (pair[1] - pair[0]) - run_time;
+            assert!(after_release < Duration::from_millis(10), "{after_release:?} after the release");
+        }
+    }
+}
+
+/// Waiting requests start as soon as an operation or new limits give them capacity, in order. A start that is booked
+/// already stays: the last request of a bucket waits for it.
+#[tokio::test(start_paused = true)]
+async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
+    type Limits = Vec<DynLimit<()>>;
+    type Operation = fn(&Memory<(), Limits, TokioClock>) -> LimiterFuture<()>;
+    let replace: Operation = |limiter| {
+        let more = Gcra::new(Quota::per_hour(9)).burst(9);
+        LimiterFuture::ready(limiter.replace(vec![DynLimit::new(Limit::new("limit", more))]))
+    };
+    let operations: [(&str, Operation); 4] = [
+        ("reset", |limiter| limiter.reset(&())),
+        ("unblock", |limiter| limiter.unblock("limit", &())),
+        ("set usage", |limiter| limiter.set_usage("limit", &(), 0)),
+        ("replace", replace),
+    ];
+    let bucket = || DynLimit::new(Limit::new("limit", Gcra::new(Quota::per_hour(2)).burst(2)));
+    let window = || DynLimit::new(Limit::new("limit", FixedWindow::new(Quota::per_hour(2))));
+    for (kind, limit) in [("bucket", bucket as fn() -> DynLimit<()>), ("window", window)] {
+        for (operation, run_operation) in operations {
+            if (kind, operation) == ("window", "replace") {
+                continue;
+            }
+            let limits = Memory::builder(vec![limit()]).clock(TokioClock::new());
+            let limiter: Memory<(), Limits, _> = limits.build().expect("a limit");
+            if operation == "unblock" {
+                limiter.block("limit", &(), 3600 * SECOND).await.expect("memory");
+            } else {
+                limiter.set_usage("limit", &(), 2).await.expect("memory");
+            }
+            let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
+            let service = layer.max_wait(7200 * SECOND).layer(in_order().1);
+            let calls = [1, 2].map(|number| tokio::spawn(service.clone().oneshot(number)));
+            // Between two of the queue's own asks.
+            sleep(Duration::from_millis(1300)).await;
+            let before = Instant::now();
+            run_operation(&limiter).await.expect("memory");
+            let served = if kind == "bucket" { 1 } else { 2 };
+            for call in calls.into_iter().take(served) {
+                assert!(call.await.unwrap().is_ok());
+                assert!(before.elapsed() < Duration::from_millis(10), "{kind}, {operation}: {:?}", before.elapsed());
+            }
+        }
     }
 }
 

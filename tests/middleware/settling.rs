@@ -23,8 +23,8 @@ use tower_ratelimit::key::{Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -410,6 +410,26 @@ async fn only_failures_and_only_successes_charge_complementary_responses() {
             assert_eq!(answer.is_err_and(|error| error.to_string() == "broken"), path == "/broken");
         }
         assert_eq!((remaining(&failures).await, remaining(&successes).await), (10 - failed, 10 - succeeded), "{path}");
+    }
+}
+
+/// A request counts as one request however it ends, and as a failure only if it fails.
+#[tokio::test]
+async fn fixed_cost_is_charged_however_the_request_is_settled() {
+    let inner =
+        service_fn(|status: u16| ready(Ok::<_, BoxError>(Response::builder().status(status).body(()).unwrap())));
+    let limits = (
+        Limit::new("requests", FixedWindow::new(TEN)).fixed_cost(1),
+        Limit::new("failures", FixedWindow::new(Quota::per_minute(2))),
+    );
+    let limiter = Memory::builder(limits).clock(ManualClock::new()).build().unwrap();
+    let mut service =
+        RateLimitLayer::new(Global, limiter.clone()).settle(OnlyFailures).responder(RejectWithError).layer(inner);
+    for (status, left) in [(200, [9, 2]), (401, [8, 1]), (200, [7, 1]), (401, [6, 0]), (200, [6, 0])] {
+        assert_eq!(call(&mut service, status).await.is_ok(), left != [6, 0] || status == 401);
+        let decision = limiter.peek(&(), AcquireOptions::cost(0).detail(Detail::All)).await.unwrap();
+        let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
+        assert_eq!(remaining, left, "{status}");
     }
 }
 

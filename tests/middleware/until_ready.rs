@@ -1,12 +1,17 @@
-//! Waiting without the middleware: `until_ready` and `LimitedStream`, in paused time.
+//! Waiting without the middleware: `until_ready`, `LimitedStream` and `LimitedSink`, in paused time.
 
+use std::future::poll_fn;
 use std::hash::Hash;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::{Stream as _, StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{Sink, SinkExt, Stream as _, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, LimitedStream, Limiter, Outcome, until_ready};
+use tower_ratelimit::limiter::{
+    Acquisition, LimitedSink, LimitedSinkError, LimitedStream, Limiter, Outcome, until_ready,
+};
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Memory, Quota, SlidingLog, TokioClock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -100,4 +105,72 @@ async fn limited_stream_yields_all_items_in_order_at_the_rate() {
     let exceeding = LimitedStream::new(stream::iter([1]), limiter, 7_u64).cost(2);
     let error: Error = exceeding.try_collect::<Vec<_>>().await.expect_err("a cost above the burst");
     assert!(error.is_config(), "{error}");
+}
+
+/// A key that cannot be cloned: the adaptors do not copy it for each item.
+#[derive(Hash)]
+struct Connection(u64);
+
+#[tokio::test(start_paused = true)]
+async fn limited_sink_accepts_all_items_in_order_at_the_rate() {
+    let (started, mut seen) = (Instant::now(), Vec::new());
+    let record = sink::unfold(&mut seen, async |seen: &mut Vec<_>, item: u32| {
+        seen.push((item, started.elapsed().as_millis()));
+        Ok::<_, std::io::Error>(seen)
+    });
+    let limiter = memory(Gcra::new(Quota::per_second(10)).burst(2));
+    let mut items = Box::pin(LimitedSink::new(record, limiter.clone(), Connection(7)));
+    for item in 1..=4 {
+        items.send(item).await.expect("accepted");
+    }
+    items.close().await.expect("closed");
+    drop(items);
+    assert_eq!(seen, [(1, 0), (2, 0), (3, 100), (4, 200)]);
+
+    let mut exceeding = LimitedSink::new(sink::drain(), limiter, Connection(7)).cost(3);
+    let error = exceeding.send(1).await.expect_err("a cost above the burst");
+    assert!(matches!(&error, LimitedSinkError::Limiter(error) if error.is_config()), "{error}");
+}
+
+/// A sink that has failed.
+struct Broken;
+
+impl Sink<u32> for Broken {
+    type Error = std::io::Error;
+
+    fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn start_send(self: Pin<&mut Self>, _: u32) -> Result<(), Self::Error> {
+        panic!("the sink was never ready")
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn item_that_the_sink_cannot_accept_is_not_charged() {
+    let limiter = memory::<u64, _>(FixedWindow::new(Quota::per_hour(2)));
+    let mut broken = LimitedSink::new(Broken, limiter.clone(), 7);
+    let error = broken.send(1).await.expect_err("a closed sink");
+    assert!(matches!(&error, LimitedSinkError::Sink(error) if error.kind() == std::io::ErrorKind::BrokenPipe));
+    assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
+
+    // A flush, and a readiness without an item, charge one item in all.
+    let mut items = LimitedSink::new(sink::drain(), limiter.clone(), 7);
+    SinkExt::<u32>::flush(&mut items).await.expect("flushed");
+    assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
+    let ready =
+        async |items: &mut LimitedSink<_, _, _>| poll_fn(|cx| Sink::<u32>::poll_ready(Pin::new(&mut *items), cx)).await;
+    ready(&mut items).await.expect("ready");
+    ready(&mut items).await.expect("ready");
+    items.send(1).await.expect("accepted");
+    assert_eq!(limiter.check(&7, 0).remaining(), Some(1));
 }

@@ -6,14 +6,16 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::time::{advance, sleep};
+use futures_util::future::join_all;
+use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower::Layer;
+use tower::{Layer, Service, ServiceExt as _};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Clock, FixedWindow, Gcra, ManualClock, Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, Clock, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
+    TokioClock, Verdict,
 };
 use tower_test::mock;
 
@@ -255,4 +257,55 @@ fn delayed_request_is_rejected_outside_of_a_runtime() {
     assert!(error.downcast_ref::<Rejected>().expect("the limiter's error").rejection().is_misconfigured());
     assert_eq!(next_delay(&limiter), SECOND);
     assert_eq!(pool.free(), 1);
+}
+
+/// Returns the starts of requests that arrive together, in milliseconds.
+async fn starts<S>(service: S, requests: usize) -> Vec<u128>
+where
+    S: Service<TestRequest, Response = usize, Error = BoxError> + Clone,
+{
+    let started = Instant::now();
+    let starts = join_all((0..requests).map(|_| {
+        let response = service.clone().oneshot(TestRequest::new("a"));
+        async move { response.await.map(|_| started.elapsed().as_millis()) }
+    }));
+    let mut starts: Vec<_> = starts.await.into_iter().map(|start| start.expect("within the maximum wait")).collect();
+    starts.sort_unstable();
+    starts
+}
+
+/// The estimated wait of a request counts its cost on the limit that it waits for: one request, not 50 tokens.
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_a_limit_with_a_fixed_cost_by_that_cost() {
+    let limits = (
+        Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1),
+        Limit::new("tokens", TokenBucket::new(Quota::per_second(1000))),
+    );
+    let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
+    let layer = RateLimitLayer::new(key_of as KeyFn, limiter)
+        .cost(|_: &TestRequest| 50)
+        .responder(RejectWithError)
+        .max_wait(SECOND);
+    let pool = Pool::new(100);
+    let expected = [0, 100, 200, 300, 400, 500, 600, 700];
+    assert_eq!(starts(layer.layer(pool.service()), 8).await, expected);
+    sleep(10 * SECOND).await;
+    let settling = layer.settle(|_: u64, _: Result<&usize, &BoxError>| 0);
+    assert_eq!(starts(settling.layer(pool.service()), 8).await, expected, "the tokens are held");
+}
+
+/// The second limit denies requests that the first one lets through: they move to its queue, with their cost there.
+#[tokio::test(start_paused = true)]
+async fn requests_move_between_limits_of_different_costs() {
+    let limits = (
+        Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1),
+        Limit::new("tokens", TokenBucket::new(Quota::per_second(50)).burst(100)),
+    );
+    let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
+    let layer = RateLimitLayer::new(key_of as KeyFn, limiter)
+        .cost(|_: &TestRequest| 50)
+        .responder(RejectWithError)
+        .max_wait(5 * SECOND);
+    // The burst of tokens lasts for two requests; then each waits for fifty tokens.
+    assert_eq!(starts(layer.layer(Pool::new(100).service()), 5).await, [0, 100, 1000, 2000, 3000]);
 }

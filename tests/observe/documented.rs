@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-fn text(path: &str) -> String {
+pub(crate) fn text(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// Returns all words with the prefix of metrics.
-fn metrics_in(text: &str) -> BTreeSet<String> {
+pub(crate) fn metrics_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
     words.filter(|word| word.starts_with("ratelimit_")).map(str::to_owned).collect()
 }

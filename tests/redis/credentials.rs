@@ -16,21 +16,21 @@ use crate::server::Server;
 
 /// The user `app` of a server, and the password that the provider returns.
 #[derive(Clone)]
-struct Vault {
+pub(crate) struct Vault {
     password: Arc<Mutex<&'static str>>,
     calls: Arc<AtomicUsize>,
 }
 
 impl Vault {
-    fn new(password: &'static str) -> Self {
+    pub(crate) fn new(password: &'static str) -> Self {
         Self { password: Arc::new(Mutex::new(password)), calls: Arc::default() }
     }
 
-    fn set(&self, password: &'static str) {
+    pub(crate) fn set(&self, password: &'static str) {
         *self.password.lock().expect("no panic") = password;
     }
 
-    fn calls(&self) -> usize {
+    pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
 
@@ -39,7 +39,7 @@ impl Vault {
         self.authenticates(&server.open(), lifetime)
     }
 
-    fn authenticates(&self, server: &RedisServer, lifetime: Option<Duration>) -> RedisServer {
+    pub(crate) fn authenticates(&self, server: &RedisServer, lifetime: Option<Duration>) -> RedisServer {
         let vault = self.clone();
         let provider = move || {
             vault.calls.fetch_add(1, Ordering::Relaxed);
@@ -56,7 +56,7 @@ impl Vault {
     }
 }
 
-fn set_password(server: &Server, password: &str) {
+pub(crate) fn set_password(server: &Server, password: &str) {
     let password = format!(">{password}");
     let reply = server.command(&["ACL", "SETUSER", "app", "on", "resetpass", &password, "~*", "+@all"]);
     assert!(reply.starts_with("+OK\r\n"), "{reply}");

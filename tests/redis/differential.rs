@@ -9,8 +9,8 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
+    Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -96,7 +96,7 @@ where
                 memory.set_usage(&limit, &caller, used).await.expect("done");
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
-            4..=11 if holds && !held.is_empty() => {
+            4..=11 if !held.is_empty() => {
                 let index = usize::try_from(random.below(held.len() as u64)).expect("small");
                 let (ours, theirs) = held.swap_remove(index);
                 if random.one_in(4) {
@@ -111,7 +111,7 @@ where
             }
             _ => {
                 // Several concurrent acquires, which Redis decides in one batch.
-                let count = if random.one_in(4) { 1 + random.below(6) } else { 1 };
+                let count = if random.one_in(2) { 1 + random.below(16) } else { 1 };
                 let requests: Vec<_> = (0..count)
                     .map(|_| {
                         let caller = if random.one_in(2) { caller } else { self::caller(&mut random) };
@@ -132,16 +132,18 @@ where
                         "{name} {step} {caller:?} {options:?}"
                     );
                     step += 1;
-                    match (from_memory.held, from_redis.held) {
-                        (Some(ours), Some(theirs)) if held.len() < 40 => held.push((ours, theirs)),
-                        (Some(ours), Some(theirs)) => {
-                            ours.release().await.expect("done");
-                            theirs.release().await.expect("done");
-                        }
-                        (ours, theirs) => {
-                            assert_eq!(ours.is_some(), theirs.is_some(), "{name} {step} {caller:?} {options:?}");
-                        }
-                    }
+                    assert_eq!(
+                        from_memory.held.is_some(),
+                        from_redis.held.is_some(),
+                        "{name} {step} {caller:?} {options:?}"
+                    );
+                    held.extend(from_memory.held.zip(from_redis.held));
+                }
+                // After the batch: Redis has decided all of it.
+                while held.len() > 40 {
+                    let (ours, theirs) = held.remove(0);
+                    ours.release().await.expect("done");
+                    theirs.release().await.expect("done");
                 }
             }
         }
@@ -168,7 +170,9 @@ fn caller(random: &mut Random) -> Caller {
 }
 
 fn random_options(random: &mut Random) -> AcquireOptions {
-    let mut options = AcquireOptions::cost([1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(random.below(8)).expect("small")]);
+    // Limits on requests in flight hold in each trace.
+    let mut options = AcquireOptions::default().until_end();
+    options.cost = [1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(random.below(8)).expect("small")];
     options.max_delay = match random.below(6) {
         0 => Some(Duration::ZERO),
         1 => Some(Duration::from_micros(random.below(3_000_000))),
@@ -294,6 +298,30 @@ mod traces {
         }
     }
 
+    pub(super) async fn in_flight_alone(holds: bool) {
+        alone(holds, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+    }
+
+    /// With rates, a fixed cost, and as a shadow beside a limit that schedules.
+    pub(super) async fn in_flight_with_rates(holds: bool) {
+        let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+        for seed in 51..=54 {
+            let limits = (
+                Limit::new("streams", InFlight::new(4)).keyed_by(|caller: &Caller| caller.user),
+                Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+                Limit::new("log", SlidingLog::new(c)).keyed_by(|caller: &Caller| caller.team),
+                Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()).fixed_cost(1),
+            );
+            compare(&deployments, "flights and rates", limits, seed, holds).await;
+            let limits = (
+                Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+                Limit::new("window", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
+                Limit::new("shadow", InFlight::new(2)).keyed_by(|caller: &Caller| caller.user).shadow(),
+            );
+            compare(&deployments, "shadow flights", limits, seed + 10, holds).await;
+        }
+    }
+
     pub(super) async fn several_with_scheduling(holds: bool) {
         let ([a, b, _], deployments) = (quotas(), Deployments::shared());
         for seed in 31..=33 {
@@ -304,6 +332,28 @@ mod traces {
             );
             compare(&deployments, "turns", limits, seed, holds).await;
         }
+    }
+
+    /// Limits with a fixed cost beside limits with the cost of the request.
+    pub(super) async fn fixed_costs(holds: bool) {
+        let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+        let one = Limit::new("one", Gcra::new(a)).fixed_cost(2).keyed_by(|caller: &Caller| caller.user);
+        compare(&deployments, "fixed bucket", one, 51, holds).await;
+        let one = Limit::new("one", FixedWindow::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user);
+        compare(&deployments, "fixed window", one, 52, holds).await;
+        let limits = (
+            Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("tokens", TokenBucket::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("log", SlidingLog::new(b)).fixed_cost(2).keyed_by(|caller: &Caller| caller.team),
+            Limit::new("shadow", FixedWindow::new(a)).fixed_cost(3).keyed_by(|caller: &Caller| caller.team).shadow(),
+        );
+        compare(&deployments, "requests and tokens", limits, 53, holds).await;
+        let limits = (
+            Limit::new("requests", LeakyQueue::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("tokens", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("none", SlidingWindow::new(c)).fixed_cost(0).keyed_by(|caller: &Caller| caller.team),
+        );
+        compare(&deployments, "scheduled requests and tokens", limits, 54, holds).await;
     }
 }
 
@@ -339,8 +389,11 @@ agree! {
     aligned_windows,
     sliding_log,
     fine_rates,
+    in_flight_alone,
+    in_flight_with_rates,
     several_together,
     several_with_scheduling,
+    fixed_costs,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

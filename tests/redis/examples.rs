@@ -184,3 +184,13 @@ fn two_processes_share_a_limit_in_a_cluster() {
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && printed.starts_with("cannot use the cluster: "), "{printed}");
 }
+
+#[test]
+fn lease_example_stays_within_the_bound() {
+    let server = Server::start();
+    let output = example("lease", "REDIS_URL", &server.address()).output().expect("the example");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("killed one of two processes") && text.contains(": within the limit\n"), "{text}");
+    assert!(text.contains("share of leases: "), "{text}");
+}

@@ -26,7 +26,12 @@ local commands = {
     return values
   end,
   EXISTS = function(key) return store[key] and 1 or 0 end,
-  SET = function(key, value) store[key] = value end,
+  SET = function(key, value, ...)
+    local options = { ... }
+    if options[#options] == 'NX' and store[key] then return false end
+    store[key] = value
+    return { ok = 'OK' }
+  end,
   PSETEX = function(key, ttl, value) assert(ttl >= 1 and ttl % 1 == 0) store[key] = value end,
   PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
   DEL = function(key) store[key] = nil end,
@@ -108,13 +113,39 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     for &(_, cost) in decisions {
         numbers(&[0, 0], &mut input);
         #[allow(clippy::cast_precision_loss, reason = "small")]
-        let mut doubles = vec![cost as f64, -1.0];
+        let cost_number = cost as f64;
+        let mut doubles = vec![0.0, -1.0];
         doubles.extend(params(cost));
-        doubles.push(0.0);
+        // No shadow limit.
+        doubles.extend([0.0, cost_number]);
         input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
     }
     for (index, &(key, _)) in (1..).zip(decisions) {
         numbers(&[index, key, 1], &mut input);
+    }
+    input
+}
+
+/// One batch of `repeats` decisions of one cost on each key, with one template, as the client encodes it.
+pub(crate) fn one_template(
+    now: f64,
+    short: bool,
+    keys: u16,
+    (cost, repeats): (u64, u16),
+    params: &dyn Fn(u64) -> Vec<f64>,
+) -> Vec<u8> {
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    numbers(&[u16::from(short), 1, keys, keys, 0, 0], &mut input);
+    #[allow(clippy::cast_precision_loss, reason = "small")]
+    let cost_number = cost as f64;
+    let doubles = [vec![0.0, -1.0], params(cost), vec![0.0, cost_number]].concat();
+    input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    for key in 1..=keys {
+        numbers(&[1, key, repeats], &mut input);
     }
     input
 }

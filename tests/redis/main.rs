@@ -2,6 +2,7 @@
 
 mod addresses;
 mod basics;
+mod batch_work;
 mod cancellation;
 mod cell;
 mod chained;
@@ -19,12 +20,17 @@ mod exactness;
 mod examples;
 mod fail_over;
 mod faults;
+mod fixed_costs;
 mod goodput;
 mod helpers;
 mod holds;
 mod idle_connections;
+mod in_flight;
 mod kept_charges;
 mod keys;
+mod lease_audit;
+mod lease_chaos;
+mod leases;
 mod link;
 mod load;
 mod lua;

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
 use crate::cluster_server::{Cluster, wait_until};
+use crate::credentials::{Vault, set_password};
 use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::idle_connections::kill_all;
 use crate::sentinel_server::SentinelDeployment;
@@ -143,6 +144,43 @@ async fn client_certificate_is_sent_to_the_server() {
     let wrong = health_check_error(by_tls(&server, ":wrong@").with_tls(&known).expect("certificates")).await;
     assert!(wrong.contains("refused the user's name or password"), "{wrong}");
     assert!(!format!("{known:?}").contains("PRIVATE"), "{known:?}");
+}
+
+/// A managed Redis: TLS, and a user whose password changes. The order of the two settings does not matter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_of_a_provider_rotate_over_tls() {
+    let certificates = Certificates::issue();
+    let server = certificates.server(false, &["--tls-auth-clients", "no"]);
+    set_password(&server, "password-0");
+    for (name, tls_first) in [("first", true), ("last", false)] {
+        let vault = Vault::new("password-0");
+        set_password(&server, "password-0");
+        let lifetime = Some(Duration::from_millis(400));
+        let address = by_tls(&server, "");
+        let trusted = |server: RedisServer| server.with_tls(&certificates.trusted()).expect("certificates");
+        let address = if tls_first {
+            vault.authenticates(&trusted(address), lifetime)
+        } else {
+            trusted(vault.authenticates(&address, lifetime))
+        };
+        let limiter = redis_limiter::<u64>(address, name, FixedWindow::new(Quota::per_hour(1000)));
+        limiter.health_check().await.unwrap_or_else(|error| panic!("{error:?}"));
+        for password in ["password-1", "password-2"] {
+            let before = vault.calls();
+            vault.set(password);
+            set_password(&server, password);
+            wait_until("the next renewal", || vault.calls() > before);
+            for _ in 0..20 {
+                assert!(is_allowed(&limiter, &1).await, "{name} {password}");
+            }
+        }
+        let clients = server.command(&["CLIENT", "LIST"]);
+        assert_eq!(clients.matches(" user=app ").count(), 1, "{clients}");
+        drop(limiter);
+        wait_until("the connection ends", || !server.command(&["CLIENT", "LIST"]).contains(" user=app "));
+    }
+    let log = server.command(&["ACL", "LOG"]);
+    assert!(log.starts_with("*0\r\n"), "no authentication failed: {log}");
 }
 
 #[tokio::test]

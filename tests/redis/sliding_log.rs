@@ -67,7 +67,9 @@ impl Call {
             UPDATE => (to_f64(HOLD_EXPIRY), 0.0),
             _ => (to_f64(self.cost), -1.0),
         };
-        f64(&[arg1, arg2, to_f64(self.limit), to_f64(PERIOD), to_f64(self.cost), 0.0], &mut input);
+        // The limit's own numbers, no shadow limit, and the cost.
+        let cost = to_f64(self.cost);
+        f64(&[arg1, arg2, to_f64(self.limit), to_f64(PERIOD), cost, 0.0, cost], &mut input);
         match (self.operation, &*self.session) {
             // A negative number creates the session.
             (HOLD, [session]) => f64(&[-to_f64(*session)], &mut input),

@@ -6,10 +6,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
     AcquireOptions, Clock as _, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog,
-    SlidingWindow, SystemClock, Timestamp, per_key,
+    SlidingWindow, SystemClock, Timestamp,
 };
 
 use crate::helpers::{acquire, every_algorithm, hold, redis_limiter};
@@ -266,33 +265,4 @@ async fn decision_is_one_script_call_and_concurrent_ones_share_calls() {
     futures_util::future::join_all(calls).await;
     let together = scripts(&server);
     assert!(together <= 18, "{together} calls for 512 decisions");
-}
-
-/// Expensive decisions are sent in smaller batches, so that no script call blocks the server for long.
-#[tokio::test]
-async fn batches_of_expensive_decisions_are_smaller() {
-    async fn calls_for_512(limits: impl IntoRedisLimits<u64>) -> u64 {
-        let server = Server::start();
-        let limiter = redis_limiter::<u64>(server.open(), "api", limits);
-        limiter.health_check().await.expect("a working Redis");
-        server.command(&["CONFIG", "RESETSTAT"]);
-        let (limiter, key) = (&limiter, &7);
-        futures_util::future::join_all((0..512).map(|_| acquire(limiter, key, AcquireOptions::default()))).await;
-        scripts(&server)
-    }
-    let quota = Quota::per_hour(1_000_000);
-    let window = move |blocks| SlidingWindow::new(quota).blocks(blocks);
-    let (bucket, log) = (Gcra::new(quota), SlidingLog::new(Quota::per_hour(10)));
-    // Between a weight of 128 in each batch, and the 32 of the first batches on a connection.
-    assert!((4..=18).contains(&calls_for_512(bucket).await));
-    assert!((4..=18).contains(&calls_for_512(FixedWindow::new(quota)).await));
-    assert!((8..=34).contains(&calls_for_512(window(10)).await));
-    assert!((13..=54).contains(&calls_for_512(window(20)).await));
-    assert!((25..=105).contains(&calls_for_512(window(60)).await));
-    assert!((20..=87).contains(&calls_for_512(log).await));
-    assert!((128..=514).contains(&calls_for_512(SlidingLog::new(quota)).await));
-    // The costs of several limits add up, also for per-key algorithms: 1 + 6 + 5 is 12.
-    let three = (Limit::new("bucket", bucket), Limit::new("window", window(60)), Limit::new("log", log));
-    assert!((52..=258).contains(&calls_for_512(three).await));
-    assert!((25..=105).contains(&calls_for_512(per_key(move |_: &u64| window(60))).await));
 }

@@ -187,7 +187,7 @@ pub(super) fn same_script(server: &Server, runtime: &Runtime) -> Option<Contesta
     input.extend([1_u16, 1, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
     // Acquire a cost of one without a delay, from a bucket of a million with one token per microsecond.
     input.extend([0_u8; 4]);
-    let template = [1.0, -1.0, 1.0, 1.0, 999_999.0, 0.0, 1.0, 0.0, 1_000_000.0, 1_000_000.0, 0.0, 0.0_f64];
+    let template = [0.0, -1.0, 1.0, 1.0, 999_999.0, 0.0, 1.0, 0.0, 1_000_000.0, 1_000_000.0, 0.0, 0.0, 1.0_f64];
     input.extend(template.iter().flat_map(|number| number.to_le_bytes()));
     input.extend([1_u16, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
     let (hash, input) = (Arc::<str>::from(script.get_hash()), Arc::<[u8]>::from(input));

@@ -3,10 +3,12 @@
 //! One client thread runs the given number of tasks. Each task starts its next decision when it has the previous one.
 //! The server's processor time is read from `INFO`.
 
+mod callers;
 mod calls;
 mod cluster;
 mod competitors;
 mod logs;
+mod neighbour;
 mod overload;
 mod server;
 mod sizes;
@@ -73,6 +75,8 @@ pub(crate) fn run(harness: &Harness) {
         calls::run(harness, &runtime, &server);
         logs::run(harness, &runtime, &server);
     }
+    callers::run(harness, &runtime);
+    neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);
 }

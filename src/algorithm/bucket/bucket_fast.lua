@@ -8,7 +8,7 @@ if fast == 1 then
   local templates = {}
   for index = 1, template_count do
     templates[index] = { unpack('<dddddddddd', input, cursor + 20) }
-    cursor = cursor + 100
+    cursor = cursor + 108
   end
   for _ = 1, operation_count do
     local template, key, count
@@ -33,9 +33,6 @@ if fast == 1 then
       elseif tat <= now then
         tat, fraction = now, 0
       end
-    elseif call('EXISTS', KEYS[key]) == 1 then
-      fast = 0
-      break
     end
     local latest_tat, tolerance_fraction, cost, cost_fraction = now + p[3], tokens - p[4], p[5], p[6]
     local before = result_count
@@ -49,11 +46,11 @@ if fast == 1 then
       results[result_count] = 0
     end
     if result_count > before then
-      local extends = expiries[key]
       if tat > expires then
-        expires, extends = tat + TTL_SLACK, true
+        expires = tat + TTL_SLACK
+        expiries[key] = expires
       end
-      new_values[key], expiries[key] = pack('<dddddd', tat, fraction, tokens, ticks, now, expires), extends and expires
+      new_values[key] = pack('<dddddd', tat, fraction, tokens, ticks, now, expires)
     end
     if result_count < count then
       local wait = tat - latest_tat

@@ -13,6 +13,10 @@ use crate::quota::Quota;
 
 /// The leaky bucket as a meter: requests fill it, it drains at a steady rate, an overflow is denied.
 ///
+/// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-bucket]
+///
+#[doc = include_str!("../../../docs/pictures/bucket.md")]
+///
 /// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of
 /// `limit`), by a client that fills an empty bucket together with what drains. [`strict`](Self::strict) makes it
 /// `limit`. In a window of any length `t`: at most `ceil(burst + rate t) - 1`.

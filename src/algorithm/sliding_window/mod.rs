@@ -11,6 +11,10 @@ use crate::quota::Quota;
 
 /// A sliding window that counts in blocks of time, in a fixed number of words.
 ///
+/// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-sliding-window]
+///
+#[doc = include_str!("../../../docs/pictures/sliding-window.md")]
+///
 /// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
 /// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
 /// and the window never admits too much.
@@ -113,6 +117,11 @@ impl SlidingWindow {
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
+    }
+
+    #[cfg(feature = "simulate")]
+    pub(crate) const fn block_count(&self) -> u64 {
+        self.blocks
     }
 
     const fn with_blocks(self, blocks: u64) -> Self {

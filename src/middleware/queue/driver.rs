@@ -5,17 +5,21 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use pin_project::pin_project;
 
-use super::Queues;
-use super::state::{AskOrder, Next};
+use super::asks::AskOrder;
+use super::queues::{Queues, Shard};
+use super::state::{Effects, Next, Queue};
+use super::waiters::Waiter;
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
 use crate::observe::Event;
-use crate::runtime::{Instant, Sleep, sleep};
+use crate::runtime::{self, Instant, Sleep, sleep};
+use crate::sync::Ordering;
 
 /// The future of the task. It ends with the queue, and with the layer.
 #[pin_project(PinnedDrop)]
@@ -117,6 +121,47 @@ impl PinnedDrop for Driver {
 }
 
 impl Queues {
+    /// Spawns the task of a queue that has none, or wakes it. Returns false if there is no runtime with a timer.
+    pub(super) fn ensure_driver(self: &Arc<Self>, id: u64) -> bool {
+        let (token, waker) = {
+            let mut shard = self.lock(id);
+            let Some(queue) = shard.get_mut(&id) else { return true };
+            if queue.driver.is_some() {
+                (None, queue.driver_waker.take())
+            } else {
+                if !runtime::has_timer() {
+                    return false;
+                }
+                let token = self.next_number();
+                queue.driver = Some(token);
+                (Some(token), None)
+            }
+        };
+        if let Some(token) = token {
+            runtime::spawn(Driver::new(Arc::downgrade(self), id, token));
+        }
+        waker.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// Hands over due starts, and returns what the driver must do next.
+    fn step(&self, id: u64, token: u64, now: Instant, waker: &Waker) -> Next {
+        let mut effects = Effects::default();
+        let next = {
+            let mut shard = self.lock(id);
+            let Some(queue) = driven_by(&mut shard, id, token) else { return Next::Finished };
+            let next = queue.step(now, &mut effects);
+            match (&next, &mut queue.driver_waker) {
+                (Next::Finished, _) => self.remove(&mut shard, id),
+                (_, Some(known)) => known.clone_from(waker),
+                (_, none) => *none = Some(waker.clone()),
+            }
+            next
+        };
+        self.finish(effects);
+        next
+    }
+
     /// Records the result of an ask.
     fn answer(self: &Arc<Self>, id: u64, token: u64, order: &AskOrder, result: Result<Outcome, Error>) {
         order
@@ -125,6 +170,55 @@ impl Queues {
             .observers()
             .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });
         let now = Instant::now();
-        self.with_queue(id, token, |queue, effects| queue.on_result(order, result, now, effects));
+        let mut effects = Effects::default();
+        if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
+            queue.on_result(order, result, now, &mut effects);
+        }
+        let moved = std::mem::take(&mut effects.moved);
+        self.finish(effects);
+        for (waiter, decision) in moved {
+            self.move_to_queue(waiter, &decision);
+        }
     }
+
+    /// Moves a request to the queue of the limit that denied it. The request keeps its order of arrival.
+    fn move_to_queue(self: &Arc<Self>, mut waiter: Waiter, denied: &Decision) {
+        let id = waiter.ticket.queue();
+        waiter.class.cost = waiter.ticket.ask.cost_in(id, waiter.options);
+        {
+            let mut shard = self.lock(id);
+            if waiter.ticket.is_closed() {
+                drop(shard);
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+                return;
+            }
+            let queue = self.find_or_create(&mut shard, id);
+            queue.denied_before_joining(denied, waiter.class, Instant::now());
+            queue.waiters.insert(waiter);
+        }
+        self.ensure_driver(id);
+    }
+
+    /// Prepares a queue whose driver was dropped for another one, which its next polled request spawns.
+    fn driver_dropped(&self, id: u64, token: u64) {
+        let mut effects = Effects::default();
+        {
+            let mut shard = self.lock(id);
+            let Some(queue) = shard.get_mut(&id).filter(|queue| queue.driver == Some(token)) else { return };
+            queue.driver = None;
+            queue.driver_waker = None;
+            queue.abort();
+            queue.wake_waiters(&mut effects);
+            if queue.waiters.is_empty() {
+                effects.unused = queue.take_starts();
+                self.remove(&mut shard, id);
+            }
+        }
+        self.finish(effects);
+    }
+}
+
+/// Returns the queue, if it has not ended and this driver drives it.
+fn driven_by(shard: &mut Shard, id: u64, token: u64) -> Option<&mut Queue> {
+    shard.get_mut(&id).filter(|queue| queue.driver == Some(token))
 }

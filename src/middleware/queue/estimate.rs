@@ -70,6 +70,16 @@ impl Estimate {
         Some(base.checked_add(after_base)?.saturating_duration_since(now))
     }
 
+    /// Whether the limiter schedules starts.
+    pub(super) fn is_spaced(&self) -> bool {
+        self.is_spaced
+    }
+
+    /// Returns the time in which this queue received starts of this cost, as measured.
+    pub(super) fn measured_interval(&self, cost: u64) -> Option<Duration> {
+        self.measured.time_for(cost)
+    }
+
     /// Returns the time in which the limit admits this cost.
     pub(super) fn time_for(&self, cost: u64) -> Option<Duration> {
         let (limit, window) = self.quota?;

@@ -1,7 +1,5 @@
 //! A waiting request, as its queue and its future share it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use crate::decision::{AcquireOptions, Decision};
@@ -9,6 +7,7 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome, ReleaseOnDrop};
 use crate::observe::Observers;
 use crate::runtime::Instant;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Asks the limiter for a start of one waiting request.
 pub(crate) trait Ask: Send + Sync {
@@ -16,6 +15,9 @@ pub(crate) trait Ask: Send + Sync {
 
     /// Returns the queue of the limit that denied the request.
     fn queue_of(&self, denied: &Decision) -> u64;
+
+    /// Returns the cost of a request on the limit of this queue.
+    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64;
 
     /// Returns how many requests may wait, if a limit bounds that.
     fn max_waiting(&self) -> Option<u64>;
@@ -28,8 +30,17 @@ pub(crate) trait Ask: Send + Sync {
 pub(crate) struct Class {
     /// Two independent 64-bit hashes of the key: a start must not reach another key.
     pub(crate) key: [u64; 2],
+    pub(crate) request_cost: u64,
+    /// The cost on the limit of the queue: that of the request, unless the limit has a fixed cost.
     pub(crate) cost: u64,
     pub(crate) hold: bool,
+}
+
+impl Class {
+    /// Returns the queue of the key itself.
+    pub(crate) fn own_queue(&self) -> u64 {
+        self.key[0]
+    }
 }
 
 /// An admission, which one request of the class can use from its time on.

@@ -216,7 +216,8 @@ struct PolicyItem {
     name: String,
     limit: u64,
     window: Duration,
-    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`.
+    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`, or without a window
+    /// `"default";q=10;qu="concurrent-requests"`.
     policy: String,
     /// The start of the member of `RateLimit`: `"default";r=`.
     state: String,
@@ -225,8 +226,13 @@ struct PolicyItem {
 impl PolicyItem {
     fn new(&LimitFields { name, limit, window, .. }: &LimitFields<'_>) -> Self {
         // A structured field String (RFC 9651, section 3.3.3). Names of limits need no escapes.
-        let (q, w) = (sf_integer(limit), sf_integer(ceil_seconds(window).max(1)));
-        let (policy, state) = (format!("\"{name}\";q={q};w={w}"), format!("\"{name}\";r="));
+        let q = sf_integer(limit);
+        let policy = if window.is_zero() {
+            format!("\"{name}\";q={q};qu=\"concurrent-requests\"")
+        } else {
+            format!("\"{name}\";q={q};w={}", sf_integer(ceil_seconds(window)))
+        };
+        let state = format!("\"{name}\";r=");
         Self { name: name.to_owned(), limit, window, policy, state }
     }
 

@@ -45,8 +45,8 @@ pub(super) fn try_acquire<const COMPLETE: bool, Key, C, P, S>(
 ) -> Result<Decision, LookupError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -74,10 +74,11 @@ fn acquire_entry<const COMPLETE: bool, Key, C, P, S, E>(
 ) -> Result<Decision, EntryError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
     E: TableEntry<State = StateOf<C>>,
 {
-    let &AcquireContext { now, options, .. } = context;
+    let &AcquireContext { now, .. } = context;
+    let options = limit.options(context);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     if limit.is_ahead(entry.state(), now, algorithm) {
@@ -130,8 +131,8 @@ pub(super) fn acquire_slow<Key, C, P, S>(
 ) -> (Decision, Vec<HeldLimit>)
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -164,8 +165,8 @@ fn try_insert<Key, C, P, S>(
 ) -> Result<Decision, LookupError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -202,8 +203,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
     pub(super) fn new<Key, C, P, S>(limit: &'a LimitTable<C, P>, context: &AcquireContext<'_, Key, S>) -> Option<Self>
     where
         Key: ?Sized,
-        C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A> + Send + Sync + 'static,
-        P: SubKeyOf<Key> + Send + Sync + 'static,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A>,
+        P: SubKeyOf<Key>,
         P::SubKey: Hash,
         S: BuildHasher,
     {
@@ -215,7 +216,11 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if limit.is_ahead(entry.state(), context.now, chosen.borrow()) {
             return None;
         }
-        let options = ChargeOptions::from(context.options).in_line();
+        let options = limit.options(context);
+        if options.cost == 0 {
+            return None;
+        }
+        let options = ChargeOptions::from(options).in_line();
         match chosen.borrow().decide(entry.state(), context.now, options) {
             Step::Allow { next, delay: 0 } => {
                 // As in `store`: row "three limits" of docs/performance.md.

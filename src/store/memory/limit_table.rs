@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::blocks::Blocks;
+use super::deadlines::Deadlines;
 use super::transaction_limit::{
     AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, ReadMode, TransactionLimit, read_clock,
 };
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Clock, Timestamp, micros_floor};
-use crate::decision::{Name, Verdict};
+use crate::decision::{AcquireOptions, Name, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -24,6 +25,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     pub(super) table: Table<CellOf<C>>,
     /// Shared with the limits that replace this one.
     blocks: Arc<Blocks>,
+    /// Shared with the limits that replace this one, too.
+    deadlines: Arc<Deadlines>,
     capacity: Capacity,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
@@ -56,7 +59,7 @@ pub(super) type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>:
 pub(super) type AtomicStateOf<A> = <<A as Algorithm>::State as State>::AtomicState;
 type CellOf<C> = AtomicStateOf<<C as AlgorithmSelector>::Algorithm>;
 
-impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
+impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
     /// The maximum of `max_reset`: the sum with any time of a clock does not overflow.
     const MAX_RESET: u64 = 1 << 62;
 
@@ -68,7 +71,7 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
     pub(super) fn new(limit: Limit<C, P>, capacity: Capacity) -> Result<Self, Error> {
         let words = limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
         let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
-        Self::from_tables(limit, capacity, table, Arc::default())
+        Self::from_tables(limit, capacity, table, Arc::default(), Arc::default())
     }
 
     /// Creates a limit that can be replaced: with the table of the limit that it replaces, if that has the same type.
@@ -82,14 +85,13 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         let previous = of
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
-        let (table, blocks) = match previous {
-            Some(previous) => (previous.table.clone(), Arc::clone(&previous.blocks)),
-            None => (
-                Table::with_capacity(capacity.max_keys, crate::algorithm::Counters::MAX_WORDS, capacity.when_full),
-                Arc::default(),
-            ),
+        let words = crate::algorithm::Counters::MAX_WORDS;
+        let (table, blocks, deadlines) = if let Some(Self { table, blocks, deadlines, .. }) = previous {
+            (table.clone(), Arc::clone(blocks), Arc::clone(deadlines))
+        } else {
+            (Table::with_capacity(capacity.max_keys, words, capacity.when_full), Arc::default(), Arc::default())
         };
-        Self::from_tables(limit, capacity, table, blocks)
+        Self::from_tables(limit, capacity, table, blocks, deadlines)
     }
 
     fn from_tables(
@@ -97,6 +99,7 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         capacity: Capacity,
         table: Table<CellOf<C>>,
         blocks: Arc<Blocks>,
+        deadlines: Arc<Deadlines>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().fixed();
         let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
@@ -111,11 +114,11 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, capacity, max_reset })
+        Ok(Self { limit, table, blocks, deadlines, capacity, max_reset })
     }
 }
 
-impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
+impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     #[inline]
     pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
@@ -128,7 +131,7 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
     #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
-        !self.limit.is_shadow() && !self.blocks.any(now)
+        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.blocks.any(now)
     }
 
     fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
@@ -186,15 +189,18 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
         mode: ReadMode,
         read: &mut LimitRead,
     ) {
-        read.supports_scheduling = algorithm.supports_scheduling();
-        if read.held > 0 || context.options.hold {
-            Self::evaluate_with_held(algorithm, state, context, read);
+        let options = self.options(context);
+        // A hold changes no state, so no later start can be scheduled.
+        read.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
+        (read.cost, read.holds) = (options.cost, options.hold);
+        if read.held > 0 || options.hold {
+            Self::evaluate_with_held(algorithm, state, options, read);
         } else {
-            read.verdict = algorithm.peek(state, read.now, context.options);
+            read.verdict = algorithm.peek(state, read.now, options);
         }
         if mode == ReadMode::Together {
             read.immediate = if read.supports_scheduling && read.verdict != Verdict::Allowed {
-                algorithm.peek_with_held(state, read.now, context.options.max_delay(Duration::ZERO), read.held).0
+                algorithm.peek_with_held(state, read.now, options.max_delay(Duration::ZERO), read.held).0
             } else {
                 read.verdict
             };
@@ -208,35 +214,52 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
             read.verdict = read.verdict.stricter_of(blocked);
             read.immediate = read.immediate.stricter_of(blocked);
         }
-        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed()) {
+        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed() || read.cost == 0) {
             read.snapshot = algorithm.snapshot(state, read.now);
         }
     }
 
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied: it changes no state, so
-    /// no later start can be scheduled.
+    /// Returns the options of a decision for this limit.
+    #[inline]
+    pub(super) fn options<Key: ?Sized, S>(&self, context: &AcquireContext<'_, Key, S>) -> AcquireOptions {
+        let options = self.limit.cost().options(context.options);
+        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
+    }
+
+    /// Ends the holds whose requests last longer than the maximum.
+    fn end_overdue_holds(&self, now: Timestamp) {
+        if C::Algorithm::HELD_UNTIL_END {
+            while let Some(overdue) = self.deadlines.pop_overdue(now) {
+                self.end_hold(overdue.hash, overdue.held, now);
+            }
+        }
+    }
+
+    /// Ends a hold that is never charged. This needs no slot, so it cannot fail.
+    fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
+        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
+        let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
+        debug_assert!(ended.is_ok(), "nothing is inserted");
+    }
+
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
     #[cold]
-    fn evaluate_with_held<Key: ?Sized, S>(
-        algorithm: &C::Algorithm,
-        state: &StateOf<C>,
-        context: &AcquireContext<'_, Key, S>,
-        read: &mut LimitRead,
-    ) {
-        let options = if context.options.hold { context.options.max_delay(Duration::ZERO) } else { context.options };
-        read.supports_scheduling &= !context.options.hold;
+    fn evaluate_with_held(algorithm: &C::Algorithm, state: &StateOf<C>, options: AcquireOptions, read: &mut LimitRead) {
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
         (read.verdict, read.snapshot) = algorithm.peek_with_held(state, read.now, options, read.held);
     }
 }
 
 impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for LimitTable<C, P>
 where
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
     #[inline]
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
+        self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
@@ -292,14 +315,14 @@ where
         let Some(slot) = read.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let options = context.options;
+        let options = self.options(context);
         // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
         // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
         // docs/performance.md.
         let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
-        let options =
+        let charge =
             if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
-        let mut step = algorithm.decide(&self.table.state(slot), read.now, options);
+        let mut step = algorithm.decide(&self.table.state(slot), read.now, charge);
         if !matches!(step, Step::Allow { .. }) {
             // The chooser returned another algorithm meanwhile.
             step = algorithm.decide(&self.table.state(slot), read.now, ChargeOptions::forced(options.cost, delay));
@@ -310,24 +333,32 @@ where
             if read.held == 0 {
                 algorithm.snapshot(state, context.now)
             } else {
-                algorithm.peek_with_held(state, context.now, context.options, read.held).1
+                algorithm.peek_with_held(state, context.now, options, read.held).1
             }
         });
     }
 
     fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead) {
         let Some(slot) = read.slot else { return };
-        self.table.hold(&read.location, context.options.cost);
+        let options = self.options(context);
+        self.table.hold(&read.location, options.cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let held = read.held.saturating_add(context.options.cost);
-        read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, context.options, held).1;
+        read.deadline = algorithm
+            .max_hold_duration()
+            .filter(|_| C::Algorithm::HELD_UNTIL_END)
+            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
+        let held = read.held.saturating_add(options.cost);
+        read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1;
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
-        HeldLimit { table: self.table.id(), hash: read.location.hash(), algorithm }
+        let until_end = C::Algorithm::HELD_UNTIL_END;
+        let is_fixed = !until_end && self.limit.cost().is_fixed();
+        let (table, hash) = (self.table.id(), read.location.hash());
+        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end, deadline: read.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
@@ -359,12 +390,12 @@ where
         let chosen = self.limit.algorithm().select(key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let max_waiting = algorithm.max_waiting();
-        let name = self.limit.name();
-        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_with_max_waiting(name, sub_key, max_waiting));
+        let (name, cost) = (self.limit.name(), self.limit.cost());
+        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_limit(name, sub_key, cost, max_waiting));
     }
 }
 
-impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
+impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -377,12 +408,22 @@ impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Lim
         self.limit.name_handle()
     }
 
-    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+    fn is_held_until_end(&self) -> bool {
+        C::Algorithm::HELD_UNTIL_END
+    }
+
+    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        if limit.until_end {
+            if limit.deadline.is_none_or(|deadline| self.deadlines.remove(deadline)) {
+                self.end_hold(limit.hash, limit.held, read_clock(clock));
+            }
+            return Ok(());
+        }
         let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
         let now = read_clock(clock);
         let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
         let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
-            table.end_hold(limit.hash, held);
+            table.end_hold(limit.hash, limit.held);
             if actual > 0 {
                 let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
                 let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
@@ -397,6 +438,7 @@ impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Lim
     }
 
     fn usage(&self, now: Timestamp) -> Usage {
+        self.end_overdue_holds(now);
         let (held_keys, held) = self.table.holds();
         Usage {
             limit: self.limit.name().to_owned(),

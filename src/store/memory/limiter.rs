@@ -14,7 +14,9 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods};
+use crate::limiter::{
+    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods, capacity_added,
+};
 use crate::observe::{Event, Observer};
 use crate::table::LookupError;
 
@@ -178,7 +180,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
     ///
-    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold).
+    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold). A limit on requests
+    /// [in flight](crate::InFlight) decides here, and does not count the request.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -194,8 +197,19 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
-            Err(error) => L::acquire(&self.shared.tables, context, error).0,
+            Err(error) => self.check_slow(context, error),
         }
+    }
+
+    /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
+    /// the caller gets no guard.
+    fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> Decision {
+        let (decision, held) = L::acquire(&self.shared.tables, context, error);
+        if !held.is_empty() {
+            // A release needs no slot, so it cannot fail.
+            let _ = self.shared.settle::<Key, L>(&held, |_| 0);
+        }
+        decision
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
@@ -253,18 +267,42 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
+    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Result<Outcome, Error>
     where
         S: Send + Sync + 'static,
     {
+        if !options.until_end && L::is_held_until_end(&self.shared.tables) {
+            return Err(Error::without_end());
+        }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
-        let held = (options.hold && decision.is_allowed()).then(|| {
-            let shared = Arc::clone(&self.shared);
-            Held::new(options.cost, move |actual| {
-                LimiterFuture::ready(shared.settle::<Key, L>(&limits, options.cost, actual))
-            })
+        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
+        Ok(Outcome { decision, held })
+    }
+
+    /// Returns the guard of the costs that an allowed request holds.
+    fn guard(&self, options: AcquireOptions, decision: &Decision, limits: Vec<HeldLimit>) -> Option<Held>
+    where
+        S: Send + Sync + 'static,
+    {
+        let (until_end, limits) = take_out(limits, |limit| limit.until_end);
+        let (fixed, limits) = take_out(limits, |limit| limit.is_fixed);
+        let shared = || Arc::clone(&self.shared);
+        let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
+            let shared = shared();
+            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, |_| 0)))
         });
-        Outcome { decision, held }
+        let held = (options.hold && decision.is_allowed()).then(|| {
+            let fixed = (!fixed.is_empty()).then(|| {
+                let shared = shared();
+                Held::of_fixed_costs(move |charge| {
+                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, |limit| if charge { limit.held } else { 0 }))
+                })
+            });
+            let shared = shared();
+            let settle = move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&limits, |_| actual));
+            Held::new(options.cost, settle).with_fixed_costs(fixed)
+        });
+        Held::join(held, until_end)
     }
 }
 
@@ -273,13 +311,12 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
-        held: u64,
-        actual: u64,
+        actual: impl Fn(&HeldLimit) -> u64,
     ) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, held, actual, &self.clock));
+                settled = settled.and(table.settle(limit, actual(limit), &self.clock));
             }
         });
         settled.map_err(|_| table_full())
@@ -302,8 +339,15 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     ///
     /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.tables.replace(limits)
+        self.shared.tables.replace(limits)?;
+        capacity_added();
+        Ok(())
     }
+}
+
+/// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
+fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
+    if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
 fn table_full() -> Error {
@@ -328,7 +372,7 @@ where
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
-            Err(error) => Acquisition::Ready(Ok(self.acquire_slow(key, options, error))),
+            Err(error) => Acquisition::Ready(self.acquire_slow(key, options, error)),
         }
     }
 
@@ -342,7 +386,7 @@ where
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let context = self.context(key, AcquireOptions::default());
-        LimiterFuture::ready(match operation {
+        let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
                 let set = self.in_limit(limit, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(|_| table_full()))
@@ -354,7 +398,8 @@ where
                 L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
                 Ok(())
             }
-        })
+        });
+        operation.wake_waiters(done)
     }
 }
 

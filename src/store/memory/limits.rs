@@ -4,9 +4,10 @@ use super::decide::{self, Prepared};
 use super::limit_table::LimitTable;
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
+use crate::algorithm::Algorithm;
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::LookupError;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
@@ -24,6 +25,9 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     type Tables: Send + Sync + 'static;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
+
+    /// Returns whether a limit [holds](Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    fn is_held_until_end(tables: &Self::Tables) -> bool;
 
     /// Decides on the fast path. An error charges nothing.
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
@@ -47,8 +51,8 @@ impl<Key, L, S> MemoryLimits<Key, S> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    L::Selector: SelectAlgorithm<Key>,
+    L::SubKeyFn: SubKeyOf<Key>,
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
@@ -58,6 +62,10 @@ where
         let limit = self.into_limit();
         check_unique_names([limit.name()])?;
         LimitTable::new(limit, capacity)
+    }
+
+    fn is_held_until_end(_tables: &Self::Tables) -> bool {
+        <L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END
     }
 
     // Row "hot key" of docs/performance.md.
@@ -90,8 +98,8 @@ macro_rules! tuple {
             Key: ?Sized,
             S: BuildHasher,
             $(
-                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                $L::Selector: SelectAlgorithm<Key>,
+                $L::SubKeyFn: SubKeyOf<Key>,
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
@@ -103,6 +111,10 @@ macro_rules! tuple {
                 Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
             }
 
+            fn is_held_until_end(_tables: &Self::Tables) -> bool {
+                false $(|| <$L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END)+
+            }
+
             // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
             #[inline(always)]
             fn try_acquire(
@@ -110,7 +122,7 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.detail == Detail::All || options.hold || options.cost == 0 {
+                if options.detail == Detail::All || options.hold {
                     return Err(LookupError::NotApplicable);
                 }
                 $(let $table = Prepared::new(&tables.$index, context).ok_or(LookupError::NotApplicable)?;)+

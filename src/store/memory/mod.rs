@@ -5,6 +5,7 @@
 
 mod blocks;
 mod builder;
+mod deadlines;
 mod decide;
 mod hasher;
 mod limit_table;

@@ -39,8 +39,8 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
     pub fn new<L>(limit: L) -> Self
     where
         L: IntoLimit,
-        L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-        L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+        L::Selector: SelectAlgorithm<Key>,
+        L::SubKeyFn: SubKeyOf<Key>,
         <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     {
         Self(Box::new(limit.into_limit()))
@@ -67,8 +67,8 @@ trait BuildLimit<Key: ?Sized, S>: Send + Sync {
 impl<Key, S, C, P> BuildLimit<Key, S> for Limit<C, P>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -126,6 +126,10 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
             replace_lock: Mutex::default(),
             capacity,
         })
+    }
+
+    fn is_held_until_end(tables: &Self::Tables) -> bool {
+        tables.now.load().iter().any(|table| table.is_held_until_end())
     }
 
     #[inline]

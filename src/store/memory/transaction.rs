@@ -29,9 +29,9 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
 ) -> (Decision, Vec<HeldLimit>) {
     let decision = charge(limits, reads, context);
     let mut held = Vec::new();
-    if context.options.hold && decision.is_allowed() {
-        let charged = limits.iter().zip(reads).filter(|(_, read)| read.will_charge());
-        held.extend(charged.map(|(limit, read)| limit.held_limit(context, read)));
+    if decision.is_allowed() {
+        let holding = limits.iter().zip(reads).filter(|(_, read)| read.holds && read.counts());
+        held.extend(holding.map(|(limit, read)| limit.held_limit(context, read)));
     }
     (decision, held)
 }
@@ -44,10 +44,9 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 ) -> Decision {
     let (mut context, mut backoff) = (*context, Backoff::new());
     loop {
-        let with_snapshot = context.options.cost == 0;
-        let verdict = read_all(limits, reads, &mut context, with_snapshot);
+        let verdict = read_all(limits, reads, &mut context, ReadMode::IfDenied);
         let context = &context;
-        if !verdict.is_allowed() || context.options.cost == 0 {
+        if !verdict.is_allowed() || !reads.iter().any(LimitRead::will_charge) {
             if is_consistent(limits, reads) {
                 return decide(limits, reads, context);
             }
@@ -88,11 +87,11 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
 ) -> Decision {
     let (mut context, mut backoff) = (*context, Backoff::new());
     loop {
-        let verdict = read_all(limits, reads, &mut context, true);
+        let verdict = read_all(limits, reads, &mut context, ReadMode::Snapshot);
         let context = &context;
         if is_consistent(limits, reads) {
-            let will_charge = verdict.is_allowed() && context.options.cost > 0;
-            let mut charged = limits.iter().zip(&*reads).filter(|_| will_charge);
+            let is_allowed = verdict.is_allowed();
+            let mut charged = limits.iter().zip(&*reads).filter(|(_, read)| is_allowed && read.cost > 0);
             let full = charged.find_map(|(limit, read)| limit.is_full_for(read).err());
             return full.map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
         }
@@ -106,16 +105,12 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
     reads: &mut [LimitRead],
     context: &mut AcquireContext<'_, Key, S>,
-    with_snapshot: bool,
+    mode: ReadMode,
 ) -> Verdict {
-    let mode = match (limits.len() > 1, with_snapshot) {
-        (true, _) => ReadMode::Together,
-        (false, true) => ReadMode::Snapshot,
-        (false, false) => ReadMode::IfDenied,
-    };
+    let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, reads, context, mode);
     if reads.iter().all(|read| read.verdict == Verdict::Allowed) {
-        if mode == ReadMode::Together && !enforced(reads).all(|read| read.supports_scheduling) {
+        if mode == ReadMode::Together && !all_support_scheduling(reads) {
             for read in reads.iter_mut() {
                 read.supports_scheduling = false;
             }
@@ -123,7 +118,8 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
         return Verdict::Allowed;
     }
     if mode == ReadMode::Together {
-        if !context.options.hold
+        if !reads.iter().any(|read| read.holds)
+            && !context.options.hold
             && context.options.max_delay.is_none_or(|max_delay| !max_delay.is_zero())
             && let Some(blocked) = enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
         {
@@ -214,10 +210,15 @@ fn can_schedule(reads: &[LimitRead]) -> bool {
     let start = enforced(reads).fold(Verdict::Allowed, |start, read| start.stricter_of(read.immediate));
     match start {
         Verdict::Denied { retry_after: start } => {
-            enforced(reads).all(|read| read.supports_scheduling && read.snapshot.compute().reset >= start)
+            all_support_scheduling(reads) && enforced(reads).all(|read| read.snapshot.compute().reset >= start)
         }
-        _ => enforced(reads).all(|read| read.supports_scheduling),
+        _ => all_support_scheduling(reads),
     }
+}
+
+/// Returns whether each limit supports scheduling. A request whose cost is held, also by a shadow, must start now.
+fn all_support_scheduling(reads: &[LimitRead]) -> bool {
+    reads.iter().all(|read| !read.holds && (read.shadow || read.supports_scheduling))
 }
 
 /// Returns whether all readings were valid at one moment. One reading is consistent by itself.
@@ -342,7 +343,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     #[inline]
     fn charge(&mut self, context: &AcquireContext<'_, Key, S>, delay: Duration) {
         for (limit, read) in self.limits.iter().zip(&mut *self.reads).filter(|(_, read)| read.will_charge()) {
-            if context.options.hold {
+            if read.holds {
                 limit.hold(context, read);
             } else {
                 // A shadow counts the request at the start that it would have scheduled.

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::time::Duration;
 
+use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
@@ -66,8 +67,10 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
-    /// Ends a hold of `held`, and charges `actual`.
-    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
+    /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    fn is_held_until_end(&self) -> bool;
+    /// Ends a hold, and charges `actual`.
+    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, now: Timestamp) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
 }
@@ -79,6 +82,14 @@ pub struct HeldLimit {
     pub(super) hash: u64,
     /// The algorithm, if it is chosen by the key.
     pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
+    /// The held cost.
+    pub(super) held: u64,
+    /// The cost is the limit's fixed one, so it is settled apart from the request's.
+    pub(super) is_fixed: bool,
+    /// The cost is held until the request ends, and never charged.
+    pub(super) until_end: bool,
+    /// The time at which the hold ends at the latest, if there is one.
+    pub(super) deadline: Option<Deadline>,
 }
 
 /// The key, the options and the time of one acquire call.
@@ -137,6 +148,10 @@ pub struct LimitRead {
     /// The verdict for a caller that accepts no delay, in [`ReadMode::Together`].
     pub(super) immediate: Verdict,
     pub(super) snapshot: LazySnapshot,
+    /// The cost on this limit.
+    pub(super) cost: u64,
+    /// The cost is held, not charged.
+    pub(super) holds: bool,
     /// The amount held on the key.
     pub(super) held: u64,
     /// The time until the key's block ends, zero if it is not blocked.
@@ -144,6 +159,8 @@ pub struct LimitRead {
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
     pub(super) slot: Option<SlotIndex>,
+    /// The time at which the hold ends at the latest, if there is one.
+    pub(super) deadline: Option<Deadline>,
 }
 
 impl LimitRead {
@@ -154,16 +171,25 @@ impl LimitRead {
         verdict: Verdict::ExceedsLimit,
         immediate: Verdict::ExceedsLimit,
         snapshot: LazySnapshot::EMPTY,
+        cost: 0,
+        holds: false,
         held: 0,
         blocked: Duration::ZERO,
         supports_scheduling: false,
         shadow: false,
         slot: None,
+        deadline: None,
     };
 
-    /// Returns whether the limit is charged if the request is allowed.
+    /// Returns whether the limit counts the request if it is allowed.
+    #[inline]
+    pub(super) fn counts(&self) -> bool {
+        !self.shadow || self.verdict.is_allowed()
+    }
+
+    /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
     #[inline]
     pub(super) fn will_charge(&self) -> bool {
-        !self.shadow || self.verdict.is_allowed()
+        self.cost > 0 && self.counts()
     }
 }

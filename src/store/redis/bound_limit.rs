@@ -26,9 +26,9 @@ pub(crate) struct BoundLimit<C, P>(pub(crate) Arc<Limit<C, P>>);
 impl<Key, C, P> RedisBoundLimit<Key> for BoundLimit<C, P>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
     C::Algorithm: LuaAlgorithm,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key>,
     P::SubKey: EncodeKey,
 {
     fn info(&self) -> LimitInfo {
@@ -37,6 +37,8 @@ where
             name: self.0.name_handle().clone(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
             shadow: self.0.is_shadow(),
+            cost: self.0.cost(),
+            held_until_end: C::Algorithm::HELD_UNTIL_END,
             is_global: self.0.sub_key().is_constant(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
@@ -57,7 +59,7 @@ where
         let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
         let mut sub_key = KeyWriter::new();
         self.encode(key, &mut sub_key);
-        limits.add_with_max_waiting(self.0.name_handle().as_str(), sub_key.as_str(), max_waiting);
+        limits.add_limit(self.0.name_handle().as_str(), sub_key.as_str(), self.0.cost(), max_waiting);
     }
 }
 
@@ -66,7 +68,7 @@ struct FixedAlgorithmOf<C, P>(Arc<Limit<C, P>>);
 
 impl<C, P> FixedAlgorithm for FixedAlgorithmOf<C, P>
 where
-    C: AlgorithmSelector + Send + Sync,
+    C: AlgorithmSelector,
     C::Algorithm: LuaAlgorithm,
     P: Send + Sync,
 {

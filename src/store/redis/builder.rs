@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::key_format::check_secret;
+use super::lease::{self, Lease};
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
@@ -27,6 +28,8 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) observers: Observers,
     pub(crate) hash_tag: Option<HashTag<Key>>,
+    pub(crate) lease: Option<Lease>,
+    pub(crate) charges_leases_at_grant: bool,
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
@@ -54,6 +57,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             clock: None,
             observers: Observers::default(),
             hash_tag: None,
+            lease: None,
+            charges_leases_at_grant: false,
         }
     }
 
@@ -79,6 +84,26 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// should have the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {
         self.hold_expiry = expiry;
+        self
+    }
+
+    /// Lets this process decide without a round trip, by units of the quota that it holds for a short time. Off by
+    /// default.
+    ///
+    /// The bound of the algorithm holds in every window: see the page "Leases" of the guide. The limiter must have one
+    /// limit, which is not a shadow, with one algorithm for all keys: a bucket, a window or a log. Requests that hold
+    /// their cost are decided in Redis.
+    ///
+    /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
+    pub fn lease(mut self, lease: Lease) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Charges units of leases when they are granted, which admits too much: the control of the tests.
+    #[doc(hidden)]
+    pub fn charge_leases_at_grant_for_tests(mut self) -> Self {
+        self.charges_leases_at_grant = true;
         self
     }
 
@@ -147,6 +172,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - Two limits have the same name, or a name is empty.
     /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
     /// - The secret is too short.
+    /// - A [`lease`](Self::lease) has an invalid duration, share or margin, or the limits do not support leases.
     /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot
     ///   spread a limit on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
@@ -167,6 +193,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             clock: self.clock.clone(),
             observers: self.observers.clone(),
             hash_tag: self.hash_tag.clone(),
+            lease: self.lease,
+            charges_leases_at_grant: self.charges_leases_at_grant,
         }
     }
 
@@ -208,6 +236,10 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                  limiter of its own, and combine the two with `limiter::Chained`",
                 global.name.as_str()
             )));
+        }
+        if let Some(lease) = &self.lease {
+            lease.check()?;
+            lease::check_limits(&self.limits.iter().map(|limit| limit.0.info()).collect::<Vec<_>>())?;
         }
         Ok(())
     }

@@ -50,28 +50,37 @@ impl KeyFormat {
         self
     }
 
-    /// Appends the name of a key. `limit` is the index of the limit, `key` the escaped sub-key.
-    pub(crate) fn append(&self, limit: usize, tag: Option<&str>, key: &str, output: &mut Vec<u8>) {
-        output.extend_from_slice(self.prefix.as_bytes());
-        if let Some(tag) = tag {
-            output.extend_from_slice(b":{");
-            self.push_user_key(tag, output);
-            output.push(b'}');
+    /// Appends the name of a key. `limit` is the index of the limit, `encode` writes the sub-key.
+    pub(crate) fn append(
+        &self,
+        limit: usize,
+        tag: Option<&str>,
+        names: &mut KeyWriter,
+        encode: impl FnOnce(&mut KeyWriter),
+    ) {
+        let prefix = &*self.prefixes[limit];
+        match tag {
+            None => names.start_key(&[&self.prefix, prefix]),
+            Some(tag) => {
+                let hash = self.hash(tag);
+                names.start_key(&[&self.prefix, ":{", hash.as_deref().unwrap_or(tag), "}", prefix]);
+            }
         }
-        output.extend_from_slice(self.prefixes[limit].as_bytes());
-        self.push_user_key(key, output);
+        encode(names);
+        if let Some(hash) = self.hash(names.as_str()) {
+            names.replace_key(&hash);
+        }
     }
 
-    fn push_user_key(&self, key: &str, output: &mut Vec<u8>) {
+    /// Returns the replacement of a user's key, if it is hashed.
+    fn hash(&self, key: &str) -> Option<String> {
         if let Some(secret) = &*self.secret.load() {
-            output.push(b'~');
             let hash = Hmac::clone(secret).chain_update(key).finalize().into_bytes();
-            push_hex(&hash[..16], output);
+            Some(hex('~', &hash[..16]))
         } else if key.len() > Self::MAX_LEN {
-            output.push(b'#');
-            push_hex(&Sha256::digest(key.as_bytes()), output);
+            Some(hex('#', &Sha256::digest(key.as_bytes())))
         } else {
-            output.extend_from_slice(key.as_bytes());
+            None
         }
     }
 
@@ -108,9 +117,9 @@ fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length")
 }
 
-fn push_hex(bytes: &[u8], output: &mut Vec<u8>) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for byte in bytes {
-        output.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-    }
+/// Returns the bytes as hexadecimal digits behind a sign.
+fn hex(sign: char, bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
+    let digits = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
+    std::iter::once(sign).chain(digits).collect()
 }

@@ -1,26 +1,18 @@
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::{ArcSwap, ArcSwapOption, Guard};
-use tokio::sync::oneshot;
+use arc_swap::{ArcSwap, Guard};
 
-use super::bound_limit::RedisBoundLimit;
-use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load};
-use super::conflicts::Registration;
-use super::connect::Failure;
-use super::health::ServerHealth;
-use super::holds::{HoldRegistry, HoldTransport};
-use super::key_format::KeyFormat;
+use super::builder::RedisBuilder;
+use super::client::RedisFuture;
+use super::limiter_state::LimiterState;
 use super::limits::IntoRedisLimits;
-use super::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate, Script};
+use super::script::Operation;
 use super::server::RedisServer;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
-use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods, capacity_added};
 use crate::observe::Event;
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
@@ -109,15 +101,6 @@ struct Shared<Key: ?Sized> {
     settings: Mutex<RedisBuilder<Key>>,
 }
 
-struct LimiterState<Key: ?Sized> {
-    client: Arc<Client>,
-    limit_fns: Vec<Box<dyn RedisBoundLimit<Key>>>,
-    key_format: KeyFormat,
-    hash_tag: Option<HashTag<Key>>,
-    /// The last template, with what it depends on: most decisions have the same options.
-    last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
-}
-
 impl<Key: ?Sized> Redis<Key> {
     /// The maximum number of limits.
     pub const MAX_LIMITS: usize = 16;
@@ -178,6 +161,7 @@ impl<Key: ?Sized> Redis<Key> {
         // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
         let (state, _conflicts) = LimiterState::new(builder)?;
         self.shared.state.store(Arc::new(state));
+        capacity_added();
         Ok(())
     }
 
@@ -210,6 +194,21 @@ impl<Key: ?Sized> Redis<Key> {
         Ok(())
     }
 
+    /// Releases all [leases](RedisBuilder::lease) of this process, and waits for the confirmation. From then on Redis
+    /// makes all decisions.
+    ///
+    /// Call it before the process ends: Redis charges leases that are not released. Dropping the limiter releases them
+    /// too, but waits for nothing, and needs a runtime that goes on for a moment.
+    ///
+    /// # Errors
+    ///
+    /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire.
+    pub async fn close(&self) -> Result<(), Error> {
+        let state = self.shared.state.load_full();
+        let Some(leases) = &state.leases else { return Ok(()) };
+        leases.release_all(&*state.client, state.client.config.deadline * 2).await
+    }
+
     admin_methods!(Key);
 
     /// Returns the name in Redis of a key of a limit.
@@ -226,226 +225,21 @@ impl<Key: ?Sized> Redis<Key> {
     }
 }
 
-impl<Key: ?Sized> LimiterState<Key> {
-    /// Returns the state, and the conflicts with other limiters of this process.
-    fn new(builder: RedisBuilder<Key>) -> Result<(Self, Vec<String>), Error> {
-        let limit_fns: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
-        let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
-        crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
-        let (registration, conflicts) =
-            Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
-        let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
-        let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
-        if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
-            key_format = key_format.with_hash_tag(&builder.name);
-        }
-        let script = Script::new(&limits);
-        let client = Arc::new_cyclic(|client: &Weak<Client>| {
-            let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
-            let holds = HoldRegistry::new(builder.hold_expiry, &builder.name, &builder.observers, transport);
-            let health = ServerHealth::new(
-                builder.name,
-                builder.server,
-                builder.observers,
-                builder.prefix,
-                script_load(&script),
-                Failure::from_redis,
-            );
-            Client::new(ClientConfig {
-                health: Arc::new(health),
-                deadline: builder.deadline,
-                limits,
-                script,
-                holds: Arc::new(holds),
-                clock: builder.clock,
-                _registration: registration,
-            })
-        });
-        let hash_tag = builder.hash_tag;
-        let state = Self { client, limit_fns, key_format, hash_tag, last_template: ArcSwapOption::empty() };
-        Ok((state, conflicts))
-    }
-
-    /// Returns the index of the limit with this name.
-    fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
-        found.ok_or_else(|| {
-            Error::config(format!(
-                "unknown limit: there is no limit named {name:?}; use the limit's name, which is \"default\" unless set"
-            ))
-        })
-    }
-
-    /// Returns the keys of all limits, concatenated, and where each ends.
-    fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
-        let mut keys = Vec::with_capacity(64 * self.limit_fns.len());
-        let mut writer = KeyWriter::new();
-        let tag = self.hash_tag.as_ref().map(|hash_tag| {
-            let mut writer = KeyWriter::new();
-            hash_tag(key, &mut writer);
-            writer
-        });
-        let tag = tag.as_ref().map(KeyWriter::as_str);
-        if tag == Some("") {
-            return Err(Error::config(
-                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a \
-                 part of the key that is never empty",
-            ));
-        }
-        let mut offsets = Vec::with_capacity(self.limit_fns.len());
-        for (index, limit) in self.limit_fns.iter().enumerate() {
-            writer.clear();
-            limit.encode(key, &mut writer);
-            if tag.is_some() && writer.as_str().is_empty() {
-                return Err(Error::config(
-                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a \
-                     limiter of its own, and combine the two with `limiter::Chained`",
-                ));
-            }
-            self.key_format.append(index, tag, writer.as_str(), &mut keys);
-            offsets.push(keys.len());
-        }
-        Ok((keys, offsets))
-    }
-
-    /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
-    fn algorithms(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
-        if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
-            return Vec::new();
-        }
-        self.limit_fns.iter().map(|limit| limit.algorithm(key)).collect()
-    }
-
-    /// The run time of one step of all limits in the script.
-    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
-        let weight = |(index, limit): (usize, &LimitInfo)| {
-            limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
-        };
-        self.limits().iter().enumerate().map(weight).sum()
-    }
-
-    fn supports_fast_path(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>], options: AcquireOptions) -> bool {
-        let [limit] = self.limits() else { return false };
-        let algorithm = limit.select(0, algorithms);
-        limit.script.fast_path().is_some() && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
-    }
-
-    /// The template of a decision on all limits.
-    fn decision_template(
-        &self,
-        operation: Operation,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
-        options: AcquireOptions,
-    ) -> Arc<OperationTemplate> {
-        if let Some((known, cost, max_delay, template)) = self.last_template.load().as_deref()
-            && algorithms.is_empty()
-            && *known == operation
-            && *cost == options.cost
-            && *max_delay == options.max_delay
-        {
-            return Arc::clone(template);
-        }
-        let mut params = Vec::new();
-        for (index, limit) in self.limits().iter().enumerate() {
-            if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(options.cost, &mut params);
-            }
-            params.push(u64::from(limit.shadow));
-        }
-        let arg2 = match operation {
-            Operation::Hold => Some(self.client.config.holds.expiry),
-            _ => options.max_delay,
-        };
-        let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
-        let cost = options.cost;
-        let uses_fast_path = operation == Operation::Acquisition && self.supports_fast_path(algorithms, options);
-        let template = OperationTemplate { operation, limit: 0, arg1: cost, arg2, cost, params, uses_fast_path };
-        let template = Arc::new(template);
-        if algorithms.is_empty() {
-            let last = (operation, cost, options.max_delay, Arc::clone(&template));
-            self.last_template.store(Some(Arc::new(last)));
-        }
-        template
-    }
-
-    /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
-    fn operation(
-        &self,
-        operation: Operation,
-        limit: usize,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
-        cost: u64,
-        arg1: u64,
-    ) -> Option<Arc<OperationTemplate>> {
-        let info = &self.limits()[limit];
-        let algorithm = info.select(limit, algorithms)?;
-        Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
-    }
-
-    fn queued_operation(
-        &self,
-        key: &Key,
-        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-        kind: OperationKind,
-        reply: oneshot::Sender<OperationResult>,
-    ) -> Result<QueuedOperation, Error> {
-        let (keys, key_offsets) = self.encode(key)?;
-        let weight = self.weight(&algorithms);
-        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
-    }
-
-    /// Submits a decision that charges, or a peek.
-    fn decide(&self, operation: Operation, key: &Key, mut options: AcquireOptions) -> Result<RedisFuture, Error> {
-        if options.hold {
-            // The peek of a hold: a hold starts now.
-            options.max_delay = Some(Duration::ZERO);
-        }
-        self.client.submit_decision(|reply| {
-            let algorithms = self.algorithms(key);
-            let template = self.decision_template(operation, &algorithms, options);
-            self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
-        })
-    }
-
-    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
-        let algorithms = self.algorithms(key);
-        let template = self.decision_template(Operation::Hold, &algorithms, options);
-        let (keys, key_offsets) = self.encode(key)?;
-        let weight = self.weight(&algorithms);
-        self.client.submit_hold(move |reply| {
-            let kind = OperationKind::Hold(options, Arc::clone(&template), None);
-            let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
-            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
-        })
-    }
-
-    /// Submits operations on one limit each.
-    fn operate(
-        &self,
-        key: &Key,
-        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-        templates: Vec<Arc<OperationTemplate>>,
-    ) -> LimiterFuture<()> {
-        if templates.is_empty() {
-            return LimiterFuture::ready(Ok(()));
-        }
-        self.client
-            .submit_operation(|reply| self.queued_operation(key, algorithms, OperationKind::Mutate(templates), reply))
-    }
-
-    fn limits(&self) -> &[LimitInfo] {
-        &self.client.config.limits
-    }
-}
-
 impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
-        let submitted = if options.hold {
-            self.state().hold(key, options)
+        let state = self.state();
+        if let Some(decision) = state.decide_by_lease(key, options) {
+            return Acquisition::Ready(Ok(decision.into()));
+        }
+        let has_limits_in_flight = state.has_limits_in_flight();
+        let submitted = if has_limits_in_flight && !options.until_end {
+            Err(Error::without_end())
+        } else if options.hold || has_limits_in_flight {
+            state.hold(key, options)
         } else {
-            self.state().decide(Operation::Acquisition, key, options)
+            state.decide(Operation::Acquisition, key, options)
         };
         match submitted {
             Ok(future) => Acquisition::Pending(future),
@@ -476,14 +270,14 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 let all = 0..state.limit_fns.len();
                 let templates =
                     all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
-                return state.operate(key, algorithms, templates);
+                return operation.wake_waiters(state.operate(key, algorithms, templates));
             }
         };
         match state.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
                 let template = state.operation(kind, limit, &algorithms, cost, argument);
-                state.operate(key, algorithms, template.into_iter().collect())
+                operation.wake_waiters(state.operate(key, algorithms, template.into_iter().collect()))
             }
         }
     }

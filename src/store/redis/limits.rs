@@ -24,9 +24,9 @@ impl<Key: ?Sized> RedisLimit<Key> {
     pub fn new<L>(limit: L) -> Self
     where
         L: IntoLimit,
-        L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+        L::Selector: SelectAlgorithm<Key>,
         <L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
-        L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+        L::SubKeyFn: SubKeyOf<Key>,
         <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
     {
         Self(Box::new(BoundLimit(Arc::new(limit.into_limit()))))
@@ -63,9 +63,9 @@ impl<Key, L> IntoRedisLimits<Key> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+    L::Selector: SelectAlgorithm<Key>,
     <L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
-    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    L::SubKeyFn: SubKeyOf<Key>,
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
 {
     fn into_limits(self) -> Vec<RedisLimit<Key>> {
@@ -79,9 +79,9 @@ macro_rules! tuples {
         where
             Key: ?Sized,
             $(
-                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+                $L::Selector: SelectAlgorithm<Key>,
                 <$L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
-                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                $L::SubKeyFn: SubKeyOf<Key>,
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
             )+
         {

@@ -10,8 +10,9 @@
 //! | `health` | circuit breakers and probes |
 //! | `script` | the Lua script: text, input, reply, replay |
 //! | `holds` | sessions of held costs |
+//! | `lease` | leases: units that this process holds and spends |
 //! | `client` | queues, worker tasks, batches |
-//! | `limiter`, `builder` | `Redis` |
+//! | `limiter_state`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
 mod bound_limit;
@@ -25,7 +26,9 @@ mod connect;
 mod health;
 mod holds;
 mod key_format;
+mod lease;
 mod limiter;
+mod limiter_state;
 mod limits;
 #[cfg(test)]
 mod overload_tests;
@@ -39,6 +42,7 @@ pub use self::client::RedisFuture;
 pub use self::connect::RedisCredentials;
 #[cfg(feature = "redis-tls")]
 pub use self::connect::RedisTls;
+pub use self::lease::Lease;
 pub use self::limiter::Redis;
 pub use self::limits::{IntoRedisLimits, RedisLimit};
 pub use self::server::RedisServer;

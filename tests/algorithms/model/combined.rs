@@ -9,8 +9,10 @@ use crate::span::micros;
 
 pub(crate) struct Combined {
     pub(crate) limits: Vec<Box<dyn Model>>,
-    /// The sum of the held costs; every limit counts all of it.
-    held: u64,
+    /// For each limit its fixed cost, if it has one.
+    fixed: Vec<Option<u64>>,
+    /// For each limit the sum of the held costs.
+    held: Vec<u64>,
 }
 
 /// The decision that the model expects.
@@ -37,7 +39,18 @@ impl Combined {
                 Spec::SlidingWindow { .. } | Spec::SlidingLog { .. } => Box::new(Hits::new(spec)),
             }
         };
-        Self { limits: specs.into_iter().map(limit).collect(), held: 0 }
+        let limits: Vec<_> = specs.into_iter().map(limit).collect();
+        Self { fixed: vec![None; limits.len()], held: vec![0; limits.len()], limits }
+    }
+
+    pub(crate) fn with_fixed_costs(mut self, fixed: &[Option<u64>]) -> Self {
+        self.fixed.copy_from_slice(fixed);
+        self
+    }
+
+    /// Returns the cost of a request on each limit.
+    fn costs(&self, options: AcquireOptions) -> impl Iterator<Item = u64> + '_ {
+        self.fixed.iter().map(move |fixed| fixed.unwrap_or(options.cost))
     }
 
     pub(crate) fn set_spec(&mut self, specs: impl IntoIterator<Item = Spec>) {
@@ -48,13 +61,13 @@ impl Combined {
 
     /// Returns the limits as a decision sees them: held costs count as if they were charged now.
     pub(crate) fn with_held(&self, now: u64) -> Vec<Box<dyn Model>> {
-        self.limits.iter().map(|limit| limit.with_held(now, self.held)).collect()
+        self.limits.iter().zip(&self.held).map(|(limit, held)| limit.with_held(now, *held)).collect()
     }
 
     pub(crate) fn peek(&self, now: u64, options: AcquireOptions) -> Expected {
         let limits = self.with_held(now);
         // A later start is scheduled by all limits or by none, and only if the usage of all lasts until then.
-        let immediate = limits.iter().map(|limit| limit.verdict(now, options.cost, 0));
+        let immediate = limits.iter().zip(self.costs(options)).map(|(limit, cost)| limit.verdict(now, cost, 0));
         let delay_of_start = match immediate.max_by_key(strictness) {
             Some(Verdict::Denied { retry_after }) => retry_after,
             _ => Duration::ZERO,
@@ -65,14 +78,17 @@ impl Combined {
         let max_delay = options.max_delay.filter(|_| all_schedule).map_or(0, micros);
         let statuses: Vec<_> = limits
             .iter()
-            .map(|limit| ExpectedStatus {
-                verdict: limit.verdict(now, options.cost, max_delay),
+            .zip(self.costs(options))
+            .map(|(limit, cost)| ExpectedStatus {
+                verdict: limit.verdict(now, cost, max_delay),
                 snapshot: limit.snapshot(now),
             })
             .collect();
         let verdict = statuses.iter().map(|status| status.verdict).max_by_key(strictness);
         let verdict = verdict.unwrap_or(Verdict::Allowed);
-        Expected { verdict, is_estimate: self.held > 0 && !verdict.is_allowed(), statuses }
+        let is_estimate =
+            statuses.iter().zip(&self.held).any(|(status, held)| *held > 0 && !status.verdict.is_allowed());
+        Expected { verdict, is_estimate, statuses }
     }
 
     /// As [`peek`](Self::peek), but charges or holds an allowed request. The snapshots are those afterwards.
@@ -81,11 +97,12 @@ impl Combined {
         if !expected.verdict.is_allowed() {
             return expected;
         }
-        if options.hold {
-            self.held += options.cost;
-        } else {
-            let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
-            self.limits.iter_mut().for_each(|limit| limit.charge(now, delay, options.cost));
+        let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
+        for (index, limit) in self.limits.iter_mut().enumerate() {
+            match self.fixed[index] {
+                None if options.hold => self.held[index] += options.cost,
+                fixed => limit.charge(now, delay, fixed.unwrap_or(options.cost)),
+            }
         }
         for (limit, status) in self.with_held(now).iter().zip(&mut expected.statuses) {
             status.snapshot = limit.snapshot(now);
@@ -94,8 +111,10 @@ impl Combined {
     }
 
     pub(crate) fn settle(&mut self, now: u64, held: u64, actual: u64) {
-        self.held -= held;
-        self.limits.iter_mut().for_each(|limit| limit.charge(now, 0, actual));
+        for (index, limit) in self.limits.iter_mut().enumerate().filter(|(index, _)| self.fixed[*index].is_none()) {
+            self.held[index] -= held;
+            limit.charge(now, 0, actual);
+        }
     }
 
     /// Resets the usage; held costs stay held.

@@ -3,6 +3,7 @@
 
 mod answers;
 mod calls;
+mod in_flight;
 mod ports;
 mod refusals;
 mod settling;

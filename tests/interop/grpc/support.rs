@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt, stream};
 use tokio::net::TcpListener;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
@@ -25,8 +25,8 @@ pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {
     (layer.responder(Grpc::new()), clock)
 }
 
-/// A health service that counts its calls. It fails for the service `fail`, and after the first message of a stream for
-/// the service `break`.
+/// A health service that counts its calls. It fails for the service `fail`. After the first message of a stream it fails
+/// for the service `break`, panics for `panic`, and sends nothing more for `hang`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counting(Arc<AtomicUsize>);
 
@@ -54,11 +54,13 @@ impl Health for Counting {
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        let last = match request.get_ref().service.as_str() {
-            "break" => Err(Status::internal("broken off")),
-            _ => Ok(serving()),
-        };
-        Ok(Response::new(Box::pin(futures_util::stream::iter([Ok(serving()), last]))))
+        let first = stream::iter([Ok(serving())]);
+        Ok(Response::new(match request.get_ref().service.as_str() {
+            "break" => Box::pin(first.chain(stream::iter([Err(Status::internal("broken off"))]))),
+            "hang" => Box::pin(first.chain(stream::pending())),
+            "panic" => Box::pin(first.chain(stream::poll_fn(|_| panic!("panic requested")))),
+            _ => Box::pin(first.chain(stream::iter([Ok(serving())]))),
+        }))
     }
 }
 

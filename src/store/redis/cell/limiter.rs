@@ -128,10 +128,9 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     }
 
     fn encode(&self, key: &Key) -> Vec<u8> {
-        let (mut writer, mut name) = (KeyWriter::new(), Vec::with_capacity(64));
-        key.encode(&mut writer);
-        self.handle.key_format.append(0, None, writer.as_str(), &mut name);
-        name
+        let mut name = KeyWriter::with_capacity(64);
+        self.handle.key_format.append(0, None, &mut name, |writer| key.encode(writer));
+        name.into_names().into_bytes()
     }
 
     /// Returns the decision if the cost can never be allowed.

@@ -38,7 +38,7 @@ impl Batch {
     ) -> Self {
         load_sessions(&mut operations, limits, holds);
         let (keys, key_indices) = dedup_keys(&operations, limits);
-        // Distinct templates with the numbers of a hold or an update behind them.
+        // Distinct templates with the numbers of a hold, an update or a report behind them.
         let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
         let mut steps = StepEncoder::new(limits.len());
         for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limits.len())) {
@@ -63,6 +63,7 @@ impl Batch {
                         }
                     }
                 }
+                OperationKind::Lease(renewal) => push(renewal.template(), renewal.encode().to_vec()),
                 OperationKind::Mutate(templates) => {
                     for template in templates {
                         push(template, Vec::new());
@@ -116,7 +117,7 @@ impl Batch {
             return Err(fail_unexpected(self.operations));
         };
         let mut operations = self.operations.into_iter();
-        let mut was_late = false;
+        let mut late = 0;
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
@@ -126,11 +127,11 @@ impl Batch {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
-            was_late |= replay.was_late;
+            late += usize::from(replay.was_late);
             operation.complete(result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { started_at: now, was_late })
+        Ok(ScriptRun { started_at: now, late })
     }
 }
 
@@ -138,8 +139,8 @@ impl Batch {
 pub(super) struct ScriptRun {
     /// The server's time.
     pub(super) started_at: Timestamp,
-    /// The script made no decisions, because their replies would have come too late.
-    pub(super) was_late: bool,
+    /// The number of decisions that the script did not make, because their replies would have come too late.
+    pub(super) late: usize,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {
@@ -158,13 +159,13 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds
         let (keys, offsets) = (&operation.keys, &operation.key_offsets);
         let key = |limit: usize| &keys[if limit == 0 { 0 } else { offsets[limit - 1] }..offsets[limit]];
         match &mut operation.kind {
-            OperationKind::Hold(_, _, pending) => {
+            OperationKind::Hold(options, _, pending) => {
                 // The operation was sent before, and the server replied that it did not run it.
                 if let Some(pending) = pending.take() {
                     pending.denied();
                 }
                 let algorithms = &operation.algorithms;
-                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, &mut new)).ok();
+                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, *options, &mut new)).ok();
             }
             OperationKind::Update(updates) => {
                 for update in updates {

@@ -13,6 +13,7 @@ use super::config::ClientConfig;
 use super::operation::QueuedOperation;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
+use crate::observe::ShedCause;
 use crate::store::redis::connect::{Connection, Failure};
 use crate::store::redis::health::NodeState;
 
@@ -93,6 +94,8 @@ fn record_results(
     let health = &route.config.health;
     let failures = || results.iter().filter_map(|result| result.as_ref().err());
     health.record_call(size, measured_from, failures().next().map(|failure| &failure.error));
+    let late = results.iter().flatten().flatten().map(|run| run.late).sum();
+    health.record_shed(ShedCause::ArrivedLate, late);
     if results.iter().any(Result::is_ok) {
         health.record_success(route.node);
     } else if let Some(failure) = failures().find(|failure| !failure.server_responded) {

@@ -14,7 +14,7 @@ use super::{Client, no_runtime};
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::runtime::sleep;
-use crate::store::redis::holds::{Grant, HoldTransport, Session, SessionUpdate};
+use crate::store::redis::holds::{Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionUpdate};
 use crate::store::redis::script::Operation;
 
 impl Client {
@@ -57,8 +57,7 @@ impl Client {
 fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
     match completion {
         Completion::Decided(decision, grant) => {
-            let held = grant.map(|grant| into_guard(client, grant));
-            Ok(Outcome { decision, held })
+            Ok(Outcome { decision, held: grant.and_then(|grant| into_guard(client, grant)) })
         }
         Completion::SessionExpired | Completion::Done => {
             Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
@@ -66,32 +65,54 @@ fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome,
     }
 }
 
-fn into_guard(client: &Arc<Client>, grant: Grant) -> Held {
-    let (client, cost) = (Arc::clone(client), grant.cost);
-    let registry = Arc::clone(grant.registry());
-    let sessions = grant.into_sessions();
-    Held::new(cost, move |actual| {
-        if cost == 0 && actual == 0 {
+fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
+    let (is_hold, cost, registry) = (grant.is_hold, grant.cost, Arc::clone(grant.registry()));
+    let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
+    let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {
+        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
+        Held::until_end(cost, move || settle(&client, &registry, &until_end, |_| 0))
+    });
+    if !is_hold {
+        return until_end;
+    }
+    let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
+    let fixed = (!fixed.is_empty()).then(|| {
+        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
+        Held::of_fixed_costs(move |charge| settle(&client, &registry, &fixed, |held| if charge { held } else { 0 }))
+    });
+    let client = Arc::clone(client);
+    let held = Held::new(cost, move |actual| settle(&client, &registry, &of_request, |_| actual));
+    Held::join(Some(held.with_fixed_costs(fixed)), until_end)
+}
+
+/// Settles holds that are all of 0, or all of more.
+fn settle(
+    client: &Arc<Client>,
+    registry: &Arc<HoldRegistry>,
+    holds: &[GrantedHold],
+    actual: impl Fn(u64) -> u64,
+) -> LimiterFuture<()> {
+    let sessions: Vec<_> = holds.iter().map(|hold| Arc::clone(&hold.session)).collect();
+    let reply = if holds.iter().all(|hold| hold.held == 0) {
+        if holds.is_empty() || actual(0) == 0 {
             return LimiterFuture::ready(Ok(()));
         }
-        let reply = if cost == 0 {
-            // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
-            client.send_charge(&sessions, actual)
-        } else {
-            for session in &sessions {
-                session.settle(cost, actual);
-                registry.track(session);
-            }
-            registry.send_update(&*client, &sessions)
-        };
-        match reply {
-            Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
-            Ok(reply) => {
-                let deadline = client.config.deadline;
-                LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
-            }
+        // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
+        client.send_charge(&sessions, actual(0))
+    } else {
+        for hold in holds {
+            hold.settle(actual(hold.held));
+            registry.track(&hold.session);
         }
-    })
+        registry.send_update(&**client, &sessions)
+    };
+    match reply {
+        Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
+        Ok(reply) => {
+            let deadline = client.config.deadline;
+            LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
+        }
+    }
 }
 
 async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {

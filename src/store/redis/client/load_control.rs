@@ -26,6 +26,12 @@ pub(super) struct LoadControl {
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
+    /// When the first of the last calls was sent whose replies have all come too late.
+    late_since: Option<Instant>,
+    /// Only a trial is sent: one decision at a time, until a reply comes in time.
+    ///
+    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
+    is_on_trial: bool,
 }
 
 /// A call in flight.
@@ -33,6 +39,8 @@ pub(super) struct LoadControl {
 pub(super) struct SentCall {
     at: Instant,
     weight: usize,
+    /// The latest deadline of its decisions.
+    answer_by: Option<Instant>,
     /// The number of calls in flight, with this one.
     in_flight: usize,
     has_holds: bool,
@@ -53,13 +61,16 @@ impl LoadControl {
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
+            late_since: None,
+            is_on_trial: false,
         }
     }
 
     /// Forgets the link and the server, but not the cost of operations: a new connection may lead elsewhere.
-    pub(super) fn reset_connection(&mut self) {
+    /// If the last connection was lost (`is_lost`), the first call on the new one is a trial.
+    pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        *self = Self { batch_weight, ..Self::new(self.deadline) };
+        *self = Self { batch_weight, is_on_trial: is_lost, ..Self::new(self.deadline) };
     }
 
     /// Whether another call may be sent for the waiting operations.
@@ -93,6 +104,11 @@ impl LoadControl {
             call_time: self.call_time.get(),
             is_probe: self.sent_at.is_empty(),
             max_weight: self.batch_weight.max(),
+            max_decisions: match self.sent_at.len() {
+                _ if !self.is_on_trial => usize::MAX,
+                0 => 1,
+                _ => 0,
+            },
         }
     }
 
@@ -110,7 +126,8 @@ impl LoadControl {
         let has_holds = batch.iter().any(QueuedOperation::is_hold);
         self.calls_with_holds += usize::from(has_holds);
         let weight = batch.iter().map(QueuedOperation::total_weight).sum();
-        SentCall { at, weight, in_flight: self.sent_at.len(), has_holds }
+        let answer_by = batch.iter().filter_map(|operation| operation.answer_by).max();
+        SentCall { at, weight, answer_by, in_flight: self.sent_at.len(), has_holds }
     }
 
     /// Records the end of a call, and whether the server replied.
@@ -123,6 +140,10 @@ impl LoadControl {
         if !replied {
             return;
         }
+        let is_uncharged = run.is_some_and(|run| run.late > 0);
+        if let Some(answer_by) = call.answer_by.filter(|_| !is_uncharged) {
+            self.record_timeliness(call.at, now <= answer_by);
+        }
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
             self.call_time = MovingAverage::default();
@@ -132,11 +153,22 @@ impl LoadControl {
         if let Some(run) = run {
             let (sent, received) = (self.micros(call.at), self.micros(now));
             // A script that makes no decisions says nothing about their cost.
-            let weight = if run.was_late { 0 } else { call.weight };
+            let weight = if run.late > 0 { 0 } else { call.weight };
             if let Some((weight, span)) = self.server.record(sent, received, run.started_at, weight, now) {
                 self.batch_weight.record(weight, span);
             }
         }
+    }
+
+    /// Records whether the reply to a charging call came in time.
+    fn record_timeliness(&mut self, sent_at: Instant, is_timely: bool) {
+        if is_timely {
+            (self.late_since, self.is_on_trial) = (None, false);
+            return;
+        }
+        // A stall that is shorter than the deadline makes no later call late.
+        let since = *self.late_since.get_or_insert(sent_at);
+        self.is_on_trial |= sent_at.saturating_duration_since(since) >= self.deadline;
     }
 
     fn micros(&self, at: Instant) -> i64 {

@@ -24,6 +24,7 @@ mod dispatch;
 mod future;
 mod hold;
 mod in_flight;
+mod lease;
 mod load_control;
 mod moving_average;
 mod operation;

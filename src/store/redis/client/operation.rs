@@ -8,6 +8,7 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
 use crate::store::redis::holds::{PendingHold, Session, SessionUpdate};
+use crate::store::redis::lease::LeaseRenewal;
 use crate::store::redis::script::{DynLuaAlgorithm, OperationTemplate};
 
 /// An operation from its queueing to its reply.
@@ -33,6 +34,8 @@ pub(crate) enum OperationKind {
     Hold(AcquireOptions, Arc<OperationTemplate>, Option<PendingHold>),
     /// Updates of sessions.
     Update(Vec<SessionUpdate>),
+    /// The report of a lease.
+    Lease(Box<LeaseRenewal>),
     /// Changes of one limit's state each: charge, set, block, reset.
     Mutate(Vec<Arc<OperationTemplate>>),
 }
@@ -77,7 +80,7 @@ impl QueuedOperation {
     /// The maximum number of steps that the operation adds to a batch.
     pub(crate) fn steps(&self) -> usize {
         match &self.kind {
-            OperationKind::Decide(..) | OperationKind::Hold(..) => 1,
+            OperationKind::Decide(..) | OperationKind::Hold(..) | OperationKind::Lease(_) => 1,
             OperationKind::Update(updates) => updates.len(),
             OperationKind::Mutate(templates) => templates.len(),
         }
@@ -95,9 +98,9 @@ impl QueuedOperation {
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is
     /// charged.
     ///
-    /// Updates are sent in any case: the cost was spent.
+    /// Updates and reports of leases are sent in any case: the cost was spent.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.reply.is_closed() && !matches!(self.kind, OperationKind::Update(_))
+        self.reply.is_closed() && !matches!(self.kind, OperationKind::Update(_) | OperationKind::Lease(_))
     }
 
     pub(crate) fn complete(self, result: OperationResult) {

@@ -14,8 +14,8 @@ use crate::error::Error;
 ///
 /// # Load shedding
 ///
-/// Decisions that cannot be answered in time are not sent: they fail when a batch would take them. Operations are taken
-/// in the order of arrival, so these are the oldest ones.
+/// Decisions that cannot be answered in time are not sent: the queue drops them when a batch would take them. Operations
+/// are taken in the order of arrival, so these are the oldest ones.
 ///
 /// If the queue has not been empty for a whole deadline, more arrives than the server decides. Then the queue may not
 /// grow to the length at which every decision is answered just before its deadline: decisions fail after half of the
@@ -51,6 +51,13 @@ pub(super) struct Waiting {
     pub(super) has_holds: bool,
 }
 
+/// The operations that leave the queue together.
+pub(super) struct Taken {
+    pub(super) batch: Vec<QueuedOperation>,
+    /// Decisions that cannot be answered in time. They are not sent.
+    pub(super) late: Vec<QueuedOperation>,
+}
+
 /// What a batch may contain.
 pub(super) struct Admission {
     pub(super) now: Instant,
@@ -61,6 +68,8 @@ pub(super) struct Admission {
     /// The first decision is sent whatever the estimate is, because no other call will correct the estimate.
     pub(super) is_probe: bool,
     pub(super) max_weight: usize,
+    /// The maximum number of operations with a deadline.
+    pub(super) max_decisions: usize,
 }
 
 impl OperationQueue {
@@ -137,15 +146,16 @@ impl OperationQueue {
         Waiting { weight: state.weight, has_holds: state.holds > 0 }
     }
 
-    /// Takes the next batch, in the order of arrival. Decisions that cannot be answered in time fail.
-    pub(super) fn take_batch(&self, admission: &Admission) -> Vec<QueuedOperation> {
+    /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
+    pub(super) fn take_batch(&self, admission: &Admission) -> Taken {
         let mut state = self.state();
         state.full_weight = admission.max_weight;
-        let (mut weight, mut probes) = (0, admission.is_probe);
+        let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
         let (mut batch, mut late) = (Vec::with_capacity(state.pending.len().min(admission.max_weight)), Vec::new());
         let earliest = state.earliest_answer(admission);
         while let Some(next) = state.pending.front() {
-            let fits = weight + next.total_weight() <= admission.max_weight || batch.is_empty();
+            let fits = (weight + next.total_weight() <= admission.max_weight || batch.is_empty())
+                && (decisions < admission.max_decisions || next.answer_by.is_none());
             let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
             if !fits && !is_late {
                 break;
@@ -160,16 +170,10 @@ impl OperationQueue {
             }
             probes = false;
             weight += operation.total_weight();
+            decisions += usize::from(operation.answer_by.is_some());
             batch.push(operation);
         }
-        drop(state);
-        if !late.is_empty() {
-            let error = not_sent(admission.deadline);
-            for operation in late {
-                operation.complete(Err(error.clone()));
-            }
-        }
-        batch
+        Taken { batch, late }
     }
 
     /// Drops cancelled operations. Without this they would accumulate while no connection can be opened.
@@ -227,13 +231,6 @@ impl QueueState {
 
 fn is_update(operation: &QueuedOperation) -> bool {
     matches!(operation.kind, OperationKind::Update(_))
-}
-
-fn not_sent(deadline: Duration) -> Error {
-    Error::unavailable(format!(
-        "the decision was not sent to Redis, and nothing is charged: no reply can arrive within the deadline of \
-         {deadline:?} at the current load; add capacity, or raise `deadline`"
-    ))
 }
 
 fn too_many_updates() -> Error {

@@ -8,6 +8,7 @@ use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
+use crate::store::redis::lease::{LeaseRenewal, RenewalReply, Reply};
 use crate::store::redis::script::{
     Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
 };
@@ -48,6 +49,7 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
+            OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
                 if values.contains(&ScriptVerdict::INVALID_STATE) {
@@ -77,9 +79,9 @@ impl QueuedOperation {
             return Ok(Completion::SessionExpired);
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
-        let (decision, held_on) = catch_panic(|| verdict.decision(options, true, replay))?;
+        let (decision, held_costs) = catch_panic(|| verdict.decision(options, true, replay))?;
         if decision.is_allowed() {
-            return Ok(Completion::Decided(decision, Some(pending.granted(options.cost, &held_on))));
+            return Ok(Completion::Decided(decision, Some(pending.granted(options, &held_costs, replay.limits))));
         }
         pending.denied();
         Ok(Completion::Decided(decision, None))
@@ -94,9 +96,10 @@ impl QueuedOperation {
     ) -> Option<Result<(), Error>> {
         if update.encode().is_none() {
             // Another update of the call has carried the settlements.
-            update.finish(true);
+            update.finish(true, 0);
             return Some(Ok(()));
         }
+        // For requests in flight: by how much the held costs have shrunk, and what is not counted.
         let (released, charged) = (reply.next_i64()?, reply.next_i64()?);
         if ScriptVerdict::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
@@ -104,13 +107,63 @@ impl QueuedOperation {
         let index = update.session.limit;
         let (now, limit) = (replay.now, &replay.limits[index]);
         let state = replay.state(index);
-        state.held = state.held.saturating_sub(u64::try_from(released).unwrap_or(0));
+        let is_known = released != ScriptVerdict::EXPIRED;
+        if is_known {
+            state.held = state.held.saturating_add_signed(-released);
+        }
+        if update.session.is_in_flight() {
+            update.finish(is_known, charged.unsigned_abs());
+            return Some(Ok(()));
+        }
         let algorithm = limit.algorithm(update.session.algorithm.as_ref());
         if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }
-        update.finish(released != ScriptVerdict::EXPIRED);
+        update.finish(is_known, 0);
         Some(Ok(()))
+    }
+
+    /// Returns `None` if the reply ends too early.
+    fn read_lease(
+        &self,
+        renewal: LeaseRenewal,
+        reply: &mut ReplyReader<'_>,
+        replay: &mut Replay<'_>,
+    ) -> Option<OperationResult> {
+        let (held, expiry, charged, total) =
+            (reply.next_i64()?, reply.next_i64()?, reply.next_i64()?, reply.next_i64()?);
+        let (now, limit) = (replay.now, &replay.limits[0]);
+        let is_full = limit.script.state_encoding() == StateEncoding::Full;
+        let mut view = [0; 3];
+        if held >= 0 && !is_full {
+            for number in &mut view {
+                *number = u64::try_from(reply.next_i64()?).unwrap_or(0);
+            }
+        }
+        let state = replay.state(0);
+        let mut figures = None;
+        if let Some(algorithm) = limit.algorithm(None)
+            && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
+        {
+            state.held = total;
+            if charged > 0 && is_full {
+                state.replay_charge(algorithm, now, charged);
+            }
+            let options = AcquireOptions::cost(0);
+            let snapshot = catch_panic(|| match is_full {
+                true => state.replay(|numbers| algorithm.replay(numbers, now, options, None, total)),
+                false => Ok(algorithm.replay_view(view, now)),
+            });
+            figures = snapshot.ok().map(|snapshot| snapshot.compute());
+        }
+        let applied = u64::try_from(held).ok().zip(u64::try_from(expiry).ok());
+        let result = match applied {
+            Some((held, expiry)) => Reply::Applied { held, expiry },
+            None if held == ScriptVerdict::EXPIRED => Reply::Expired,
+            None => Reply::Refused,
+        };
+        renewal.finish(&RenewalReply { reply: result, now: now.as_micros(), figures });
+        Some(if ScriptVerdict::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 
     fn foreign_key_error(&self) -> Error {

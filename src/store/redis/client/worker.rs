@@ -25,9 +25,10 @@ use super::config::ClientConfig;
 use super::dispatch::execute;
 use super::load_control::LoadControl;
 use super::operation::QueuedOperation;
-use super::queue::OperationQueue;
+use super::queue::{OperationQueue, Taken};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::observe::ShedCause;
 use crate::store::redis::connect::Connection;
 use crate::store::redis::health::NodeState;
 
@@ -46,17 +47,22 @@ pub(super) fn run_worker(
 }
 
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
-    let mut connection = None;
+    let (mut connection, mut is_lost) = (None, false);
     let mut calls = FuturesUnordered::new();
     let mut control = LoadControl::new(config.deadline);
     loop {
         while control.accepts_call(queue.waiting()) {
             if calls.is_empty() {
-                connection = usable_connection(connection, config, node, queue, &mut control).await;
+                connection = usable_connection(connection, config, node, queue, (&mut control, is_lost)).await;
+                is_lost &= connection.is_none();
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(connection) = &connection else { break };
-            let batch = queue.take_batch(&control.admission());
+            let Taken { batch, late } = queue.take_batch(&control.admission());
+            if batch.is_empty() && late.is_empty() {
+                break;
+            }
+            drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
                 let sent = control.record_sent(&batch);
@@ -74,7 +80,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         if let Either::Left((Some((sent, end)), _)) = select(calls.next(), pin!(wait_for_operations(queue))).await {
             control.record_ended(sent, end.replied, end.run.as_ref());
             if end.must_reconnect {
-                connection = None;
+                (connection, is_lost) = (None, true);
             }
         }
     }
@@ -85,6 +91,22 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
 async fn wait_for_operations(queue: &OperationQueue) {
     queue.notified().await;
     yield_now().await;
+}
+
+/// Fails decisions that cannot be answered in time.
+fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
+    if late.is_empty() {
+        return;
+    }
+    config.health.record_shed(ShedCause::NotSent, late.len());
+    let error = Error::unavailable(format!(
+        "the decision was not sent to Redis, and nothing is charged: no reply can arrive within the deadline of {:?} at \
+         the current load; add capacity, or raise `deadline`",
+        config.deadline
+    ));
+    for operation in late {
+        operation.complete(Err(error.clone()));
+    }
 }
 
 /// Returns the time of the server after which the script makes no decision of a batch.
@@ -107,14 +129,14 @@ async fn usable_connection(
     config: &Arc<ClientConfig>,
     node: &Arc<NodeState>,
     queue: &OperationQueue,
-    control: &mut LoadControl,
+    (control, is_lost): (&mut LoadControl, bool),
 ) -> Option<Arc<dyn Connection>> {
     if let Some(connection) = last
         && connection.is_open().await
     {
         return Some(connection);
     }
-    control.reset_connection();
+    control.reset_connection(is_lost);
     if let Some(connection) = node.take_idle()
         && connection.is_open().await
     {

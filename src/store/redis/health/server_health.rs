@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::circuit_breaker::CircuitBreaker;
 use super::node::{NodeState, Nodes};
 use crate::error::Error;
-use crate::observe::{Event, Observers};
+use crate::observe::{Event, Observers, ShedCause};
 use crate::runtime;
 use crate::store::redis::connect::{CONNECT_TIMEOUT, Failure, no_runtime};
 use crate::store::redis::server::RedisServer;
@@ -79,6 +79,13 @@ impl ServerHealth {
         if let Some(started_at) = started_at {
             let store = &self.limiter;
             self.emit(|| Event::Batch { store, size, elapsed: started_at.elapsed(), error });
+        }
+    }
+
+    /// Emits an event for decisions that were dropped uncharged, because they could not be answered in time.
+    pub(crate) fn record_shed(&self, cause: ShedCause, count: usize) {
+        if count > 0 {
+            self.emit(|| Event::Shed { store: &self.limiter, cause, count });
         }
     }
 

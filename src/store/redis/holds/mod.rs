@@ -30,7 +30,7 @@ mod registry;
 mod session;
 mod update;
 
-pub(crate) use self::pending_hold::{Grant, PendingHold};
+pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
-pub(crate) use self::session::Session;
+pub(crate) use self::session::{Session, random_id};
 pub(crate) use self::update::SessionUpdate;

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::registry::HoldRegistry;
-use super::session::Session;
+use super::session::{Deadline, Session};
+use crate::decision::AcquireOptions;
+use crate::store::redis::script::LimitInfo;
 
-/// The sessions in which an operation holds, one per limit, from its sending to its reply.
+/// The sessions in which an operation holds, one for each limit that holds a cost, from its sending to its reply.
 ///
 /// If the guard is dropped before one of its methods is called, the reply is missing, and the hold may have been
 /// granted.
 pub(crate) struct PendingHold {
-    sessions: Vec<Arc<Session>>,
+    sessions: Vec<Option<Arc<Session>>>,
     sent_at: Instant,
     registry: Arc<HoldRegistry>,
 }
@@ -21,35 +23,40 @@ impl PendingHold {
         Self { sessions: Vec::new(), sent_at: Instant::now(), registry }
     }
 
-    /// Adds the next limit's session, which the hold has joined.
-    pub(super) fn push(&mut self, session: Arc<Session>) {
+    /// Adds the next limit's session, which the hold has joined. `None` for a limit that is charged.
+    pub(super) fn push(&mut self, session: Option<Arc<Session>>) {
         self.sessions.push(session);
     }
 
     pub(crate) fn ids(&self) -> Vec<f64> {
-        self.sessions.iter().map(|session| session.signed_id()).collect()
+        self.sessions.iter().map(|session| session.as_ref().map_or(0.0, |session| session.signed_id())).collect()
     }
 
-    /// The hold was granted, on the limits in `held_on`.
-    pub(crate) fn granted(mut self, cost: u64, held_on: &[bool]) -> Grant {
-        let mut held = Vec::with_capacity(held_on.len());
-        for (session, is_held) in self.sessions.drain(..).zip(held_on) {
-            if *is_held && cost > 0 {
-                session.hold_granted(self.sent_at);
+    /// The hold was granted. `held` has the cost for each limit that holds one.
+    pub(crate) fn granted(mut self, options: AcquireOptions, held: &[Option<u64>], limits: &[LimitInfo]) -> Grant {
+        let mut holds = Vec::with_capacity(held.len());
+        for ((session, held), limit) in self.sessions.drain(..).zip(held).zip(limits) {
+            let Some(session) = session else { continue };
+            let deadline = if let Some(held) = held.filter(|held| *held > 0) {
+                let deadline = session.hold_granted(held, self.sent_at);
                 self.registry.open(&session);
+                deadline
             } else {
                 session.hold_not_granted();
-            }
-            if *is_held {
-                held.push(session);
-            }
+                None
+            };
+            let until_end = limit.held_until_end;
+            let is_fixed = !until_end && limit.cost.is_fixed();
+            // A cost of 0 needs no settlement, unless the actual cost differs.
+            let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
+            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed, until_end, deadline }));
         }
-        Grant { cost, sessions: held, registry: Arc::clone(&self.registry) }
+        Grant { is_hold: options.hold, cost: options.cost, holds, registry: Arc::clone(&self.registry) }
     }
 
     /// The hold was denied, or not sent.
     pub(crate) fn denied(mut self) {
-        for session in self.sessions.drain(..) {
+        for session in self.sessions.drain(..).flatten() {
             session.hold_not_granted();
         }
     }
@@ -57,6 +64,7 @@ impl PendingHold {
     /// The hold was not granted, because the server does not know the sessions in `unknown`.
     pub(crate) fn expired(mut self, unknown: &[bool]) {
         for (session, unknown) in self.sessions.drain(..).zip(unknown) {
+            let Some(session) = session else { continue };
             session.hold_not_granted();
             if *unknown {
                 session.lose();
@@ -67,7 +75,7 @@ impl PendingHold {
 
 impl Drop for PendingHold {
     fn drop(&mut self) {
-        for session in self.sessions.drain(..) {
+        for session in self.sessions.drain(..).flatten() {
             session.hold_unknown();
             self.registry.track(&session);
         }
@@ -76,10 +84,24 @@ impl Drop for PendingHold {
 
 /// A granted hold on its way to the caller. Dropped before the caller receives it, it releases the cost.
 pub(crate) struct Grant {
+    /// Whether the caller has asked for a hold, and not only for that of requests in flight.
+    pub(crate) is_hold: bool,
+    /// The cost of the request.
     pub(crate) cost: u64,
-    /// One session for each limit on which the cost is held.
-    sessions: Vec<Arc<Session>>,
+    holds: Vec<GrantedHold>,
     registry: Arc<HoldRegistry>,
+}
+
+/// The part of a granted hold on one limit.
+pub(crate) struct GrantedHold {
+    pub(crate) session: Arc<Session>,
+    pub(crate) held: u64,
+    /// The cost is the limit's fixed one, so it is settled apart from the request's.
+    pub(crate) is_fixed: bool,
+    /// The cost is held until the request ends, and never charged.
+    pub(crate) until_end: bool,
+    /// The time at which the hold ends at the latest, if there is one.
+    deadline: Option<Deadline>,
 }
 
 impl Grant {
@@ -87,21 +109,30 @@ impl Grant {
         &self.registry
     }
 
-    /// Returns the sessions, which the caller must settle.
-    pub(crate) fn into_sessions(mut self) -> Vec<Arc<Session>> {
-        std::mem::take(&mut self.sessions)
+    /// Returns the holds, which the caller must settle.
+    pub(crate) fn into_holds(mut self) -> Vec<GrantedHold> {
+        std::mem::take(&mut self.holds)
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let sessions = std::mem::take(&mut self.sessions);
-        if self.cost > 0 && !sessions.is_empty() {
-            for session in &sessions {
-                session.settle(self.cost, 0);
-            }
+        let holds = std::mem::take(&mut self.holds);
+        let sessions: Vec<_> = holds.into_iter().filter(|hold| hold.held > 0).map(GrantedHold::release).collect();
+        if !sessions.is_empty() {
             self.registry.update(&sessions);
         }
+    }
+}
+
+impl GrantedHold {
+    pub(crate) fn settle(&self, actual: u64) {
+        self.session.settle(self.held, actual, self.deadline);
+    }
+
+    fn release(self) -> Arc<Session> {
+        self.settle(0);
+        self.session
     }
 }
 

@@ -6,9 +6,10 @@ use tokio::runtime::{Handle, Id};
 use tokio::time::{Instant, sleep};
 
 use super::pending_hold::PendingHold;
-use super::session::{Due, Session};
+use super::session::{Due, InFlightHolds, Session};
 use super::update::SessionUpdate;
 use crate::clock::micros_floor;
+use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 use crate::observe::{Event, Observers};
@@ -71,34 +72,43 @@ impl HoldRegistry {
         (self.expiry / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
 
-    /// Chooses the session in which an operation holds, for each limit.
+    /// Chooses the session in which an operation holds, for each limit that holds a cost.
     pub(crate) fn join_sessions<'a>(
         self: &Arc<Self>,
         key: impl Fn(usize) -> &'a [u8],
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         limits: &[LimitInfo],
+        options: AcquireOptions,
         new: &mut NewSessions,
     ) -> Result<PendingHold, Error> {
         let mut pending = PendingHold::new(Arc::clone(self));
         for (index, limit) in limits.iter().enumerate() {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
+            if !limit.options(options).hold {
+                pending.push(None);
+                continue;
+            }
             let mut params = Vec::new();
+            let max_duration = algorithm.max_hold_duration();
             if own.is_some() {
                 algorithm.params(0, &mut params);
+                params.extend(max_duration.map(micros_floor));
             }
             let key = (Arc::<[u8]>::from(key(index)), params);
             let open = self.sessions().open.get(&key).filter(|open| open.join(self.expiry)).cloned();
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
-            pending.push(known.unwrap_or_else(|| {
+            let session = known.unwrap_or_else(|| {
                 let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
                 let weight = usize::from(algorithm.weight());
-                let session = Session::new(index, key.clone(), own.cloned(), weight, Arc::new(template));
+                let in_flight = limit.held_until_end.then_some(InFlightHolds { max_duration });
+                let session = Session::new(index, key.clone(), own.cloned(), weight, in_flight, Arc::new(template));
                 let session = Arc::new(session);
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session
-            }));
+            });
+            pending.push(Some(session));
         }
         Ok(pending)
     }
@@ -181,6 +191,13 @@ impl HoldRegistry {
     pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
             self.observers.emit(|| Event::HoldsExpired { store: &self.limiter, count });
+        }
+    }
+
+    /// Emits an event if the server does not count requests in flight whose hold had expired.
+    pub(super) fn emit_uncounted(&self, cost: u64) {
+        if cost > 0 {
+            self.observers.emit(|| Event::InFlightUncounted { store: &self.limiter, cost });
         }
     }
 

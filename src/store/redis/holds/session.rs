@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,9 +19,24 @@ pub(crate) struct Session {
     pub(super) params: Vec<u64>,
     /// The run time of one step in the script.
     pub(crate) weight: usize,
+    /// The costs are held until their requests end, and never charged.
+    in_flight: Option<InFlightHolds>,
     /// The template of the session's updates.
     pub(crate) template: Arc<OperationTemplate>,
     state: Mutex<SessionState>,
+}
+
+/// What holds until the end of requests.
+pub(super) struct InFlightHolds {
+    /// The time after which a hold ends, also if the request has not.
+    pub(super) max_duration: Option<Duration>,
+}
+
+/// The time at which a hold ends at the latest, made unique by a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Deadline {
+    at: Instant,
+    id: u64,
 }
 
 #[allow(clippy::struct_excessive_bools, reason = "the flags are independent")]
@@ -29,6 +45,13 @@ struct SessionState {
     pending: usize,
     /// Guards that have not settled.
     guards: usize,
+    /// The sum of the guards' costs.
+    held: u64,
+    /// The part of it that the server does not count, because the session had expired.
+    uncounted: u64,
+    /// The costs that end at the latest at a time.
+    deadlines: BTreeMap<Deadline, u64>,
+    last_deadline: u64,
     /// All settlements.
     settled: Sums,
     /// The settlements that the server has confirmed.
@@ -64,7 +87,7 @@ struct Sums {
 }
 
 /// Returns a random id of 52 bits (exact in a double), not zero.
-fn random_id() -> u64 {
+pub(crate) fn random_id() -> u64 {
     // The operating system provides the keys of the hasher.
     (RandomState::new().build_hasher().finish() >> 12) | 1
 }
@@ -74,14 +97,15 @@ fn random_id() -> u64 {
 pub(super) struct Snapshot {
     sums: Sums,
     surcharge_before: u64,
+    held: u64,
     ends: bool,
     sent_at: Instant,
 }
 
 impl Snapshot {
-    pub(super) fn encode(&self, id: u64) -> [f64; 4] {
-        let [id, released, charged] = [id, self.sums.released, self.sums.charged].map(to_f64);
-        [id, released, charged, f64::from(u8::from(self.ends))]
+    pub(super) fn encode(&self, id: u64) -> [f64; 5] {
+        let [id, released, charged, held] = [id, self.sums.released, self.sums.charged, self.held].map(to_f64);
+        [id, released, charged, f64::from(u8::from(self.ends)), held]
     }
 }
 
@@ -101,12 +125,17 @@ impl Session {
         (key, params): (Arc<[u8]>, Vec<u64>),
         algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
         weight: usize,
+        in_flight: Option<InFlightHolds>,
         template: Arc<OperationTemplate>,
     ) -> Self {
         let now = Instant::now();
         let state = SessionState {
             pending: 0,
             guards: 0,
+            held: 0,
+            uncounted: 0,
+            deadlines: BTreeMap::new(),
+            last_deadline: 0,
             settled: Sums::default(),
             acknowledged: Sums::default(),
             sent_surcharge: 0,
@@ -121,7 +150,8 @@ impl Session {
             retry_at: now,
             failures: 0,
         };
-        Self { id: random_id(), limit, key, algorithm, params, weight, template, state: Mutex::new(state) }
+        let (id, state) = (random_id(), Mutex::new(state));
+        Self { id, limit, key, algorithm, params, weight, in_flight, template, state }
     }
 
     /// Adds a pending hold, unless the session accepts none.
@@ -139,13 +169,24 @@ impl Session {
         if self.state().is_confirmed { id } else { -id }
     }
 
-    /// The server granted a pending hold.
-    pub(super) fn hold_granted(&self, sent_at: Instant) {
+    /// Returns whether the costs are held until their requests end.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
+    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant) -> Option<Deadline> {
         let mut state = self.state();
         state.pending -= 1;
         state.guards += 1;
+        state.held = state.held.saturating_add(cost);
         state.is_confirmed = true;
         state.renewed_at = state.renewed_at.max(sent_at);
+        let at = sent_at.checked_add(self.in_flight.as_ref()?.max_duration?)?;
+        state.last_deadline += 1;
+        let deadline = Deadline { at, id: state.last_deadline };
+        state.deadlines.insert(deadline, cost);
+        Some(deadline)
     }
 
     /// The server did not grant a pending hold, or not on this limit.
@@ -163,31 +204,32 @@ impl Session {
     }
 
     /// The server does not know the session any more.
+    ///
+    /// Requests in flight have not ended by that: the next update holds their costs again, if there is room.
     pub(super) fn lose(&self) {
-        self.state().lose();
+        let mut state = self.state();
+        if self.is_in_flight() && state.guards > 0 {
+            state.is_closed = true;
+        } else {
+            state.lose();
+        }
     }
 
-    /// Settles one guard.
-    pub(crate) fn settle(&self, held: u64, actual: u64) {
+    /// Settles one guard, unless its deadline has passed.
+    pub(crate) fn settle(&self, held: u64, actual: u64, deadline: Option<Deadline>) {
         let mut state = self.state();
-        let surcharge = actual.saturating_sub(held);
-        state.guards -= 1;
-        if state.is_over {
-            state.detached_surcharge = state.detached_surcharge.saturating_add(surcharge);
-            return;
+        if deadline.is_none_or(|deadline| state.deadlines.remove(&deadline).is_some()) {
+            state.settle(held, if self.is_in_flight() { 0 } else { actual });
         }
-        let settled = &mut state.settled;
-        settled.released = settled.released.saturating_add(held);
-        settled.charged = settled.charged.saturating_add(actual);
-        settled.surcharge = settled.surcharge.saturating_add(surcharge);
-        // A new session starts before the sums leave the range in which doubles are exact.
-        state.is_closed |= state.settled.released.max(state.settled.charged) >= MAX_EXACT / 2;
-        state.retry_at = Instant::now();
     }
 
     /// Returns the work that is due now.
     pub(super) fn due(&self, now: Instant, expiry: Duration) -> Due {
         let mut state = self.state();
+        while let Some(overdue) = state.deadlines.first_entry().filter(|first| first.key().at <= now) {
+            let held = overdue.remove();
+            state.settle(held, 0);
+        }
         if state.detached_surcharge > 0 {
             return Due::Charge(std::mem::take(&mut state.detached_surcharge));
         }
@@ -248,12 +290,16 @@ impl Session {
         let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
         let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
         state.is_closed |= ends;
-        Some(Snapshot { sums: state.settled, surcharge_before, ends, sent_at: Instant::now() })
+        let (sums, held) = (state.settled, state.held);
+        Some(Snapshot { sums, surcharge_before, held, ends, sent_at: Instant::now() })
     }
 
-    /// The server has applied an update.
-    pub(super) fn acknowledge(&self, snapshot: &Snapshot) {
+    /// The server has applied an update, and does not count the part `uncounted` of the held costs. Returns by how much
+    /// that part has grown.
+    pub(super) fn acknowledge(&self, snapshot: &Snapshot, uncounted: u64) -> u64 {
         let mut state = self.state();
+        let newly_uncounted = uncounted.saturating_sub(state.uncounted);
+        state.uncounted = uncounted;
         let (acknowledged, sums) = (&mut state.acknowledged, &snapshot.sums);
         acknowledged.released = acknowledged.released.max(sums.released);
         acknowledged.charged = acknowledged.charged.max(sums.charged);
@@ -263,22 +309,31 @@ impl Session {
         if snapshot.ends {
             state.end();
         }
+        newly_uncounted
     }
 
     /// The server has no entry for an update: it had settled the session on expiry.
     ///
     /// The surcharges that only this update carried were not applied, so they are charged without the session.
     /// Surcharges that an earlier, unanswered update carried may have been applied, so they are not charged again.
-    pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) {
+    ///
+    /// Returns by how much the held cost that the server does not count has grown: requests in flight have not ended.
+    pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
+        if self.is_in_flight() && state.guards > 0 {
+            state.is_closed = true;
+            state.retry_at = Instant::now() + expiry / 3;
+            return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
+        }
         if !state.is_confirmed && state.created_at.elapsed() < expiry {
             // The hold that creates the session may still arrive. A later update must then end what it holds.
             state.retry_at = Instant::now() + expiry / 10;
-            return;
+            return 0;
         }
         let unsent_before = snapshot.sums.surcharge - snapshot.surcharge_before;
         state.detached_surcharge = state.detached_surcharge.saturating_add(unsent_before);
         state.lose();
+        0
     }
 
     fn state(&self) -> MutexGuard<'_, SessionState> {
@@ -287,6 +342,23 @@ impl Session {
 }
 
 impl SessionState {
+    fn settle(&mut self, held: u64, actual: u64) {
+        let surcharge = actual.saturating_sub(held);
+        self.guards -= 1;
+        self.held = self.held.saturating_sub(held);
+        if self.is_over {
+            self.detached_surcharge = self.detached_surcharge.saturating_add(surcharge);
+            return;
+        }
+        let settled = &mut self.settled;
+        settled.released = settled.released.saturating_add(held);
+        settled.charged = settled.charged.saturating_add(actual);
+        settled.surcharge = settled.surcharge.saturating_add(surcharge);
+        // A new session starts before the sums leave the range in which doubles are exact.
+        self.is_closed |= self.settled.released.max(self.settled.charged) >= MAX_EXACT / 2;
+        self.retry_at = Instant::now();
+    }
+
     /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without
     /// it.
     fn lose(&mut self) {

@@ -31,18 +31,19 @@ impl SessionUpdate {
     }
 
     /// Returns the numbers to send, or `None` if this update sends nothing.
-    pub(crate) fn encode(&self) -> Option<[f64; 4]> {
+    pub(crate) fn encode(&self) -> Option<[f64; 5]> {
         self.snapshot.map(|snapshot| snapshot.encode(self.session.id))
     }
 
-    /// Records the reply: whether the server has an entry for the session.
-    pub(crate) fn finish(mut self, is_known: bool) {
+    /// Records the reply: whether the server has an entry for the session, and which part of the costs in flight it
+    /// does not count.
+    pub(crate) fn finish(mut self, is_known: bool, uncounted: u64) {
         if let Some(snapshot) = self.snapshot.take() {
-            if is_known {
-                self.session.acknowledge(&snapshot);
+            self.registry.emit_uncounted(if is_known {
+                self.session.acknowledge(&snapshot, uncounted)
             } else {
-                self.session.update_missed(&snapshot, self.registry.expiry);
-            }
+                self.session.update_missed(&snapshot, self.registry.expiry)
+            });
             self.registry.track(&self.session);
         }
     }

@@ -14,9 +14,12 @@
 --
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
--- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
--- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
--- a decision after the latest time LATE, and no figures follow.
+-- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- costs that it has released, less those that it holds again, and the costs for which there is no room. The
+-- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
+-- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
+-- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
+-- the latest time LATE, and no figures follow.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
@@ -50,7 +53,7 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
       if immediate ~= -1 then immediate = max(immediate, block - now) end
     end
     verdicts[l], immediates[l] = own, immediate
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       can_schedule = can_schedule and supports_scheduling
       if immediate > longest_wait then
         longest_wait = immediate
@@ -62,7 +65,7 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
   if limits > 1 and can_schedule and longest_wait > 0 and not denied then
     for l = 1, limits do
       local p = template[l]
-      if p[#p - 1] == 0 and kernels[l].owed_for(charged[l], at, p) < longest_wait then
+      if not p.is_shadow and kernels[l].owed_for(charged[l], at, p) < longest_wait then
         can_schedule = false
       end
     end
@@ -76,7 +79,7 @@ local function blocked_for(template, operation)
   if limits > 1 and template.arg2 ~= 0 and template.op ~= HOLD then
     for l = 1, limits do
       local p = template[l]
-      if p[#p - 1] == 0 then
+      if not p.is_shadow then
         longest = max(longest, blocks[operation[l + 1]] - now)
       end
     end
@@ -92,7 +95,7 @@ local function evaluate_after_block(template, operation, verdicts, blocked)
   end
   for l = 1, limits do
     local p = template[l]
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       local own = as_of_end[l]
       if own > 0 then
         own = own + blocked
@@ -110,6 +113,16 @@ local function fail(result)
     result_count = result_count + 1
     results[result_count] = result
   end
+end
+
+-- Adds the three figures of a kernel with a list.
+local function push_view(index, p)
+  if holds[index] then
+    held_costs.charged(index, now, p)
+  end
+  local at = result_count
+  results[at + 1], results[at + 2], results[at + 3] = kernel_of_key[index].view(states[index], now, p)
+  result_count = at + 3
 end
 
 -- Decides. If several limits cannot schedule a common start, their verdicts are those without an acceptable delay.
@@ -139,7 +152,7 @@ local function decide(template, operation)
   local allowed, delay = true, 0
   for l = 1, limits do
     local own, p = verdicts[l], template[l]
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       if own > 0 or own == -1 then
         allowed = false
       elseif -1 - own > delay then
@@ -147,33 +160,30 @@ local function decide(template, operation)
       end
     end
   end
-  if allowed and template.arg1 > 0 and template.op ~= PEEK then
+  if allowed and template.op ~= PEEK then
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      charged_limits[l] = p[#p - 1] == 0 or own == 0 or own < -1
+      charged_limits[l] = p.cost > 0 and (not p.is_shadow or own == 0 or own < -1)
     end
-    if holding then
-      local problems = held_costs.hold(template, operation, charged_limits)
-      if problems then
-        for l = 1, limits do
-          results[result_count + l] = problems[l] or 0
-        end
-        result_count = result_count + limits + 1
-        results[result_count] = 0
-        return
-      end
-    else
+    local problems = holding and held_costs.hold(template, operation, charged_limits)
+    if problems then
       for l = 1, limits do
-        if charged_limits[l] then
-          local index, own, p = operation[l + 1], verdicts[l], template[l]
-          -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
-          local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
-          kernels[l].commit(states[index], now, own_delay, p)
-          changed[index] = true
-          if holds[index] then
-            held_costs.extend_lifetime(index, template[l])
-          end
+        results[result_count + l] = problems[l] or 0
+      end
+      result_count = result_count + limits + 1
+      results[result_count] = 0
+      return
+    end
+    for l = 1, limits do
+      if charged_limits[l] and not (holding and template.ids[l] ~= 0) then
+        local index, own, p = operation[l + 1], verdicts[l], template[l]
+        -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
+        local own_delay = p.is_shadow and max(0, -1 - own) or delay
+        kernels[l].commit(states[index], now, own_delay, p)
+        changed[index] = true
+        if holds[index] then
+          held_costs.extend_lifetime(index, p)
         end
       end
     end
@@ -184,15 +194,8 @@ local function decide(template, operation)
   result_count = result_count + limits + 1
   results[result_count] = can_schedule and 0 or 1
   for l = 1, limits do
-    local view = kernels[l].view
-    if view then
-      local index = operation[l + 1]
-      if holds[index] then
-        held_costs.charged(index, now, template[l])
-      end
-      local at = result_count
-      results[at + 1], results[at + 2], results[at + 3] = view(states[index], now, template[l])
-      result_count = at + 3
+    if kernels[l].view then
+      push_view(operation[l + 1], template[l])
     end
   end
 end
@@ -204,7 +207,7 @@ local function operate(template, operation)
   local s = states[index]
   result_count = result_count + 1
   results[result_count] = s and 0 or INVALID_STATE
-  if op == UPDATE then
+  for _ = 1, op == UPDATE and 1 or op == LEASE and 3 or 0 do
     result_count = result_count + 1
     results[result_count] = 0
   end
@@ -217,6 +220,14 @@ local function operate(template, operation)
   if op == UPDATE then
     held_costs = held_costs or make_holds()
     results[result_count - 1], results[result_count] = held_costs.update(template, index, p)
+    return
+  elseif op == LEASE then
+    held_costs = held_costs or make_holds()
+    local at = result_count
+    results[at - 3], results[at - 2], results[at - 1], results[at] = held_costs.renew(template, index, p)
+    if kernel.view and results[at - 3] >= 0 then
+      push_view(index, p)
+    end
     return
   end
   if op == SET or op == RESET then

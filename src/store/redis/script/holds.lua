@@ -14,6 +14,10 @@
 -- stores the sums that were applied, so only the difference takes effect, and updates may be lost, repeated or
 -- reordered. An update that ends the session releases what is left.
 --
+-- The costs of requests in flight (a kernel with `held_until_end`) are never charged. An update of a session that the
+-- server does not know any more holds them again, as far as there is room: the requests have not ended. An update that
+-- is older than the last one may be late, so it holds nothing again.
+--
 -- A decision on a key with held costs is made on a copy of the state in which they are charged, so a held cost counts
 -- like a charged one. An expired entry is charged to the state, as of its expiry.
 
@@ -43,11 +47,11 @@ local function make_holds()
     return { table_unpack(s, 1, state_words(kernel, s)) }
   end
 
-  -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a list adds `s.held`
-  -- by itself.
+  -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a list, or with
+  -- `held_until_end`, adds `s.held` by itself.
   function this.charged(index, at, p)
     local kernel, s, h = kernel_of_key[index], states[index], holds[index]
-    if kernel.is_list then
+    if kernel.is_list or kernel.held_until_end then
       s.held = h.cost > 0 and h.cost or nil
     elseif h.cost > 0 then
       s = copy(kernel, s)
@@ -151,15 +155,30 @@ local function make_holds()
     end
   end
 
-  -- Holds the template's cost on all limits in `charged_limits`, or on none. Returns the failures by limit, or nil.
+  -- Returns the held costs of a key, which it adds to a key without any.
+  local function with_holds(index)
+    local h = holds[index]
+    if not h then
+      h = {
+        cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
+        entries = {}, lasts_until = 0, is_reported = true,
+      }
+      holds[index] = h
+    end
+    return h
+  end
+
+  -- Holds the costs on all limits in `charged_limits` that have a session, or on none. Returns the failures by limit, or
+  -- nil.
   function this.hold(template, operation, charged_limits)
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
       local h, problem = holds[index], nil
-      if not kernels[l].charge then
+      local holding = id ~= 0 and charged_limits[l]
+      if holding and not kernels[l].charge then
         problem = UNSUPPORTED
-      elseif charged_limits[l] and not find(index, math.abs(id)) then
+      elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
         elseif h and h.count >= MAX_ENTRIES then
@@ -175,29 +194,52 @@ local function make_holds()
       return problems
     end
     for l = 1, limits do
-      if charged_limits[l] then
-        local id, index = math.abs(template.ids[l]), operation[l + 1]
-        local h, entry = holds[index], find(index, id)
-        if not h then
-          h = {
-            cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
-            entries = {}, lasts_until = 0, is_reported = true,
-          }
-          holds[index] = h
-        end
+      local id, index, p = math.abs(template.ids[l]), operation[l + 1], template[l]
+      if id ~= 0 and charged_limits[l] then
+        local h, entry = with_holds(index), find(index, id)
         if not entry then
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[2], entry[5] = entry[2] + template.arg1, now + template.arg2
-        h.cost, h.span = h.cost + template.arg1, max(h.span, template.arg2)
-        refresh(index, template[l])
+        entry[2], entry[5] = entry[2] + p.cost, now + template.arg2
+        h.cost, h.span = h.cost + p.cost, max(h.span, template.arg2)
+        refresh(index, p)
       end
     end
   end
 
+  -- Renews or ends a session that holds the costs of requests in flight. Holds again what the entry has lost, as far as
+  -- there is room. Returns by how much the held costs have shrunk, and the costs for which there is no room.
+  local function update_in_flight(template, index, p)
+    local ids = template.ids
+    local ends, known, entry, position = ids[4] == 1, holds[index], find(index, ids[1])
+    if not entry and (ends or known and known.count >= MAX_ENTRIES) then
+      return EXPIRED, 0
+    end
+    local before, h, added, missing = entry and entry[2] or 0, with_holds(index), 0, 0
+    entry = entry or { ids[1], 0, ids[2], 0, 0 }
+    local held = ends and 0 or max(0, before - max(0, ids[2] - entry[3]))
+    h.cost = h.cost - before + held
+    if not ends and ids[2] >= entry[3] then
+      missing = max(0, ids[5] - held)
+      added = math.min(missing, max(0, kernel_of_key[index].room(h.cost, p)))
+    end
+    entry[2], entry[3], entry[5] = held + added, max(entry[3], ids[2]), now + template.arg1
+    h.cost, h.span = h.cost + added, max(h.span, template.arg1)
+    if ends then
+      table.remove(h.entries, position)
+    elseif not position and added > 0 then
+      h.entries[#h.entries + 1] = entry
+    end
+    refresh(index, p)
+    return before - entry[2], missing - added
+  end
+
   -- Applies a session's sums, and renews or ends it. Returns the newly released and charged costs.
   function this.update(template, index, p)
+    if kernel_of_key[index].held_until_end then
+      return update_in_flight(template, index, p)
+    end
     local ids = template.ids
     local entry, position = find(index, ids[1])
     if not entry then
@@ -235,6 +277,9 @@ local function make_holds()
     end
     return table.concat(parts)
   end
+
+  -- For lease.lua.
+  this.copy, this.find, this.with_holds, this.refresh = copy, find, with_holds, refresh
 
   return this
 end

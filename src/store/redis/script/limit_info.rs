@@ -3,8 +3,9 @@ use std::sync::Arc;
 use super::replay::DynLuaAlgorithm;
 use super::template::{Operation, OperationTemplate};
 use crate::algorithm::LuaScript;
-use crate::decision::Name;
+use crate::decision::{AcquireOptions, Name};
 use crate::error::Error;
+use crate::limit::LimitCost;
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -12,6 +13,9 @@ pub(crate) struct LimitInfo {
     pub(crate) name: Name,
     pub(crate) script: LuaScript,
     pub(crate) shadow: bool,
+    pub(crate) cost: LimitCost,
+    /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    pub(crate) held_until_end: bool,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
     /// The algorithm, if it is the same for all keys.
@@ -19,6 +23,12 @@ pub(crate) struct LimitInfo {
 }
 
 impl LimitInfo {
+    /// Returns the options of a decision for this limit.
+    pub(crate) fn options(&self, options: AcquireOptions) -> AcquireOptions {
+        let options = self.cost.options(options);
+        if self.held_until_end { options.hold() } else { options }
+    }
+
     /// Returns the key's own algorithm, or the limit's fixed one.
     pub(crate) fn algorithm<'a>(
         &'a self,
@@ -47,7 +57,7 @@ impl LimitInfo {
     ) -> OperationTemplate {
         let mut params = Vec::new();
         algorithm.params(cost, &mut params);
-        params.push(u64::from(self.shadow));
+        params.extend([u64::from(self.shadow), cost]);
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
         OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, uses_fast_path: false }
     }

@@ -1,7 +1,7 @@
 //! The Lua script that decides inside Redis: its text, its input, its reply, and the replay of its transitions in Rust.
 //!
 //! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua`
-//! the reply, `holds.lua` how held costs are stored.
+//! the reply, `holds.lua` and `lease.lua` how held costs are stored.
 //!
 //! # Replay
 //!
@@ -24,6 +24,6 @@ pub(crate) use self::encode::{StepEncoder, push_f64, push_u16};
 pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
-pub(crate) use self::source::Script;
+pub(crate) use self::source::{LeaseScript, Script};
 pub(crate) use self::template::{MAX_EXACT, Operation, OperationTemplate, to_f64};
 pub(crate) use self::verdict::{Replay, ScriptVerdict};

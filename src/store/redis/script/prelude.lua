@@ -44,5 +44,7 @@ if fast == 1 then
       fast = 0
     end
   end
-  new_values, expiries, results, result_count = {}, {}, {}, 0
+  -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
+  new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, {}
+  results, result_count = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
 end

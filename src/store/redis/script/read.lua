@@ -18,11 +18,13 @@
 --
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
---   d  arg1: the cost; the time of a block; the expiry of an update
---   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold
---   d  for each limit of the template: its kernel's parameters, then 1 for a shadow limit
---   d  HOLD: for each limit the id of the session, negative for a new session
---   d  UPDATE: the session's id, the sums that it has released and charged, and 1 to end it
+--   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease
+--   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
+--   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
+--   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
+--   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
+--   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
+--      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for none), and a repeat count
 -- (all H).
@@ -33,7 +35,7 @@
 -- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
-local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE = 0, 1, 2, 3, 4, 5, 6, 7
+local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
 local LATE = 4 - MAX_EXACT
@@ -208,12 +210,13 @@ for index = 1, template_count do
   local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
-    local p = { unpack(format(params + 1), input, pos) }
-    pos = p[params + 2]
+    local p = { unpack(format(params + 2), input, pos) }
+    pos = p[params + 3]
+    p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if op == HOLD or op == UPDATE then
-    local count = op == HOLD and limits or 4
+  if op == HOLD or op == UPDATE or op == LEASE then
+    local count = op == HOLD and limits or op == UPDATE and 5 or 7
     template.ids = { unpack(format(count), input, pos) }
     pos = template.ids[count + 1]
   end

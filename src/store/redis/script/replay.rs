@@ -35,8 +35,14 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
     /// Returns the numbers of a key whose state is too large to travel, from the three numbers in the reply.
     fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
 
+    /// The time after which a hold ends: see [`Algorithm::max_hold_duration`].
+    fn max_hold_duration(&self) -> Option<Duration>;
+
     /// The run time of one decision in the script: see [`LuaAlgorithm::weight`].
     fn weight(&self) -> u16;
+
+    /// Whether the algorithm delays requests by default.
+    fn is_queue(&self) -> bool;
 
     /// Whether the script's fast path supports a decision with these options.
     fn uses_fast_path(&self, options: AcquireOptions) -> bool;
@@ -98,8 +104,16 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
         self.snapshot_from_view(view, now)
     }
 
+    fn max_hold_duration(&self) -> Option<Duration> {
+        Algorithm::max_hold_duration(self).filter(|_| A::HELD_UNTIL_END)
+    }
+
     fn weight(&self) -> u16 {
         A::weight(self)
+    }
+
+    fn is_queue(&self) -> bool {
+        Algorithm::max_waiting(self).is_some()
     }
 
     fn uses_fast_path(&self, options: AcquireOptions) -> bool {

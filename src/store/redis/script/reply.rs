@@ -58,10 +58,15 @@ impl<'a> ReplyReader<'a> {
             let length = read_u16(length)?;
             let (packed, others) = packed_states.split_at_checked(length)?;
             packed_states = others;
-            let mut numbers = packed.chunks_exact(8).map(|number| read_f64(number).and_then(to_unsigned));
+            let mut packed_numbers = packed.chunks_exact(8).map(|number| read_f64(number).and_then(to_unsigned));
             // One extra byte marks a key with held costs: their sum comes first.
-            let held = if length % 8 == 1 { numbers.next()?? } else { 0 };
-            states.push(ReplayedState { held, numbers: Some(numbers.collect::<Option<Vec<u64>>>()?) });
+            let held = if length % 8 == 1 { packed_numbers.next()?? } else { 0 };
+            // `collect` would not know the length.
+            let mut numbers = Vec::with_capacity(packed_numbers.len());
+            for number in packed_numbers {
+                numbers.push(number?);
+            }
+            states.push(ReplayedState { held, numbers: Some(numbers) });
         }
         let reader = Self { used_fast_path: flags == 1, expired: flags / 2, values: values.chunks_exact(8) };
         Some((Timestamp::from_micros(now), reader, states))

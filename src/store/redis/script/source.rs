@@ -9,10 +9,19 @@ pub(crate) struct Script {
     hash: String,
 }
 
+/// The part of the script for leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseScript {
+    None,
+    Leases,
+    /// For tests: a protocol that admits too much.
+    ChargedAtGrant,
+}
+
 impl Script {
     /// Builds the text. The text depends on the limits' algorithms only, not on their quotas, so equal limiters share a
     /// cached script.
-    pub(crate) fn new(limits: &[LimitInfo]) -> Self {
+    pub(crate) fn new(limits: &[LimitInfo], leases: LeaseScript) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [limit] = limits
             && let Some(fast_path) = limit.script.fast_path()
@@ -31,9 +40,15 @@ impl Script {
             }
         });
         text.extend(kernels);
-        for part in [include_str!("read.lua"), include_str!("holds.lua"), include_str!("driver.lua")] {
-            text.push_str(part);
+        text.push_str(include_str!("read.lua"));
+        text.push_str(include_str!("holds.lua"));
+        if leases != LeaseScript::None {
+            text.push_str(include_str!("lease.lua"));
         }
+        if leases == LeaseScript::ChargedAtGrant {
+            text.push_str(include_str!("lease_charged_at_grant.lua"));
+        }
+        text.push_str(include_str!("driver.lua"));
         let hash = HashedScript::new(&text).get_hash().to_owned();
         Self { text, hash }
     }

@@ -12,6 +12,7 @@ pub(crate) enum Operation {
     Block = 5,
     Reset = 6,
     Update = 7,
+    Lease = 8,
 }
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.
@@ -20,13 +21,14 @@ pub(crate) struct OperationTemplate {
     pub(crate) operation: Operation,
     /// The number of the limit, from 1; 0 for all limits.
     pub(crate) limit: u16,
-    /// The cost of a decision, a charge or a set; the time of a block or of a session's expiry.
+    /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease.
     pub(crate) arg1: u64,
-    /// The maximum delay of a decision (-1 for the algorithm's default), or the expiry of a hold.
+    /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases
+    /// hold.
     pub(crate) arg2: i64,
-    /// The cost for which `params` are. Not sent.
+    /// The cost of an operation on one limit. Not sent.
     pub(crate) cost: u64,
-    /// For each limit of the operation the algorithm's parameters, then 1 for a shadow limit.
+    /// For each limit of the operation the algorithm's parameters, 1 for a shadow limit, and the cost.
     pub(crate) params: Vec<u64>,
     /// Whether the script's fast path supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,

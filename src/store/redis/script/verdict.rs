@@ -54,7 +54,11 @@ impl ScriptVerdict {
     }
 
     pub(crate) fn read(reply: &mut ReplyReader<'_>, limits: &[LimitInfo]) -> Option<Self> {
-        let mut values = limits.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
+        // `collect` would not know the length.
+        let mut values = Vec::with_capacity(limits.len());
+        for _ in limits {
+            values.push(reply.next_i64()?);
+        }
         let cannot_schedule = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
@@ -102,7 +106,7 @@ impl ScriptVerdict {
         Ok(())
     }
 
-    /// Replays the decision. Returns it, and for each limit whether the cost was charged or held (holds only).
+    /// Replays the decision. Returns it, and for each limit the held cost, if the limit holds one (holds only).
     ///
     /// `charges` is false for a peek.
     pub(crate) fn decision(
@@ -110,7 +114,7 @@ impl ScriptVerdict {
         options: AcquireOptions,
         charges: bool,
         replay: &mut Replay<'_>,
-    ) -> Result<(Decision, Vec<bool>), Error> {
+    ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
         let verdicts: Vec<Verdict> = self.values.iter().map(|&value| parse_verdict(value)).collect();
         let enforced = || limits.iter().zip(&verdicts).filter(|(limit, _)| !limit.shadow);
@@ -118,8 +122,10 @@ impl ScriptVerdict {
         let delay_of = |verdict| if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
-        let mut held_on = Vec::with_capacity(if options.hold { limits.len() } else { 0 });
-        let mut supports_scheduling = !self.cannot_schedule && !options.hold;
+        let mut held_costs = Vec::with_capacity(limits.len());
+        // A hold starts now.
+        let mut supports_scheduling =
+            !self.cannot_schedule && !options.hold && limits.iter().all(|limit| !limit.held_until_end);
         let mut is_estimate = false;
         for (index, (limit, own)) in limits.iter().zip(&verdicts).enumerate() {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
@@ -127,10 +133,10 @@ impl ScriptVerdict {
             // When a hold ends is unknown, so a wait behind a held cost is an estimate.
             is_estimate |= state.held > 0 && !limit.shadow && !own.is_allowed();
             let is_charged = charges && verdict.is_allowed() && (!limit.shadow || own.is_allowed());
-            if options.hold {
-                held_on.push(is_charged);
-                state.held = state.held.saturating_add(if is_charged { options.cost } else { 0 });
-            }
+            let options = limit.options(options);
+            let held = (options.hold && is_charged).then_some(options.cost);
+            state.held = state.held.saturating_add(held.unwrap_or(0));
+            held_costs.push(held);
             let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
@@ -147,7 +153,7 @@ impl ScriptVerdict {
         let is_denied = || verdicts.iter().any(|own| !own.is_allowed());
         let list_all = if limits.len() > 1 { options.lists_all(has_shadow, is_denied) } else { has_shadow };
         let decision = Decision::combine(now, list_all, statuses.into_iter()).with_scheduling(supports_scheduling);
-        Ok((decision.with_estimate(is_estimate), held_on))
+        Ok((decision.with_estimate(is_estimate), held_costs))
     }
 }
 

@@ -1,0 +1,214 @@
+use std::time::Duration;
+
+use super::{Algorithm, ChargeOptions, Step};
+use crate::clock::{MAX_PERIOD_MICROS, Timestamp};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use crate::error::Error;
+
+/// A limit on requests in flight: at most so many at once.
+///
+/// ![One request per second that takes six seconds, or two, with at most three in flight][picture-in-flight]
+///
+#[doc = include_str!("../../docs/pictures/in-flight.md")]
+///
+/// The limit does not count requests per time. A store [holds](crate::limiter::Held) the cost of a request from its
+/// start to its end, and charges nothing. With rates in one limiter, one decision charges the rates and holds the
+/// cost here, or does neither.
+///
+/// - **Closed form**, with `H` as the sum of the held costs: admit if `cost + H <= max`; `remaining = max - H`.
+/// - **Bound**: the costs of the requests in flight are never above `max` at any time.
+/// - **State**: none. [`reset`](crate::Memory::reset) and `set_usage` change nothing, because they do not end requests.
+/// - **Retry after**: unknown, because nobody knows when a request ends. A denial says one second, and that this is an
+///   [estimate](crate::Decision::is_estimate). In the [layer's queue](crate::RateLimitLayer::max_wait) a waiting request
+///   starts as soon as another one ends.
+/// - **Headers**: `RateLimit-Policy` has `qu="concurrent-requests"` and no window.
+/// - **Choose it** for slow requests, streams, connections, jobs. A rate does not bound how many of them overlap.
+///
+/// # In the layer
+///
+/// The end of a request is not the end of the service's future: the response's body may stream for hours. So the layer
+/// must track the end: [`release_on_body_end`](crate::RateLimitLayer::release_on_body_end) for HTTP and gRPC, or
+/// [`release_on_response`](crate::RateLimitLayer::release_on_response) for services without a body. Without one of them,
+/// the limiter returns an error for every request, and the layer answers with status 500.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{Gcra, InFlight, Limit, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// // A hundred a minute, and two at once.
+/// let limiter = Memory::new((
+///     Limit::new("minute", Gcra::new(Quota::per_minute(100))),
+///     Limit::new("streams", InFlight::new(2)),
+/// ));
+/// let app: Router = Router::new()
+///     .route("/events", get(async || "a long stream"))
+///     .layer(RateLimitLayer::new(PeerIp::new(), limiter).release_on_body_end());
+/// ```
+///
+/// # Without the layer
+///
+/// The guard holds the cost until it is dropped:
+///
+/// ```
+/// use tower_ratelimit::{AcquireOptions, InFlight, Limiter, Memory};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter = Memory::new(InFlight::new(1));
+/// let job = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
+/// let denied = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
+/// assert!(job.held.is_some() && denied.decision.is_estimate());
+///
+/// drop(job);
+/// assert!(limiter.acquire("alice", AcquireOptions::default().until_end()).await?.decision.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "concurrency")]
+#[doc(alias = "semaphore")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    max: u64,
+    /// In microseconds, 0 for none.
+    max_duration: u64,
+}
+
+impl InFlight {
+    /// The wait that a denial estimates, in microseconds.
+    const RETRY_AFTER: u64 = 1_000_000;
+    /// Doubles represent every integer below it, and Redis computes with doubles.
+    const MAX: u64 = 1 << 53;
+
+    /// Creates a limit of `max` requests in flight, or of requests with the costs `max` in total.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `max` is zero, or 2^53 or more. In a `const` the compiler reports the panic. [`try_new`](Self::try_new)
+    /// never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(max: u64) -> Self {
+        assert!(max > 0 && max < Self::MAX, "`max` must be at least 1 and below 2^53");
+        Self { max, max_duration: 0 }
+    }
+
+    /// Creates the same limit as [`new`](Self::new), and never panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `max` is zero, or 2^53 or more.
+    pub fn try_new(max: u64) -> Result<Self, Error> {
+        if max == 0 || max >= Self::MAX {
+            return Err(Error::config(format!(
+                "requests in flight: {max} is not a valid maximum; choose at least 1 and less than 2^53"
+            )));
+        }
+        Ok(Self { max, max_duration: 0 })
+    }
+
+    /// Stops counting a request after this time, also if it has not ended. The request itself runs on.
+    ///
+    /// Requests end by themselves, so this is for those of which nobody knows that they have ended: the client of an
+    /// idle stream has vanished, and the server has no keep-alive. Choose a longer time than any request takes. Redis
+    /// stops counting up to half a second later.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is shorter than a microsecond, or longer than 200 years. In a `const` the compiler reports
+    /// the panic. [`try_max_duration`](Self::try_max_duration) never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn max_duration(self, max_duration: Duration) -> Self {
+        let micros = max_duration.as_micros();
+        assert!(micros > 0 && micros <= MAX_PERIOD_MICROS as u128, "`max_duration` must be from 1 us up to 200 years");
+        #[allow(clippy::cast_possible_truncation, reason = "checked above")]
+        Self { max: self.max, max_duration: micros as u64 }
+    }
+
+    /// Sets the same time as [`max_duration`](Self::max_duration), and never panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the time is shorter than a microsecond, or longer than 200 years.
+    pub fn try_max_duration(self, max_duration: Duration) -> Result<Self, Error> {
+        match u64::try_from(max_duration.as_micros()) {
+            Ok(micros @ 1..=MAX_PERIOD_MICROS) => Ok(Self { max_duration: micros, ..self }),
+            _ => Err(Error::config(format!(
+                "requests in flight: {max_duration:?} is not a valid maximum duration; choose a time from one \
+                 microsecond up to 200 years"
+            ))),
+        }
+    }
+
+    /// Returns the maximum.
+    #[must_use]
+    pub const fn max(&self) -> u64 {
+        self.max
+    }
+
+    const fn verdict(&self, cost: u64, held: u64) -> Verdict {
+        if cost > self.max {
+            Verdict::ExceedsLimit
+        } else if cost.saturating_add(held) > self.max {
+            Verdict::Denied { retry_after: Duration::from_micros(Self::RETRY_AFTER) }
+        } else {
+            Verdict::Allowed
+        }
+    }
+
+    fn snapshot_with_held(&self, held: u64) -> LazySnapshot {
+        LazySnapshot::new([self.max, held, 0, 0, 0], |&[max, held, ..]| LimitSnapshot {
+            limit: max,
+            window: Duration::ZERO,
+            remaining: max.saturating_sub(held),
+            reset: Duration::ZERO,
+            next_token_after: Duration::ZERO,
+        })
+    }
+}
+
+impl Algorithm for InFlight {
+    /// Always zero.
+    type State = [u64; 1];
+
+    const HELD_UNTIL_END: bool = true;
+
+    fn decide(&self, _state: &[u64; 1], _now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
+        if !options.is_forced() && options.cost > self.max {
+            Step::Exceeds
+        } else {
+            Step::Allow { next: [0], delay: 0 }
+        }
+    }
+
+    fn snapshot(&self, _state: &[u64; 1], _now: Timestamp) -> LazySnapshot {
+        self.snapshot_with_held(0)
+    }
+
+    fn max_reset(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn max_hold_duration(&self) -> Option<Duration> {
+        (self.max_duration > 0).then(|| Duration::from_micros(self.max_duration))
+    }
+
+    fn peek_with_held(
+        &self,
+        _state: &[u64; 1],
+        _now: Timestamp,
+        options: AcquireOptions,
+        held: u64,
+    ) -> (Verdict, LazySnapshot) {
+        (self.verdict(options.cost, held), self.snapshot_with_held(held))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl super::LuaAlgorithm for InFlight {
+    const SCRIPT: super::LuaScript = super::LuaScript::new("in_flight1", include_str!("in_flight.lua"));
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        params.extend([self.max, cost]);
+    }
+}

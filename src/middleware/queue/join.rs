@@ -1,0 +1,183 @@
+//! How a request joins a queue, and the bounds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::queues::Queues;
+use super::state::{Effects, Queue};
+use super::ticket::{Ask, Class, Start, Ticket};
+use super::waiters::Waiter;
+use super::waiting::Waiting;
+use crate::decision::{AcquireOptions, Decision};
+use crate::runtime::{self, Instant};
+use crate::sync::Ordering;
+
+/// The bounds that a layer configures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) max_waiters: usize,
+    pub(crate) max_waiters_per_key: usize,
+}
+
+/// A request that cannot start now.
+pub(crate) struct Arrival<A> {
+    pub(crate) ask: A,
+    pub(crate) class: Class,
+    pub(crate) options: AcquireOptions,
+    /// The maximum wait of the layer or of the client. `None` if the limiter bounds the wait.
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) arrived_at: Instant,
+}
+
+/// What the limiter decided for a request that joins a queue.
+pub(crate) enum Asked {
+    /// The limiter was not asked, because others wait already.
+    No,
+    Denied(Decision),
+    /// The limiter bounds the wait by itself and has scheduled a start.
+    Scheduled(Start),
+}
+
+/// Why a request does not wait.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// The denial for the client.
+    pub(crate) denial: Decision,
+    /// Whether requests wait already: the queue is full or too long.
+    pub(crate) is_queue: bool,
+}
+
+/// Why a request did not join a queue.
+pub(crate) enum JoinError<A> {
+    /// There is no queue, or the cost exceeds the limit: the limiter must be asked.
+    NoQueue(Arrival<A>),
+    Refused(Refused),
+    /// The caller is in no tokio runtime with a timer.
+    NoTimer,
+}
+
+impl Queues {
+    /// Lets a request join the queue `id`, if it exists or the limiter has denied or scheduled the request.
+    ///
+    /// # Errors
+    ///
+    /// Returns the arrival if there is no such queue and the limiter was not asked; otherwise why the request does not
+    /// wait.
+    pub(crate) fn join<A: Ask + 'static>(
+        self: &Arc<Self>,
+        id: u64,
+        mut arrival: Arrival<A>,
+        mut asked: Asked,
+        bounds: Bounds,
+    ) -> Result<Waiting, JoinError<A>> {
+        arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
+        if let Asked::Scheduled(start) = &mut asked {
+            start.class = arrival.class;
+        }
+        let mut effects = Effects::default();
+        let joined = {
+            let mut shard = self.lock(id);
+            let existing = shard.get(&id);
+            let fits = |queue: &Queue| !queue.estimate.exceeds_limit(arrival.class.cost);
+            if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
+                return Err(JoinError::NoQueue(arrival));
+            }
+            if !existing.is_some_and(Queue::has_driver) && !runtime::has_timer() {
+                return Err(JoinError::NoTimer);
+            }
+            let queue = self.find_or_create(&mut shard, id);
+            let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
+            if queue.is_finished() {
+                self.remove(&mut shard, id);
+            }
+            joined
+        };
+        self.finish(effects);
+        // Also if the request was refused: its start may wait for another request.
+        self.ensure_driver(id);
+        let ticket = joined.map_err(JoinError::Refused)?;
+        Ok(Waiting::new(Arc::clone(self), ticket))
+    }
+
+    /// Inserts a request into a queue, unless the queue is full or too long for it.
+    fn join_queue<A: Ask + 'static>(
+        &self,
+        queue: &mut Queue,
+        arrival: Arrival<A>,
+        asked: Asked,
+        bounds: Bounds,
+        effects: &mut Effects,
+    ) -> Result<Arc<Ticket>, Refused> {
+        let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
+        let now = Instant::now();
+        let has_waiters = !queue.waiters.is_empty();
+        let deadline = max_wait.map(|max_wait| arrived_at.checked_add(max_wait).unwrap_or(now + FAR));
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let scheduled = match asked {
+            Asked::No => None,
+            Asked::Denied(decision) => {
+                queue.denied_before_joining(&decision, class, now);
+                None
+            }
+            Asked::Scheduled(start) => {
+                let wait = start.at.saturating_duration_since(now);
+                queue.add_first_start(start, now);
+                Some(wait)
+            }
+        };
+        let of_limiter = ask.max_waiting().filter(|_| scheduled.is_none());
+        let of_limiter = of_limiter.and_then(|waiting| queue.estimate.time_for(waiting));
+        let longest = [remaining, of_limiter].into_iter().flatten().min();
+        let wait = scheduled.or_else(|| queue.wait_of_new(class, now));
+        let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
+        if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
+            return Err(refused(queue, class, Some(excess), has_waiters, now));
+        }
+        if scheduled.is_some() {
+            // The start is charged already, so no bound applies.
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+        } else if !self.take_place(queue, class, bounds, now, effects) {
+            return Err(refused(queue, class, wait, has_waiters, now));
+        }
+        let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, self.next_number(), ask));
+        queue.waiters.insert(Waiter::new(Arc::clone(&ticket), class, options, arrived_at, deadline));
+        Ok(ticket)
+    }
+
+    /// Counts a new request, if the bounds allow it. With `newest_first` the oldest request gives its place.
+    fn take_place(&self, queue: &mut Queue, class: Class, bounds: Bounds, now: Instant, effects: &mut Effects) -> bool {
+        if queue.waiters.of_key(class.key) >= bounds.max_waiters_per_key
+            && !(self.newest_first && queue.reject_oldest(Some(class.key), now, effects))
+        {
+            return false;
+        }
+        // A rejected request has freed its place, although `finish` counts it later.
+        let freed = effects.ended;
+        let counted = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
+            (waiting < bounds.max_waiters.saturating_add(freed)).then_some(waiting + 1)
+        });
+        if counted.is_ok() {
+            return true;
+        }
+        let has_place = self.newest_first && bounds.max_waiters > 0 && queue.reject_oldest(None, now, effects);
+        if has_place {
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+        }
+        has_place
+    }
+}
+
+/// A time later than any deadline of a request.
+const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+
+/// Returns the denial of a request that does not join a queue.
+fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, has_waiters: bool, now: Instant) -> Refused {
+    let denial = queue.latest_denial(class.key, now).expect("a queue has a decision from its beginning");
+    let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
+    let denial = match retry_after {
+        Some(wait) if has_waiters && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
+        Some(wait) if denial.supports_scheduling() => denial.into_denied(wait),
+        _ => denial,
+    };
+    Refused { denial, is_queue: has_waiters }
+}

@@ -1,0 +1,273 @@
+//! loom models of a queue: joining, leaving, handing over, waking and shutdown, in all orders.
+//!
+//! All code is that of production, from the futures of waiting requests to the task that drives a queue. Only the
+//! limiter is a model. No time passes, so a request that waits for the end of an interval waits forever, and loom
+//! reports a lost wake-up as a deadlock.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+
+use super::{Arrival, Ask, Asked, Bounds, JoinError, QueueIds, Queues, Waited, Waiting};
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, Decision, Verdict};
+use crate::error::Error;
+use crate::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
+use crate::observe::Observers;
+use crate::runtime::{Instant, block_on, shut_down};
+
+/// Checks `f` in all orders with up to `preemptions` preemptions.
+fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    let orders = Arc::new(Count::new(0));
+    let counted = Arc::clone(&orders);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
+    builder.check(move || {
+        counted.fetch_add(1, Relaxed);
+        f();
+    });
+    let orders = orders.load(Relaxed);
+    println!("{orders} orders");
+    assert!(orders > 2, "a model with a single order checks nothing");
+}
+
+const BOUNDS: Bounds = Bounds { max_waiters: 10, max_waiters_per_key: 10 };
+const QUEUE: u64 = 7;
+const OTHER_QUEUE: u64 = 8;
+
+/// A limiter that holds a slot for each request. To deny, it only reads: that orders no other access.
+#[derive(Clone)]
+struct Slots {
+    free: Arc<AtomicUsize>,
+    /// The queue of the limit that denies.
+    queue: u64,
+    /// Whether a decision takes a while before and after it is made.
+    is_remote: bool,
+    observers: Observers,
+}
+
+impl Slots {
+    fn new(free: usize) -> Self {
+        Self { free: Arc::new(AtomicUsize::new(free)), queue: QUEUE, is_remote: false, observers: Observers::default() }
+    }
+
+    fn release(&self) {
+        self.free.fetch_add(1, Ordering::Release);
+    }
+
+    fn free(&self) -> usize {
+        self.free.load(Ordering::Acquire)
+    }
+
+    fn take(&self) -> Outcome {
+        let decision = |verdict| Decision::by_policy(Timestamp::EPOCH, verdict);
+        let taken = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| free.checked_sub(1));
+        if taken.is_err() {
+            let retry_after = Duration::from_secs(1);
+            return decision(Verdict::Denied { retry_after }).with_estimate(true).into();
+        }
+        let slots = self.clone();
+        let held = Held::new(1, move |_| {
+            slots.release();
+            LimiterFuture::ready(Ok(()))
+        });
+        Outcome { decision: decision(Verdict::Allowed), held: Some(held) }
+    }
+}
+
+impl Ask for Slots {
+    fn acquire(&self, _options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        if !self.is_remote {
+            return Acquisition::Ready(Ok(self.take()));
+        }
+        let slots = self.clone();
+        Acquisition::Pending(Box::pin(async move {
+            yield_once().await;
+            let outcome = slots.take();
+            yield_once().await;
+            Ok(outcome)
+        }))
+    }
+
+    fn queue_of(&self, _denied: &Decision) -> u64 {
+        self.queue
+    }
+
+    fn max_waiting(&self) -> Option<u64> {
+        None
+    }
+
+    fn observers(&self) -> &Observers {
+        &self.observers
+    }
+}
+
+/// Is ready when it is polled again.
+async fn yield_once() {
+    let mut is_first = true;
+    poll_fn(|cx| {
+        if std::mem::take(&mut is_first) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+fn arrival(queues: &Queues, slots: &Slots) -> Arrival<Slots> {
+    Arrival {
+        ask: slots.clone(),
+        class: queues.class(&"key", 1, true),
+        options: AcquireOptions::default().hold(),
+        max_wait: Some(Duration::from_secs(1000)),
+        arrived_at: Instant::now(),
+    }
+}
+
+/// A request that the layer forwards: it asks the limiter, unless others wait, and joins the queue if it is denied.
+/// Returns `None` if it starts at once, and releases its slot then.
+fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
+    let mut request = arrival(queues, slots);
+    if queues.is_active() && queues.may_exist(QUEUE) {
+        match queues.join(QUEUE, request, Asked::No, BOUNDS) {
+            Ok(waiting) => return Some(waiting),
+            Err(JoinError::NoQueue(arrival)) => request = arrival,
+            Err(_) => unreachable!("the queue is not full"),
+        }
+    }
+    let outcome = slots.take();
+    let Some(held) = outcome.held else {
+        let joined = queues.join(QUEUE, request, Asked::Denied(outcome.decision), BOUNDS);
+        return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
+    };
+    drop(held);
+    queues.wake(QueueIds::new(QUEUE));
+    None
+}
+
+/// Waits for the start, and releases its slot.
+fn serve(queues: &Queues, waiting: Option<Waiting>) {
+    let Some(mut waiting) = waiting else { return };
+    match block_on(poll_fn(|cx| waiting.poll(cx))) {
+        Waited::Start(start) => drop(start.into_parts()),
+        Waited::Denied(_) | Waited::Failed(_) => unreachable!("the limiter admits it"),
+    }
+    queues.wake(QueueIds::new(QUEUE));
+}
+
+/// Waits until nothing waits, no queue is left, and all slots are free. Otherwise loom reports too many branches.
+#[allow(clippy::needless_pass_by_value, reason = "the drivers end with the queues")]
+fn assert_ends(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
+    // The drivers may still run, until they notice that nothing waits.
+    while queues.is_active() || queues.waiting.load(Ordering::Acquire) != 0 || slots.free() != capacity {
+        thread::yield_now();
+    }
+}
+
+/// The only slot is released while a request is denied and joins: the release is seen by the request or by the queue.
+#[test]
+fn release_while_a_request_joins_is_not_lost() {
+    for is_remote in [false, true] {
+        model(2, move || {
+            let (queues, mut slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+            slots.is_remote = is_remote;
+            let release = {
+                let (queues, slots) = (Arc::clone(&queues), slots.clone());
+                thread::spawn(move || {
+                    slots.release();
+                    queues.wake(QueueIds::new(QUEUE));
+                })
+            };
+            serve(&queues, arrive(&queues, &slots));
+            release.join().expect("no panic");
+            assert_ends(queues, &slots, 1);
+        });
+    }
+}
+
+/// A request leaves while the slot is released and handed over: another request that stays receives it.
+#[test]
+fn start_of_a_request_that_leaves_reaches_the_next() {
+    model(2, || {
+        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let [first, second] = [(); 2].map(|()| arrive(&queues, &slots));
+        let leave = thread::spawn(move || drop(first));
+        slots.release();
+        queues.wake(QueueIds::new(QUEUE));
+        serve(&queues, second);
+        leave.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
+    });
+}
+
+/// The last request leaves while the slot is released: the slot is free afterwards.
+#[test]
+fn slot_is_free_after_the_last_request_has_left() {
+    model(3, || {
+        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let waiting = arrive(&queues, &slots);
+        let leave = thread::spawn(move || drop(waiting));
+        slots.release();
+        queues.wake(QueueIds::new(QUEUE));
+        leave.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
+    });
+}
+
+/// A request joins while the queue ends, because the one before it is served.
+#[test]
+fn request_that_joins_while_the_queue_ends_is_served() {
+    model(2, || {
+        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let first = arrive(&queues, &slots);
+        slots.release();
+        queues.wake(QueueIds::new(QUEUE));
+        let second = {
+            let (queues, slots) = (Arc::clone(&queues), slots.clone());
+            thread::spawn(move || serve(&queues, arrive(&queues, &slots)))
+        };
+        serve(&queues, first);
+        second.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
+    });
+}
+
+/// The runtime of the driver shuts down while a request waits: the request's own future spawns another driver.
+#[test]
+fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
+    model(2, || {
+        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let waiting = arrive(&queues, &slots);
+        let other = {
+            let (queues, slots) = (Arc::clone(&queues), slots.clone());
+            thread::spawn(move || {
+                shut_down();
+                slots.release();
+                queues.wake(QueueIds::new(QUEUE));
+            })
+        };
+        serve(&queues, waiting);
+        other.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
+    });
+}
+
+/// A request that another limit denies moves to its queue, while it leaves.
+#[test]
+fn request_that_leaves_while_it_moves_waits_nowhere() {
+    model(2, || {
+        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let mut moving = slots.clone();
+        moving.queue = OTHER_QUEUE;
+        let waiting = arrive(&queues, &moving);
+        thread::spawn(move || drop(waiting)).join().expect("no panic");
+        assert_ends(queues, &slots, 0);
+    });
+}

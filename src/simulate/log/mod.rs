@@ -1,0 +1,10 @@
+//! Parsers of recorded traffic: access logs, JSON lines and CSV, one line at a time.
+
+mod access;
+mod csv;
+mod fields;
+mod json;
+mod parser;
+mod time;
+
+pub use self::parser::{LogFormat, LogParser};

@@ -1,0 +1,135 @@
+use std::time::Duration;
+
+use crate::clock::micros_floor;
+use crate::error::Error;
+
+/// The leases of a [`Redis`](crate::Redis) limiter: a process holds a part of the quota, and decides by it without a
+/// round trip.
+///
+/// Pass it to [`RedisBuilder::lease`](crate::RedisBuilder::lease). The page "Leases" of the guide describes when that
+/// pays, and what is guaranteed.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::store::Lease;
+/// use tower_ratelimit::{Gcra, Quota, Redis, RedisServer};
+///
+/// # fn main() -> Result<(), tower_ratelimit::Error> {
+/// let server = RedisServer::open("redis://127.0.0.1")?;
+/// let limit = Gcra::new(Quota::per_second(10_000));
+/// let limiter = Redis::<str>::builder(server, "api", limit).lease(Lease::new(Duration::from_millis(100))).build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lease {
+    duration: Duration,
+    max_share: f64,
+    margin: Option<Duration>,
+    max_keys: usize,
+}
+
+impl Lease {
+    /// The default [`max_share`](Self::max_share).
+    pub const DEFAULT_MAX_SHARE: f64 = 0.25;
+
+    /// The default [`max_keys`](Self::max_keys).
+    pub const DEFAULT_MAX_KEYS: usize = 16_384;
+
+    const MIN_DURATION: Duration = Duration::from_millis(10);
+    const MAX_DURATION: Duration = Duration::from_secs(60);
+    const MIN_MARGIN: Duration = Duration::from_millis(1);
+    const MAX_KEYS: usize = 1 << 24;
+
+    /// Leases of this duration, from 10 ms to 60 s. 50 to 500 ms suit most servers.
+    ///
+    /// After the duration without a renewal, Redis charges a lease whole. Blocks, resets and changes of a quota take
+    /// effect in all processes within it.
+    #[must_use]
+    pub const fn new(duration: Duration) -> Self {
+        Self { duration, max_share: Self::DEFAULT_MAX_SHARE, margin: None, max_keys: Self::DEFAULT_MAX_KEYS }
+    }
+
+    /// Sets the part of the burst, or of the limit of a window, that all leases on a key hold together at most: above 0,
+    /// at most 1. Default: [`DEFAULT_MAX_SHARE`](Self::DEFAULT_MAX_SHARE).
+    ///
+    /// What others hold, a process cannot use. So after traffic has moved, this part may be missing for one duration.
+    #[must_use]
+    pub const fn max_share(mut self, share: f64) -> Self {
+        self.max_share = share;
+        self
+    }
+
+    /// Sets how long before the expiry a process stops to spend: at least 1 ms, and less than half of the duration.
+    /// Default: a tenth of the duration, at least 1 ms.
+    ///
+    /// It must cover by how much the clocks of the process and of the server drift apart during the duration.
+    #[must_use]
+    pub const fn margin(mut self, margin: Duration) -> Self {
+        self.margin = Some(margin);
+        self
+    }
+
+    /// Sets for how many keys at a time the process has leases at most, and counts the demand. Default:
+    /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
+    ///
+    /// Each takes about 130 bytes. Further keys are decided in Redis.
+    #[must_use]
+    pub const fn max_keys(mut self, keys: usize) -> Self {
+        self.max_keys = keys;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.duration < Self::MIN_DURATION || self.duration > Self::MAX_DURATION {
+            return Err(Error::config(format!(
+                "invalid lease: its duration is {:?}; use at least 10 ms and at most 60 s",
+                self.duration
+            )));
+        }
+        if !(self.max_share > 0.0 && self.max_share <= 1.0) {
+            return Err(Error::config(format!(
+                "invalid lease: `max_share` is {}; use a number above 0 and at most 1",
+                self.max_share
+            )));
+        }
+        let margin = self.margin_or_default();
+        if margin < Self::MIN_MARGIN || margin >= self.duration / 2 {
+            return Err(Error::config(format!(
+                "invalid lease: its margin is {margin:?}; use at least 1 ms and less than half of the duration"
+            )));
+        }
+        if self.max_keys == 0 || self.max_keys > Self::MAX_KEYS {
+            return Err(Error::config(format!(
+                "invalid lease: `max_keys` is {}; use at least 1 and at most {}",
+                self.max_keys,
+                Self::MAX_KEYS
+            )));
+        }
+        Ok(())
+    }
+
+    fn margin_or_default(&self) -> Duration {
+        self.margin.unwrap_or_else(|| (self.duration / 10).max(Self::MIN_MARGIN))
+    }
+
+    /// The duration in microseconds.
+    pub(super) fn duration_micros(&self) -> u64 {
+        micros_floor(self.duration)
+    }
+
+    /// The time from sending a report until the process stops to spend, in microseconds.
+    pub(super) fn usable_micros(&self) -> u64 {
+        micros_floor(self.duration - self.margin_or_default())
+    }
+
+    /// The units that all leases on a key hold together at most.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a bound")]
+    pub(super) fn max_held(&self, limit: u64) -> u64 {
+        ((limit as f64 * self.max_share) as u64).min(limit)
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        self.max_keys
+    }
+}

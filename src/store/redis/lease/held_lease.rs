@@ -1,0 +1,164 @@
+use std::sync::Arc;
+
+use super::config::Lease;
+use super::ledger::{Change, Ledger, Reply, Report};
+use super::slot::{MAX_UNITS, Slot};
+use crate::store::redis::holds::random_id;
+
+/// The times and amounts of a limiter's leases. Times are in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// The time after which Redis charges a lease that is not renewed.
+    pub(super) duration: u64,
+    /// The time for which a process spends after a report was sent.
+    pub(super) usable: u64,
+    /// The units that all leases on a key hold together at most.
+    pub(super) max_held: u64,
+}
+
+/// The demand, in units in one duration, below which a key is decided in Redis. Also the least wanted grant.
+pub(super) const MIN_DEMAND: u64 = 4;
+
+impl Terms {
+    pub(super) fn new(lease: &Lease, limit: u64) -> Self {
+        let max_held = lease.max_held(limit).min(MAX_UNITS);
+        Self { duration: lease.duration_micros(), usable: lease.usable_micros(), max_held }
+    }
+
+    /// The interval in which the renewal task looks at all leases.
+    pub(super) fn tick(&self) -> u64 {
+        (self.duration / 16).max(1_000)
+    }
+}
+
+/// The lease on one key.
+pub(super) struct HeldLease {
+    pub(super) id: u64,
+    pub(super) key: Arc<[u8]>,
+    ledger: Ledger,
+    /// A report is queued or sent, and its end is not known yet.
+    is_in_flight: bool,
+    /// When the demand was counted last.
+    counted_at: u64,
+    /// No report is made before this time.
+    next_at: u64,
+    /// The units that the last report wanted.
+    wanted: u64,
+    /// The units that Redis held after the last reply.
+    held: u64,
+}
+
+/// The work that is due for a lease.
+pub(super) enum Due {
+    Nothing,
+    Send(Report),
+    /// Nothing is held and nothing is wanted: the lease can be dropped.
+    Drop,
+}
+
+/// What a reply has changed, for metrics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) granted: u64,
+    pub(super) spent: u64,
+    pub(super) returned: u64,
+    pub(super) lost: u64,
+}
+
+impl HeldLease {
+    /// A lease without units. Its demand was counted since `counted_at`.
+    pub(super) fn new(key: Arc<[u8]>, counted_at: u64) -> Self {
+        let (id, ledger) = (random_id(), Ledger::default());
+        Self { id, key, ledger, is_in_flight: false, counted_at, next_at: 0, wanted: 0, held: 0 }
+    }
+
+    /// Returns the work that is due. With `is_closing` all units are released.
+    pub(super) fn due(&mut self, slot: &Slot, terms: &Terms, now: u64, is_closing: bool) -> Due {
+        if self.is_in_flight || (now < self.next_at && !is_closing) {
+            return Due::Nothing;
+        }
+        if let Some(report) = self.ledger.pending()
+            && now < report.sent_at + terms.usable
+            && !is_closing
+        {
+            self.is_in_flight = true;
+            return Due::Send(report);
+        }
+        let elapsed = now.saturating_sub(self.counted_at);
+        let is_half_over = elapsed >= terms.duration / 2;
+        let is_dry = slot.is_due() && elapsed >= terms.tick();
+        if !is_half_over && !is_dry && !is_closing {
+            return Due::Nothing;
+        }
+        slot.clear_due();
+        let demand = slot.take_demand().saturating_add(self.ledger.spent_since(slot.remaining()));
+        if self.ledger.is_settled() && (is_closing || demand < MIN_DEMAND) {
+            return Due::Drop;
+        }
+        let want = if is_closing { 0 } else { self.want(demand, elapsed, terms) };
+        let keep = if slot.has_passed(now) { 0 } else { want };
+        let (remaining, kept) = slot.begin_generation(keep);
+        (self.counted_at, self.wanted, self.is_in_flight) = (now, want, true);
+        Due::Send(self.ledger.report(remaining, kept, want, now))
+    }
+
+    /// The units that cover the demand for one duration, and a quarter more.
+    ///
+    /// Half of the last amount is the least while there is demand, so that a short pause does not end the lease.
+    fn want(&self, demand: u64, elapsed: u64, terms: &Terms) -> u64 {
+        if demand == 0 {
+            return 0;
+        }
+        let elapsed = u128::from(elapsed.max(terms.tick()));
+        let expected = u128::from(demand) * u128::from(terms.duration) * 5 / 4 / elapsed;
+        let expected = u64::try_from(expected).unwrap_or(MAX_UNITS);
+        expected.max(self.wanted / 2).max(MIN_DEMAND).min(terms.max_held)
+    }
+
+    /// Applies a reply.
+    pub(super) fn finish(&mut self, slot: &Slot, terms: &Terms, report: &Report, reply: Reply, now: u64) -> Moved {
+        self.is_in_flight = false;
+        if !matches!(reply, Reply::Applied { .. }) {
+            // Before the ledger, so that nothing is spent that belongs to no account.
+            slot.begin_generation(0);
+        }
+        let Some(change) = self.ledger.reply(report.sequence, reply, terms.usable, now) else {
+            return Moved::default();
+        };
+        let before = self.held;
+        match (change, reply) {
+            (Change::Granted { units, deadline }, Reply::Applied { held, .. }) => {
+                slot.grant(units, deadline);
+                self.held = held;
+                let granted = held.saturating_sub(report.keep);
+                // Without room, others decide in Redis, and a lease needs no call in each tick.
+                let is_short = granted + report.keep < self.wanted / 2;
+                self.next_at = now + if is_short { terms.duration / 4 } else { 0 };
+                let spent = report.unconfirmed;
+                Moved { granted, spent, returned: before.saturating_sub(spent + report.keep), lost: 0 }
+            }
+            (Change::Stop, Reply::Applied { held, .. }) => {
+                let (remaining, _) = slot.begin_generation(0);
+                self.ledger.stop(remaining);
+                self.held = held;
+                Moved {
+                    spent: report.unconfirmed,
+                    returned: before.saturating_sub(report.unconfirmed + held),
+                    ..Moved::default()
+                }
+            }
+            _ => {
+                self.held = 0;
+                self.next_at = now + if reply == Reply::Expired { 0 } else { terms.duration };
+                let spent = report.unconfirmed.min(before);
+                Moved { granted: 0, spent, returned: 0, lost: before - spent }
+            }
+        }
+    }
+
+    /// The report was not answered. It is sent again after a tick.
+    pub(super) fn fail(&mut self, terms: &Terms, now: u64) {
+        self.is_in_flight = false;
+        self.next_at = now + terms.tick();
+    }
+}

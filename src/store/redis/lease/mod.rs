@@ -1,0 +1,38 @@
+//! Leases: this process holds units of a quota, and spends them without a round trip.
+//!
+//! A lease is a hold of many units on one key. Redis holds them (`lease.lua`), so they count against everybody, but
+//! charges nothing. Decisions spend them by one atomic operation ([`slot`]). A report in the background tells Redis what
+//! was spent, and only that is charged. The rest stays held, is released, or is charged whole when the hold expires.
+//!
+//! This order makes the bound exact: each unit is held from its grant until it is charged, and charged after it was
+//! spent. If it were charged at its grant, it would drain while the process keeps it, and more would be admitted than
+//! the algorithm allows. The process stops to spend a margin before the expiry, by its own monotonic clock, counted from
+//! before the report was sent.
+//!
+//! | Module | Responsibility |
+//! |---|---|
+//! | `ledger` | the accounts of one lease: pure transitions |
+//! | `slot` | the units, spent by atomic operations |
+//! | `held_lease` | one lease: when it reports, and how much it wants |
+//! | `book` | the leases of a limiter, in a table of fixed size |
+//! | `renewal` | a report on its way |
+//! | `limits` | the check of the limits |
+//! | `task` | the background task that sends reports |
+
+mod book;
+mod clock;
+mod config;
+mod held_lease;
+mod ledger;
+mod limits;
+mod renewal;
+mod slot;
+mod task;
+
+pub(crate) use self::book::{LeaseBook, LeasedLimit};
+pub(crate) use self::clock::LeaseClock;
+pub use self::config::Lease;
+pub(crate) use self::ledger::Reply;
+pub(crate) use self::limits::check_limits;
+pub(crate) use self::renewal::{LeaseRenewal, RenewalReply};
+pub(crate) use self::task::LeaseTransport;

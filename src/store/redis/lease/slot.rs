@@ -1,0 +1,282 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The part of a lease that decisions read and change, without a lock.
+///
+/// # Protocol
+///
+/// `units` holds the generation of the lease (32 bits) and the remainder (32 bits). A decision subtracts its cost by one
+/// compare-and-swap, *then* reads the clock, and then checks two things:
+///
+/// - The deadline has not passed. A thread that was suspended after the subtraction finds that it has.
+/// - The generation is still that of the subtraction. Each report begins a new one, in the same atomic operation that
+///   reads the remainder. So the unit is in no report that was sent before the clock reading: it is charged after it was
+///   spent. (A unit that is charged first would drain before it is spent.)
+///
+/// If one of them fails, the decision is Redis's. The unit returns to the remainder only if the generation is
+/// unchanged. Otherwise a report has counted it as spent.
+///
+/// The remainder of a slot without a lease is 0. A slot gets another key only then, and begins a new generation before
+/// it gets units.
+#[repr(align(64))]
+pub(super) struct Slot {
+    /// The hash of the key; 0 for none.
+    fingerprint: AtomicU64,
+    units: AtomicU64,
+    /// The end of spending, by the process's clock.
+    deadline: AtomicU64,
+    /// The units that were asked for and not spent here, for the size of the next grant.
+    demand: AtomicU64,
+    /// The end of the window in which `demand` is counted, or [`LEASED`].
+    window_end: AtomicU64,
+    /// The remaining and the time of idleness that Redis reported last, for estimates.
+    reported_remaining: AtomicU64,
+    reported_idle_at: AtomicU64,
+    /// A decision that leaves this or less wakes the renewal task.
+    low_mark: AtomicU32,
+    /// The renewal task was asked to look at the slot.
+    is_due: AtomicBool,
+}
+
+/// A cost that a decision has taken from a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spent {
+    /// The remainder.
+    pub(super) left: u32,
+    /// When the decision was made, by the process's clock.
+    pub(super) at: u64,
+}
+
+const REMAINDER: u64 = u32::MAX as u64;
+const GENERATION: u64 = REMAINDER + 1;
+
+/// The end of the window of a key with a lease.
+const LEASED: u64 = u64::MAX;
+
+/// The maximum remainder.
+pub(super) const MAX_UNITS: u64 = REMAINDER >> 1;
+
+impl Slot {
+    pub(super) const fn new() -> Self {
+        Self {
+            fingerprint: AtomicU64::new(0),
+            units: AtomicU64::new(0),
+            deadline: AtomicU64::new(0),
+            demand: AtomicU64::new(0),
+            window_end: AtomicU64::new(0),
+            reported_remaining: AtomicU64::new(0),
+            reported_idle_at: AtomicU64::new(0),
+            low_mark: AtomicU32::new(0),
+            is_due: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn fingerprint(&self) -> u64 {
+        self.fingerprint.load(Ordering::Acquire)
+    }
+
+    /// Spends a cost, if the lease of this key has it. `now` reads the process's clock.
+    pub(super) fn spend(&self, fingerprint: u64, cost: u64, now: impl FnOnce() -> u64) -> Option<Spent> {
+        let mut units = self.units.load(Ordering::Acquire);
+        let after = loop {
+            // After the units: if they belong to another key by now, so does the fingerprint.
+            if units & REMAINDER < cost || self.fingerprint() != fingerprint {
+                return None;
+            }
+            let after = units - cost;
+            match self.units.compare_exchange_weak(units, after, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break after,
+                Err(current) => units = current,
+            }
+        };
+        let at = now();
+        let is_same_generation = |units: u64| units / GENERATION == after / GENERATION;
+        if at < self.deadline.load(Ordering::Acquire) && is_same_generation(self.units.load(Ordering::Acquire)) {
+            #[allow(clippy::cast_possible_truncation, reason = "masked")]
+            return Some(Spent { left: (after & REMAINDER) as u32, at });
+        }
+        let give_back = |units: u64| is_same_generation(units).then(|| units + cost);
+        let _ = self.units.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_back);
+        None
+    }
+
+    /// Begins a new generation with at most `keep` of the remainder. Returns the remainder before, and what is kept.
+    pub(super) fn begin_generation(&self, keep: u64) -> (u64, u64) {
+        let next = |units: u64| {
+            let generation = (units / GENERATION + 1) & REMAINDER;
+            generation * GENERATION + (units & REMAINDER).min(keep)
+        };
+        let mut units = self.units.load(Ordering::Acquire);
+        while let Err(current) =
+            self.units.compare_exchange_weak(units, next(units), Ordering::AcqRel, Ordering::Acquire)
+        {
+            units = current;
+        }
+        (units & REMAINDER, (units & REMAINDER).min(keep))
+    }
+
+    /// Adds granted units. With them, all units may be spent until `deadline`.
+    pub(super) fn grant(&self, units: u64, deadline: u64) {
+        self.deadline.fetch_max(deadline, Ordering::AcqRel);
+        let granted = self.units.fetch_add(units, Ordering::AcqRel) & REMAINDER;
+        let low_mark = u32::try_from((granted + units) / 4).unwrap_or(u32::MAX);
+        self.low_mark.store(low_mark, Ordering::Relaxed);
+    }
+
+    pub(super) fn remaining(&self) -> u64 {
+        self.units.load(Ordering::Acquire) & REMAINDER
+    }
+
+    pub(super) fn has_passed(&self, now: u64) -> bool {
+        now >= self.deadline.load(Ordering::Acquire)
+    }
+
+    /// Whether a remainder is so small that the lease should be renewed.
+    pub(super) fn is_low(&self, left: u32) -> bool {
+        left <= self.low_mark.load(Ordering::Relaxed)
+    }
+
+    /// Marks the slot as due. Returns whether it was not.
+    pub(super) fn mark_due(&self) -> bool {
+        !self.is_due.load(Ordering::Relaxed) && !self.is_due.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.is_due.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn clear_due(&self) {
+        self.is_due.store(false, Ordering::Relaxed);
+    }
+
+    /// Gives the slot to a key without a lease. The caller must exclude other calls, and the slot must have no lease.
+    pub(super) fn assign(&self, fingerprint: u64) {
+        self.begin_generation(0);
+        self.fingerprint.store(fingerprint, Ordering::Release);
+        self.demand.store(0, Ordering::Relaxed);
+        self.window_end.store(0, Ordering::Relaxed);
+        self.clear_due();
+    }
+
+    /// Counts a decision that the lease could not make.
+    pub(super) fn add_demand(&self, cost: u64) {
+        self.demand.fetch_add(cost.min(MAX_UNITS), Ordering::Relaxed);
+    }
+
+    /// Returns the counted demand, and begins to count anew.
+    pub(super) fn take_demand(&self) -> u64 {
+        self.demand.swap(0, Ordering::Relaxed)
+    }
+
+    /// Counts a decision on a key without a lease. Returns the demand in the current window of this duration.
+    pub(super) fn count_demand(&self, cost: u64, now: u64, duration: u64) -> u64 {
+        if self.is_cold(now) {
+            self.demand.store(0, Ordering::Relaxed);
+            self.window_end.store(now + duration, Ordering::Relaxed);
+        }
+        let cost = cost.min(MAX_UNITS);
+        self.demand.fetch_add(cost, Ordering::Relaxed).saturating_add(cost)
+    }
+
+    /// Marks the slot as leased. Returns the start of the window in which the demand was counted.
+    pub(super) fn lease(&self, duration: u64) -> u64 {
+        self.window_end.swap(LEASED, Ordering::Relaxed).saturating_sub(duration)
+    }
+
+    /// The lease has ended. The key is cold.
+    pub(super) fn end_lease(&self) {
+        self.clear_due();
+        self.window_end.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_leased(&self) -> bool {
+        self.window_end.load(Ordering::Relaxed) == LEASED
+    }
+
+    /// Whether there was no demand lately, on a key without a lease.
+    pub(super) fn is_cold(&self, now: u64) -> bool {
+        now >= self.window_end.load(Ordering::Relaxed)
+    }
+
+    /// Stores the figures of a reply.
+    pub(super) fn set_reported(&self, remaining: u64, idle_at: u64) {
+        self.reported_remaining.store(remaining, Ordering::Relaxed);
+        self.reported_idle_at.store(idle_at, Ordering::Relaxed);
+    }
+
+    /// Returns the remaining and the time of idleness that Redis reported last.
+    pub(super) fn reported(&self) -> (u64, u64) {
+        (self.reported_remaining.load(Ordering::Relaxed), self.reported_idle_at.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: u64 = 7;
+
+    /// A slot with units until the time 100.
+    fn leased(units: u64) -> Slot {
+        let slot = Slot::new();
+        slot.assign(KEY);
+        slot.grant(units, 100);
+        slot
+    }
+
+    #[test]
+    fn spends_what_it_has_until_the_deadline() {
+        let slot = leased(3);
+        assert_eq!(slot.spend(KEY, 2, || 99), Some(Spent { left: 1, at: 99 }));
+        assert_eq!(slot.spend(KEY, 2, || 99), None, "too few are left");
+        assert_eq!(slot.spend(KEY + 1, 1, || 99), None, "another key");
+        assert_eq!(slot.spend(KEY, 1, || 100), None, "the deadline");
+        assert_eq!(slot.remaining(), 1, "the unit was given back");
+    }
+
+    /// A thread is suspended between the subtraction and the clock, and a report counts its unit as spent.
+    #[test]
+    fn report_between_the_subtraction_and_the_clock_ends_the_decision() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            assert_eq!(slot.begin_generation(u64::MAX), (2, 2));
+            50
+        });
+        assert_eq!(spent, None);
+        assert_eq!(slot.remaining(), 2, "the unit was reported as spent, so it is not given back");
+    }
+
+    #[test]
+    fn grant_between_the_subtraction_and_the_clock_is_harmless() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            slot.grant(5, 200);
+            150
+        });
+        assert_eq!(spent, Some(Spent { left: 2, at: 150 }), "the renewed lease covers the unit");
+        assert_eq!(slot.remaining(), 7);
+    }
+
+    #[test]
+    fn another_key_takes_over_without_units() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            slot.begin_generation(0);
+            slot.assign(KEY + 1);
+            slot.grant(5, 200);
+            50
+        });
+        assert_eq!(spent, None);
+        assert_eq!(slot.remaining(), 5);
+    }
+
+    #[test]
+    fn threads_spend_each_unit_once() {
+        let slot = leased(10_000);
+        let spent: u32 = std::thread::scope(|scope| {
+            let spend = || (0..10_000).map(|_| u32::from(slot.spend(KEY, 1, || 50).is_some())).sum::<u32>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(spend)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+        });
+        assert_eq!((spent, slot.remaining()), (10_000, 0));
+    }
+}

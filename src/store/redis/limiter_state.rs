@@ -1,0 +1,303 @@
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use tokio::sync::oneshot;
+
+use super::bound_limit::RedisBoundLimit;
+use super::builder::{HashTag, RedisBuilder};
+use super::client::{Client, ClientConfig, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load};
+use super::conflicts::Registration;
+use super::connect::Failure;
+use super::health::ServerHealth;
+use super::holds::{HoldRegistry, HoldTransport};
+use super::key_format::KeyFormat;
+use super::lease::{LeaseBook, LeaseClock, LeasedLimit};
+use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, Operation, OperationTemplate, Script};
+use crate::clock::micros_floor;
+use crate::decision::{AcquireOptions, Decision};
+use crate::encode::KeyWriter;
+use crate::error::Error;
+use crate::limiter::LimiterFuture;
+
+/// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
+pub(super) struct LimiterState<Key: ?Sized> {
+    pub(super) client: Arc<Client>,
+    pub(super) limit_fns: Vec<Box<dyn RedisBoundLimit<Key>>>,
+    pub(super) key_format: KeyFormat,
+    hash_tag: Option<HashTag<Key>>,
+    pub(super) leases: Option<Arc<LeaseBook>>,
+    /// The last template, with what it depends on: most decisions have the same options.
+    last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
+}
+
+impl<Key: ?Sized> LimiterState<Key> {
+    /// Returns the state, and the conflicts with other limiters of this process.
+    pub(super) fn new(builder: RedisBuilder<Key>) -> Result<(Self, Vec<String>), Error> {
+        let limit_fns: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
+        let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
+        crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
+        let (registration, conflicts) =
+            Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
+        let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
+        let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
+        if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
+            key_format = key_format.with_hash_tag(&builder.name);
+        }
+        let script = Script::new(
+            &limits,
+            match builder.lease {
+                None => LeaseScript::None,
+                Some(_) if builder.charges_leases_at_grant => LeaseScript::ChargedAtGrant,
+                Some(_) => LeaseScript::Leases,
+            },
+        );
+        let leases = builder.lease.as_ref().and_then(|lease| {
+            let limit = LeasedLimit::new(limits.first()?, lease)?;
+            let clock = LeaseClock::new(builder.clock.clone());
+            Some(Arc::new(LeaseBook::new(lease, limit, clock, &builder.name, &builder.observers)))
+        });
+        let client = Arc::new_cyclic(|client: &Weak<Client>| {
+            let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
+            let holds = HoldRegistry::new(builder.hold_expiry, &builder.name, &builder.observers, transport);
+            let health = ServerHealth::new(
+                builder.name,
+                builder.server,
+                builder.observers,
+                builder.prefix,
+                script_load(&script),
+                Failure::from_redis,
+            );
+            Client::new(ClientConfig {
+                health: Arc::new(health),
+                deadline: builder.deadline,
+                limits,
+                script,
+                holds: Arc::new(holds),
+                clock: builder.clock,
+                _registration: registration,
+            })
+        });
+        let hash_tag = builder.hash_tag;
+        let last_template = ArcSwapOption::empty();
+        let state = Self { client, limit_fns, key_format, hash_tag, leases, last_template };
+        Ok((state, conflicts))
+    }
+
+    /// Returns the index of the limit with this name.
+    pub(super) fn limit(&self, name: &str) -> Result<usize, Error> {
+        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
+        found.ok_or_else(|| {
+            Error::config(format!(
+                "unknown limit: there is no limit named {name:?}; use the limit's name, which is \"default\" unless set"
+            ))
+        })
+    }
+
+    /// Returns the keys of all limits, concatenated, and where each ends.
+    pub(super) fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
+        let tag = self.hash_tag.as_ref().map(|hash_tag| {
+            let mut writer = KeyWriter::new();
+            hash_tag(key, &mut writer);
+            writer
+        });
+        let tag = tag.as_ref().map(KeyWriter::as_str);
+        if tag == Some("") {
+            return Err(Error::config(
+                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a \
+                 part of the key that is never empty",
+            ));
+        }
+        let mut names = KeyWriter::with_capacity(64 * self.limit_fns.len());
+        let mut offsets = Vec::with_capacity(self.limit_fns.len());
+        for (index, limit) in self.limit_fns.iter().enumerate() {
+            let mut is_empty = false;
+            self.key_format.append(index, tag, &mut names, |writer| {
+                limit.encode(key, writer);
+                is_empty = writer.as_str().is_empty();
+            });
+            if tag.is_some() && is_empty {
+                return Err(Error::config(
+                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a \
+                     limiter of its own, and combine the two with `limiter::Chained`",
+                ));
+            }
+            offsets.push(names.names_len());
+        }
+        Ok((names.into_names().into_bytes(), offsets))
+    }
+
+    /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
+    pub(super) fn algorithms(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
+        if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
+            return Vec::new();
+        }
+        self.limit_fns.iter().map(|limit| limit.algorithm(key)).collect()
+    }
+
+    /// The run time of one step of all limits in the script.
+    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
+        let weight = |(index, limit): (usize, &LimitInfo)| {
+            limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
+        };
+        self.limits().iter().enumerate().map(weight).sum()
+    }
+
+    fn supports_fast_path(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>], options: AcquireOptions) -> bool {
+        let [limit] = self.limits() else { return false };
+        let algorithm = limit.select(0, algorithms);
+        limit.script.fast_path().is_some()
+            && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.options(options)))
+    }
+
+    /// The template of a decision on all limits.
+    fn decision_template(
+        &self,
+        operation: Operation,
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        options: AcquireOptions,
+    ) -> Arc<OperationTemplate> {
+        if let Some((known, cost, max_delay, template)) = self.last_template.load().as_deref()
+            && algorithms.is_empty()
+            && *known == operation
+            && *cost == options.cost
+            && *max_delay == options.max_delay
+        {
+            return Arc::clone(template);
+        }
+        let mut params = Vec::new();
+        for (index, limit) in self.limits().iter().enumerate() {
+            let cost = limit.options(options).cost;
+            if let Some(algorithm) = limit.select(index, algorithms) {
+                algorithm.params(cost, &mut params);
+            }
+            params.extend([u64::from(limit.shadow), cost]);
+        }
+        let arg2 = match operation {
+            Operation::Hold => Some(self.client.config.holds.expiry),
+            _ => options.max_delay,
+        };
+        let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
+        let cost = options.cost;
+        let uses_fast_path = operation == Operation::Acquisition && self.supports_fast_path(algorithms, options);
+        let template = OperationTemplate { operation, limit: 0, arg1: 0, arg2, cost, params, uses_fast_path };
+        let template = Arc::new(template);
+        if algorithms.is_empty() {
+            let last = (operation, cost, options.max_delay, Arc::clone(&template));
+            self.last_template.store(Some(Arc::new(last)));
+        }
+        template
+    }
+
+    /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
+    pub(super) fn operation(
+        &self,
+        operation: Operation,
+        limit: usize,
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        cost: u64,
+        arg1: u64,
+    ) -> Option<Arc<OperationTemplate>> {
+        let info = &self.limits()[limit];
+        let algorithm = info.select(limit, algorithms)?;
+        Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
+    }
+
+    fn queued_operation(
+        &self,
+        key: &Key,
+        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+        kind: OperationKind,
+        reply: oneshot::Sender<OperationResult>,
+    ) -> Result<QueuedOperation, Error> {
+        let (keys, key_offsets) = self.encode(key)?;
+        let weight = self.weight(&algorithms);
+        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+    }
+
+    /// Decides by this process's lease on the key, if it has the cost.
+    pub(super) fn decide_by_lease(&self, key: &Key, options: AcquireOptions) -> Option<Decision> {
+        thread_local! {
+            /// Saves an allocation.
+            static SUB_KEY: Cell<KeyWriter> = Cell::default();
+        }
+        let (leases, [limit]) = (self.leases.as_ref()?, self.limits()) else { return None };
+        let options = limit.options(options);
+        if options.hold || options.cost == 0 {
+            return None;
+        }
+        let mut sub_key = SUB_KEY.try_with(Cell::take).unwrap_or_default();
+        sub_key.clear();
+        self.limit_fns[0].encode(key, &mut sub_key);
+        let fingerprint = leases.fingerprint(sub_key.as_str());
+        let _ = SUB_KEY.try_with(|cell| cell.set(sub_key));
+        let decision = leases.spend(fingerprint, options.cost);
+        let redis_key = || Some(self.encode(key).ok()?.0.into());
+        if decision.is_none() && leases.count_demand(fingerprint, options.cost, redis_key) {
+            leases.ensure_task(&Arc::downgrade(&self.client));
+        }
+        decision
+    }
+
+    /// Submits a decision that charges, or a peek.
+    pub(super) fn decide(
+        &self,
+        operation: Operation,
+        key: &Key,
+        mut options: AcquireOptions,
+    ) -> Result<RedisFuture, Error> {
+        if options.hold || self.has_limits_in_flight() {
+            // The peek of a hold: a hold starts now.
+            options.max_delay = Some(Duration::ZERO);
+        }
+        self.client.submit_decision(|reply| {
+            let algorithms = self.algorithms(key);
+            let template = self.decision_template(operation, &algorithms, options);
+            self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
+        })
+    }
+
+    pub(super) fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
+        let algorithms = self.algorithms(key);
+        let template = self.decision_template(Operation::Hold, &algorithms, options);
+        let (keys, key_offsets) = self.encode(key)?;
+        let weight = self.weight(&algorithms);
+        self.client.submit_hold(move |reply| {
+            let kind = OperationKind::Hold(options, Arc::clone(&template), None);
+            let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
+            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+        })
+    }
+
+    /// Submits operations on one limit each.
+    pub(super) fn operate(
+        &self,
+        key: &Key,
+        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+        templates: Vec<Arc<OperationTemplate>>,
+    ) -> LimiterFuture<()> {
+        if templates.is_empty() {
+            return LimiterFuture::ready(Ok(()));
+        }
+        self.client
+            .submit_operation(|reply| self.queued_operation(key, algorithms, OperationKind::Mutate(templates), reply))
+    }
+
+    /// Returns whether a limit holds every cost until the request ends.
+    pub(super) fn has_limits_in_flight(&self) -> bool {
+        self.limits().iter().any(|limit| limit.held_until_end)
+    }
+
+    pub(super) fn limits(&self) -> &[LimitInfo] {
+        &self.client.config.limits
+    }
+}
+
+impl<Key: ?Sized> Drop for LimiterState<Key> {
+    fn drop(&mut self) {
+        if let Some(leases) = &self.leases {
+            leases.release_on_drop(&*self.client);
+        }
+    }
+}

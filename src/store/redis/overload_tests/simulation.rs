@@ -1,0 +1,208 @@
+//! A simulated Redis with a fixed service time, behind a link with a fixed round trip and jitter, in virtual time.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use redis::{Arg, Cmd, RedisError, Value};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::limiter::BoxFuture;
+use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure};
+use crate::store::redis::{Redis, RedisServer};
+use crate::{Error, Gcra, Quota};
+
+/// The limiter's numbers for a bucket, one for a shadow limit, and the cost.
+const BUCKET_PARAMS: usize = 11;
+const LATE: f64 = 4.0 - 9_007_199_254_740_992.0;
+
+/// A link to a server that runs one call after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Link {
+    pub(super) round_trip: Duration,
+    /// The maximum additional delay of each direction. The order of calls is kept.
+    pub(super) jitter: Duration,
+    pub(super) per_call: Duration,
+    pub(super) per_operation: Duration,
+    /// One reply of this many takes longer, by this time. It delays those behind it.
+    pub(super) slow_reply: Option<(u64, Duration)>,
+}
+
+#[derive(Clone)]
+pub(super) struct Simulation(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    link: Link,
+    epoch: Instant,
+    /// The difference of the server's clock.
+    clock_offset: Duration,
+    last_arrival: Instant,
+    busy_until: Instant,
+    last_reply: Instant,
+    random: u64,
+    pub(super) calls: u64,
+    pub(super) charged: u64,
+    pub(super) updates: u64,
+    /// The longest time of one call.
+    pub(super) longest: Duration,
+}
+
+impl Simulation {
+    pub(super) fn new(link: Link) -> Self {
+        let now = Instant::now();
+        Self(Arc::new(Mutex::new(State {
+            link,
+            epoch: now,
+            clock_offset: Duration::from_secs(1_800_000_000),
+            last_arrival: now,
+            busy_until: now,
+            last_reply: now,
+            random: 1,
+            calls: 0,
+            charged: 0,
+            updates: 0,
+            longest: Duration::ZERO,
+        })))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic")
+    }
+
+    pub(super) fn limiter(&self, deadline: Duration) -> Redis<u64> {
+        let limit = Gcra::new(Quota::per_second(1_000_000));
+        let server = RedisServer::from_connector(Arc::new(self.clone()));
+        Redis::builder(server, "api", limit).deadline(deadline).build().expect("limits")
+    }
+
+    pub(super) fn stall(&self, span: Duration) {
+        let mut state = self.state();
+        state.busy_until = state.busy_until.max(Instant::now()) + span;
+    }
+}
+
+impl State {
+    fn jitter(&mut self) -> Duration {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.link.jitter.mul_f64(f64::from(u32::try_from(self.random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+    }
+
+    /// Runs a call that is sent now. Returns the reply, and when it arrives.
+    fn run(&mut self, command: &Cmd) -> (Value, Instant) {
+        let parts: Vec<&[u8]> = command
+            .args_iter()
+            .map(|part| match part {
+                Arg::Simple(bytes) => bytes,
+                _ => &[],
+            })
+            .collect();
+        if !parts[0].starts_with(b"EVAL") {
+            return (Value::Okay, Instant::now() + self.link.round_trip);
+        }
+        self.calls += 1;
+        let keys: u16 = std::str::from_utf8(parts[2]).expect("text").parse().expect("a number");
+        let (is_fast, latest_start, operations) = decode(parts.last().expect("the input"));
+        let arrival = self.last_arrival.max(Instant::now() + self.link.round_trip / 2 + self.jitter());
+        let start = arrival.max(self.busy_until);
+        let now = micros(start - self.epoch + self.clock_offset);
+        let is_late = latest_start > 0.0 && now > latest_start;
+        let mut results = Vec::new();
+        let decisions = operations.iter().filter(|&&operation| operation <= 2).count() as u64;
+        self.updates += operations.len() as u64 - decisions;
+        self.charged += if is_late { 0 } else { decisions };
+        for &operation in &operations {
+            let result = if is_late && operation <= 2 { LATE } else { 0.0 };
+            results.extend(std::iter::repeat_n(result, if is_fast && !is_late { 1 } else { 2 }));
+        }
+        let run = if is_late { 0 } else { operations.len() };
+        let span = self.link.per_call + self.link.per_operation * u32::try_from(run).expect("a batch");
+        self.longest = self.longest.max(span);
+        (self.last_arrival, self.busy_until) = (arrival, start + span);
+        let slow = self
+            .link
+            .slow_reply
+            .filter(|(every, _)| self.calls.is_multiple_of(*every))
+            .map_or(Duration::ZERO, |slow| slow.1);
+        self.last_reply = self.last_reply.max(self.busy_until + self.link.round_trip / 2 + self.jitter() + slow);
+        let mut reply = now.to_le_bytes().to_vec();
+        let flags = u16::from(is_fast && !is_late);
+        for number in [flags, u16::try_from(results.len()).expect("a batch"), keys] {
+            reply.extend(number.to_le_bytes());
+        }
+        reply.extend(results.iter().flat_map(|result| result.to_le_bytes()));
+        reply.extend(std::iter::repeat_n(0, usize::from(keys) * 2));
+        (Value::BulkString(reply), self.last_reply)
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn micros(span: Duration) -> f64 {
+    span.as_micros() as f64
+}
+
+/// Returns whether the fast path applies, the latest start, and the code of each operation.
+fn decode(input: &[u8]) -> (bool, f64, Vec<u16>) {
+    let f64_at = |at: usize| f64::from_le_bytes(input[at..at + 8].try_into().expect("8 bytes"));
+    let u16_at = |at: usize| u16::from_le_bytes(input[at..at + 2].try_into().expect("2 bytes"));
+    let [fast, templates, steps] = [16, 18, 20].map(u16_at);
+    let mut at = 24;
+    let mut codes = Vec::new();
+    for _ in 0..templates {
+        let code = u16_at(at);
+        codes.push(code);
+        let ids = if code == 2 {
+            1
+        } else if code == 7 {
+            5
+        } else {
+            0
+        };
+        at += 20 + 8 * (BUCKET_PARAMS + ids);
+    }
+    let mut operations = Vec::new();
+    for _ in 0..steps {
+        let code = codes[usize::from(u16_at(at)) - 1];
+        operations.extend(std::iter::repeat_n(code, usize::from(u16_at(at + 4))));
+        at += 6;
+    }
+    assert_eq!(at, input.len());
+    (fast == 1, f64_at(8), operations)
+}
+
+impl Connection for Simulation {
+    fn call(&self, _slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        let server = self.clone();
+        Box::pin(async move {
+            let (reply, at) = server.state().run(&command);
+            sleep_until(at).await;
+            Ok(reply)
+        })
+    }
+
+    fn is_open(&self) -> BoxFuture<bool> {
+        Box::pin(std::future::ready(true))
+    }
+}
+
+impl Connector for Simulation {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let connection = self.clone();
+        Box::pin(async move {
+            let round_trip = connection.state().link.round_trip;
+            sleep(round_trip).await;
+            Ok(Box::new(connection) as Box<dyn Connection>)
+        })
+    }
+
+    fn describe(&self) -> &'static str {
+        "a simulation"
+    }
+
+    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        unreachable!("no test uses credentials")
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, _tls: &crate::store::redis::connect::RedisTls) -> Result<Arc<dyn Connector>, Error> {
+        unreachable!("no test uses TLS")
+    }
+}

@@ -1,0 +1,110 @@
+-- Leases: holds that processes spend by themselves. Only in the script of a limiter that has leases; for any other
+-- script the entry of a lease is that of a session.
+--
+-- # Layout
+--
+-- The entry of a lease has the five words of a session's: the id, the held units, the sum of the spent units that was
+-- applied, the number of the last report, and the expiry.
+--
+-- # Protocol
+--
+-- A report has a number, and is applied if its number is above that of the entry. It carries the sum of all units that
+-- the process has spent, so the entry determines which of them are new, whatever reports were lost. The new ones are
+-- charged. Of the rest the process keeps a part; the others are released. Then the report asks for more units. They are
+-- held, not charged: tokens that were charged now and spent later would drain in between.
+--
+-- A repeated report finds its own number, and gets the same reply. A report that names a past expiry and finds no entry
+-- is about a hold that was charged whole. If it names a later one, the server has lost data.
+--
+-- If the key is blocked, or its usage leaves no room for the kept units, the report is applied, but the expiry stays.
+-- The process finds the expiry that it knows, and spends nothing more. What it spends until then is still held.
+
+local make_holds_of_sessions = make_holds
+
+-- A smaller grant is not worth a call.
+local MIN_GRANT = 2
+
+function make_holds()
+  local this = make_holds_of_sessions()
+
+  -- Returns whether a cost is allowed on top of the held ones. `p` is for a cost of 1.
+  local function has_room(index, cost, p)
+    local kernel, s, h = kernel_of_key[index], states[index], holds[index]
+    local held = h and h.cost or 0
+    if kernel.is_list then
+      s.held = held + cost - 1
+      local verdict = kernel.peek(s, now, 0, p)
+      s.held = held > 0 and held or nil
+      return verdict == 0
+    end
+    s = this.copy(kernel, s)
+    kernel.charge(s, now, held + cost - 1, p)
+    return kernel.peek(s, now, 0, p) == 0
+  end
+
+  -- Returns how many units are granted: at most half of the room, so that others find some, and at most so many that
+  -- all held costs together are `most`.
+  local function granted_of(index, wanted, most, p)
+    local h = holds[index]
+    local units = math.floor(math.min(wanted, most - (h and h.cost or 0)))
+    while units >= MIN_GRANT do
+      if has_room(index, 2 * units, p) then
+        return units
+      end
+      units = math.floor(units / 2)
+    end
+    return 0
+  end
+
+  -- Applies a report, and grants units. Returns the units that are held then, their expiry, the charged cost, and all
+  -- held costs of the key.
+  function this.renew(template, index, p)
+    local id, sequence, spent, unconfirmed, keep, want, named_expiry = table_unpack(template.ids)
+    local kernel, entry = kernel_of_key[index], this.find(index, id)
+    local h = holds[index]
+    if not kernel.charge then
+      return UNSUPPORTED, 0, 0, h and h.cost or 0
+    elseif entry and sequence <= entry[4] then
+      return sequence == entry[4] and entry[2] or EXPIRED, entry[5], 0, h.cost
+    elseif not entry and named_expiry > 0 and named_expiry <= now then
+      return EXPIRED, 0, 0, h and h.cost or 0
+    end
+    local charged = entry and max(0, spent - entry[3]) or unconfirmed
+    if charged > 0 then
+      kernel.charge(states[index], now, charged, p)
+      changed[index] = true
+    end
+    if not entry and h and h.count >= MAX_ENTRIES then
+      this.extend_lifetime(index, p)
+      return FULL, 0, charged, h.cost
+    end
+    if entry then
+      h.cost = h.cost + keep - entry[2]
+    elseif keep > 0 then
+      h = this.with_holds(index)
+      h.cost = h.cost + keep
+    end
+    local must_stop = blocks[index] > now or keep > 0 and not has_room(index, 0, p)
+    local held = keep + (must_stop and 0 or granted_of(index, want - keep, template.arg2, p))
+    if not entry and held == 0 then
+      if h then
+        this.extend_lifetime(index, p)
+      end
+      return 0, 0, charged, h and h.cost or 0
+    end
+    h = this.with_holds(index)
+    if not entry then
+      entry = { id, 0, 0, 0, named_expiry }
+      h.entries[#h.entries + 1] = entry
+    end
+    if not must_stop then
+      entry[5] = now + template.arg1
+    end
+    entry[2], entry[3], entry[4] = held, spent, sequence
+    h.cost, h.span = h.cost + held - keep, max(h.span, template.arg1)
+    this.refresh(index, p)
+    return held, entry[5], charged, h.cost
+  end
+
+  return this
+end

@@ -1,0 +1,110 @@
+//! The caller's own deadline: the header `grpc-timeout` shortens the wait of a gRPC call.
+
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::response::{ByContentType, Grpc};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn one_per_second() -> Memory<(), Gcra, TokioClock> {
+    Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")
+}
+
+fn empty<B: Default>(_: Request<()>) -> impl Future<Output = Result<Response<B>, Infallible>> + Send
+where
+    B: Send,
+{
+    ready(Ok(Response::new(B::default())))
+}
+
+fn with_timeout(value: &str) -> Request<()> {
+    let request = Request::post("/check").header("content-type", "application/grpc");
+    let request = if value.is_empty() { request } else { request.header("grpc-timeout", value) };
+    request.body(()).expect("a request")
+}
+
+/// Calls the service. Returns whether the request was served, and the time that it took.
+async fn call<S, B>(service: S, request: Request<()>) -> (bool, Duration)
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+{
+    let started = Instant::now();
+    let response = service.oneshot(request).await.expect("infallible");
+    (response.headers().get("grpc-status").is_none(), started.elapsed())
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_with_a_grpc_timeout_before_its_start_is_rejected_on_arrival() {
+    let layer = RateLimitLayer::new(Global, one_per_second()).responder(Grpc::new()).max_wait(10 * SECOND);
+    let service = layer.layer(service_fn(empty::<()>));
+    assert_eq!(call(service.clone(), with_timeout("0n")).await, (true, Duration::ZERO), "it need not wait");
+    assert_eq!(call(service.clone(), with_timeout("500m")).await, (false, Duration::ZERO));
+    // The rejected call has taken no start.
+    let first = tokio::spawn(call(service.clone(), with_timeout("1100m")));
+    tokio::task::yield_now().await;
+    assert_eq!(call(service.clone(), with_timeout("1999m")).await, (false, Duration::ZERO), "behind the first");
+    assert_eq!(call(service.clone(), with_timeout("2S")).await, (true, 2 * SECOND));
+    assert_eq!(first.await.expect("no panic"), (true, SECOND));
+}
+
+#[tokio::test(start_paused = true)]
+async fn grpc_timeout_does_not_prolong_a_wait() {
+    let layer = RateLimitLayer::new(Global, one_per_second()).responder(Grpc::new()).max_wait(ms(500));
+    let service = layer.layer(service_fn(empty::<()>));
+    assert!(call(service.clone(), with_timeout("")).await.0);
+    for value in ["10S", "99999999H", "malformed", ""] {
+        assert_eq!(call(service.clone(), with_timeout(value)).await, (false, Duration::ZERO), "{value}");
+    }
+    sleep(ms(600)).await;
+    assert_eq!(call(service.clone(), with_timeout("10S")).await, (true, ms(400)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
+    let limiter =
+        Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(TokioClock::new()).build().expect("a limit");
+    let held = limiter.hold(&(), AcquireOptions::default()).await.expect("memory").held.expect("it is free");
+    let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).max_wait(10 * SECOND);
+    let service = layer.layer(service_fn(empty::<()>));
+    let leaving = tokio::spawn(call(service.clone(), with_timeout("500m")));
+    tokio::task::yield_now().await;
+    let staying = tokio::spawn(call(service.clone(), with_timeout("5S")));
+    assert_eq!(leaving.await.expect("no panic"), (false, ms(500)));
+    held.release().await.expect("memory");
+    let (is_served, waited) = staying.await.expect("no panic");
+    assert!(is_served && waited > ms(500) && waited < 2 * SECOND, "{is_served} after {waited:?}");
+}
+
+/// A queue among the algorithms has scheduled a start after the deadline. The next call uses it.
+#[tokio::test(start_paused = true)]
+async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
+    let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
+    let limiter: Memory<(), _, _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
+    let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
+    assert_eq!(call(service.clone(), with_timeout("")).await, (true, Duration::ZERO));
+    assert_eq!(call(service.clone(), with_timeout("99m")).await, (false, Duration::ZERO));
+    assert_eq!(call(service.clone(), with_timeout("100m")).await, (true, ms(100)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn grpc_timeout_of_an_http_request_is_ignored() {
+    let layer = RateLimitLayer::new(Global, one_per_second()).responder(ByContentType::default()).max_wait(10 * SECOND);
+    let service = layer.layer(service_fn(empty::<Vec<u8>>));
+    let http = || Request::get("/").header("grpc-timeout", "1m").body(()).expect("a request");
+    assert_eq!(call(service.clone(), http()).await, (true, Duration::ZERO));
+    assert_eq!(call(service.clone(), with_timeout("1m")).await, (false, Duration::ZERO));
+    assert_eq!(call(service, http()).await, (true, SECOND));
+}

@@ -1,0 +1,273 @@
+//! Limits on requests in flight behind the layer: services without a body, queues, headers, misconfiguration.
+
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use tokio::time::Instant;
+use tokio_test::{assert_pending, assert_ready, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::Limiter;
+use tower_ratelimit::observe::Event;
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, Memory, Quota,
+    RateLimitLayer, TokioClock,
+};
+
+use crate::support::{Act, Pool, TestRequest, key_of};
+
+fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
+    limiter.peek(key, AcquireOptions::default()).try_ready().expect("ready").expect("a decision")
+}
+
+/// The requests in flight for the key `alice`.
+fn in_flight(limiter: &Memory<&'static str, InFlight>) -> u64 {
+    2 - peek(limiter, &"alice").remaining().expect("one limit")
+}
+
+const ALICE: TestRequest = TestRequest::new("alice");
+
+#[tokio::test]
+async fn in_flight_ends_with_the_response_of_a_service_without_a_body() {
+    let limiter = Memory::new(InFlight::new(2));
+    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
+    let mut service = layer.layer(Pool::new(10).service());
+    for act in [Act::Answer, Act::Fail, Act::Hang] {
+        let mut response = task::spawn(service.ready().await.expect("ready").call(ALICE.with_act(act)));
+        assert_eq!(in_flight(&limiter), 1, "{act:?}");
+        match act {
+            Act::Answer => assert!(assert_ready!(response.poll()).is_ok()),
+            Act::Fail => assert!(assert_ready!(response.poll()).is_err()),
+            _ => assert_pending!(response.poll()),
+        }
+        assert_eq!(in_flight(&limiter), u64::from(act == Act::Hang), "{act:?}");
+        drop(response);
+        assert_eq!(in_flight(&limiter), 0, "{act:?}");
+    }
+}
+
+#[tokio::test]
+async fn in_flight_ends_when_the_service_panics() {
+    let limiter = Memory::new(InFlight::new(2));
+    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
+    let service = layer.layer(Pool::new(10).service());
+    for act in [Act::PanicInCall, Act::PanicInFuture] {
+        let task = tokio::spawn(service.clone().oneshot(ALICE.with_act(act)));
+        assert!(task.await.expect_err("a panic").is_panic());
+        assert_eq!(in_flight(&limiter), 0, "{act:?}");
+    }
+}
+
+/// A limiter that counts requests in flight, under a layer that does not track their end, rejects every request: it
+/// would otherwise count nothing.
+#[tokio::test]
+async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
+    let limiters: [BoxLimiter<()>; 2] = [
+        BoxLimiter::new(Memory::new(InFlight::new(2))),
+        BoxLimiter::new(Memory::new((Limit::new("streams", InFlight::new(2)), Gcra::new(Quota::per_second(1))))),
+    ];
+    for limiter in limiters {
+        let failed = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&failed);
+        let layer = RateLimitLayer::new(Global, limiter.clone()).observe(move |event: &Event<'_>| {
+            if let Event::Failed { error, .. } = event {
+                log.lock().unwrap().push(error.to_string());
+            }
+        });
+        let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+        let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!String::from_utf8_lossy(response.body()).contains("release_on"), "clients learn nothing");
+        let settling = layer.settle(|held: u64, _: Result<&Response<bytes::Bytes>, &BoxError>| held);
+        let response = settling.layer(page).oneshot(Request::new(())).await.expect("a response");
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let failed = failed.lock().unwrap();
+        assert_eq!(failed.len(), 2);
+        assert!(failed[0].contains("release_on_body_end"), "{}", failed[0]);
+        assert!(peek(&limiter, &()).is_allowed(), "nothing is held or charged");
+    }
+}
+
+#[tokio::test]
+async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
+    let limiter = Memory::new(Limit::new("streams", InFlight::new(1)));
+    let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
+    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let service = layer.layer(page);
+    let open = service.clone().oneshot(Request::new(())).await.expect("a response");
+    assert_eq!(open.headers()["ratelimit-policy"], r#""streams";q=1;qu="concurrent-requests""#);
+    assert_eq!(open.headers()["ratelimit"], r#""streams";r=0"#);
+    let denied = service.clone().oneshot(Request::new(())).await.expect("a response");
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "1");
+    drop(open);
+    assert_eq!(service.oneshot(Request::new(())).await.expect("a response").status(), StatusCode::OK);
+}
+
+/// The response settles the rate, and the end of the body releases the rest.
+#[tokio::test]
+async fn in_flight_and_a_settled_rate_end_at_their_own_times() {
+    let limits = (Limit::new("streams", InFlight::new(1)), FixedWindow::new(Quota::per_minute(100)));
+    let limiter = Memory::new(limits);
+    let layer = RateLimitLayer::new(Global, limiter.clone())
+        .cost(|_: &Request<()>| 1)
+        .settle(|_: u64, _: Result<&Response<bytes::Bytes>, &BoxError>| 40)
+        .release_on_body_end();
+    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+    let remaining = || {
+        let options = AcquireOptions::default().detail(tower_ratelimit::Detail::All);
+        let decision = limiter.peek(&(), options).try_ready().expect("ready").expect("a decision");
+        [decision.limits()[0].remaining(), decision.limits()[1].remaining()]
+    };
+    assert_eq!(remaining(), [0, 60]);
+    drop(response);
+    assert_eq!(remaining(), [1, 60]);
+}
+
+/// A waiting request starts as soon as another one ends, in the order of arrival.
+#[tokio::test(start_paused = true)]
+async fn in_flight_queue_starts_a_waiting_request_when_another_one_ends() {
+    let limiter = Memory::builder(InFlight::new(1)).clock(TokioClock::new()).build().expect("a limiter");
+    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).release_on_response();
+    let inner = service_fn(async |millis: u64| {
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        Ok::<_, BoxError>(Instant::now())
+    });
+    let service = layer.max_wait(Duration::from_secs(60)).layer(inner);
+    let started = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..20 {
+        tasks.push(tokio::spawn(service.clone().oneshot(333)));
+        tokio::task::yield_now().await;
+    }
+    for (index, task) in (1_u32..).zip(tasks) {
+        let ended = task.await.expect("no panic").expect("a response") - started;
+        let expected = Duration::from_millis(333) * index;
+        assert!(ended >= expected && ended <= expected + Duration::from_millis(10) * index, "{index}: {ended:?}");
+    }
+}
+
+/// A waiting request that leaves holds nothing, and the next one starts.
+#[tokio::test(start_paused = true)]
+async fn in_flight_queue_passes_on_the_start_of_a_request_that_has_left() {
+    let limiter = Memory::builder(InFlight::new(1)).clock(TokioClock::new()).build().expect("a limiter");
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).release_on_response();
+    let inner = service_fn(|hangs: bool| async move {
+        if hangs {
+            pending::<()>().await;
+        }
+        Ok::<_, BoxError>(())
+    });
+    let service = layer.max_wait(Duration::from_secs(60)).layer(inner);
+    let first = tokio::spawn(service.clone().oneshot(true));
+    tokio::task::yield_now().await;
+    let mut leaving = task::spawn(service.clone().oneshot(false));
+    assert_pending!(leaving.poll());
+    let last = tokio::spawn(service.oneshot(false));
+    tokio::task::yield_now().await;
+    first.abort();
+    let _ = first.await;
+    drop(leaving);
+    tokio::time::timeout(Duration::from_secs(1), last).await.expect("started").expect("no panic").expect("a response");
+    tokio::task::yield_now().await;
+    assert!(peek(&limiter, &()).is_allowed(), "nothing is left in flight");
+}
+
+#[tokio::test]
+async fn in_flight_events_are_emitted_once_per_request() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&log);
+    let layer = RateLimitLayer::new(key_of, Memory::new(InFlight::new(1)))
+        .responder(RejectWithError)
+        .release_on_response()
+        .observe(move |event: &Event<'_>| match event {
+            Event::InFlightStarted { cost, .. } => events.lock().unwrap().push(("started", *cost)),
+            Event::InFlightEnded { cost, .. } => events.lock().unwrap().push(("ended", *cost)),
+            _ => {}
+        });
+    let service = layer.layer(Pool::new(10).service());
+    let mut hanging = task::spawn(service.clone().oneshot(ALICE.with_act(Act::Hang)));
+    assert_pending!(hanging.poll());
+    assert!(service.clone().oneshot(ALICE).await.is_err(), "denied");
+    drop(hanging);
+    service.oneshot(ALICE).await.expect("allowed");
+    assert_eq!(*log.lock().unwrap(), [("started", 1), ("ended", 1), ("started", 1), ("ended", 1)]);
+}
+
+/// Exempt requests are not counted, and have no guard.
+#[tokio::test]
+async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
+    let limiter = Memory::new(InFlight::new(1));
+    let layer = RateLimitLayer::new(Global, limiter.clone())
+        .exempt_if(|request: &Request<()>| request.uri() == "/exempt")
+        .release_on_body_end();
+    let guards = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&guards);
+    let upgrade = service_fn(move |request: Request<()>| {
+        kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
+        std::future::ready(Ok::<_, BoxError>(Response::new(bytes::Bytes::new())))
+    });
+    let service = layer.layer(upgrade);
+    drop(service.clone().oneshot(Request::get("/exempt").body(()).unwrap()).await.expect("a response"));
+    assert!(guards.lock().unwrap().is_empty());
+
+    // An upgrade: the response's body is dropped, and the connection keeps the guard.
+    drop(service.oneshot(Request::new(())).await.expect("a response"));
+    let guard = guards.lock().unwrap().pop().expect("a guard");
+    assert!(!peek(&limiter, &()).is_allowed());
+    let clone = guard.clone();
+    drop(guard);
+    assert!(!peek(&limiter, &()).is_allowed(), "a clone is left");
+    drop(clone);
+    assert!(peek(&limiter, &()).is_allowed());
+}
+
+/// With two layers, the guard that the handler finds keeps the request in flight in both.
+#[tokio::test]
+async fn in_flight_guard_of_stacked_layers_ends_both() {
+    let [outer, inner] = [Memory::new(InFlight::new(1)), Memory::new(InFlight::new(1))];
+    let guards = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&guards);
+    let upgrade = service_fn(move |request: Request<()>| {
+        kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
+        std::future::ready(Ok::<_, BoxError>(Response::new(bytes::Bytes::new())))
+    });
+    let service = RateLimitLayer::new(Global, inner.clone()).release_on_body_end().layer(upgrade);
+    let service = RateLimitLayer::new(Global, outer.clone()).release_on_body_end().layer(service);
+    drop(service.oneshot(Request::new(())).await.expect("a response"));
+    assert!(!peek(&outer, &()).is_allowed() && !peek(&inner, &()).is_allowed());
+    guards.lock().unwrap().clear();
+    assert!(peek(&outer, &()).is_allowed() && peek(&inner, &()).is_allowed());
+}
+
+/// The type of the layer does not depend on the order of its methods.
+#[test]
+fn in_flight_tracking_survives_other_settings_of_the_layer() {
+    fn tracks<L: Layer<S>, S>(_: &L, _: &S)
+    where
+        L::Service: Service<Request<()>, Response = Response<tower_ratelimit::InFlightBody<bytes::Bytes>>>,
+    {
+    }
+    let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let limiter = Memory::new(InFlight::new(1));
+    let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
+    tracks(&layer.clone().responder(tower_ratelimit::Http::minimal()), &inner);
+    tracks(&layer.clone().cost(|_: &Request<()>| 2).max_wait(Duration::from_secs(1)), &inner);
+    tracks(&layer.exempt_if(|_: &Request<()>| false), &inner);
+}
+
+/// A future that is dropped before it was polled has not started, and one that was polled once ends when dropped.
+#[tokio::test]
+async fn in_flight_ends_when_the_response_future_is_dropped() {
+    let limiter = Memory::new(InFlight::new(2));
+    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
+    let mut service = layer.layer(Pool::new(10).service());
+    let future = service.ready().await.expect("ready").call(ALICE.with_act(Act::Hang));
+    assert_eq!(in_flight(&limiter), 1);
+    drop(future);
+    assert_eq!(in_flight(&limiter), 0);
+}

@@ -1,0 +1,119 @@
+//! The alert rules of docs/recipes.md use existing metrics only, and fire when they should: promtool, which Debian's
+//! package `prometheus` contains, runs them on series.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use crate::documented::{metrics_in, text};
+
+/// The YAML block of the recipes.
+fn rules() -> String {
+    let recipes = text("docs/recipes.md");
+    let (_, from) = recipes.split_once("```yaml\n").expect("a YAML block");
+    let (rules, _) = from.split_once("```").expect("the end of the block");
+    rules.to_owned()
+}
+
+#[test]
+fn alert_rules_use_only_existing_metrics() {
+    let (code, rules) = (metrics_in(&text("src/observe/metrics.rs")), rules());
+    let named = metrics_in(&rules);
+    assert!(named.len() >= 3, "{named:?}");
+    assert!(named.is_subset(&code), "{named:?}");
+    assert_eq!(rules.matches("alert:").count(), rules.matches("summary:").count());
+}
+
+/// For each rule a series that makes it fire after ten minutes, its value, and the labels of the alert.
+const FIRING: [(&str, &str, &str, &str); 5] = [
+    (
+        "RateLimiterUnavailable",
+        "ratelimit_requests_total{limiter='a',limit='none',outcome='failed',source='none'}",
+        "0+6x60",
+        "{limiter: a, limit: none, outcome: failed, source: none}",
+    ),
+    (
+        "RateLimiterDegraded",
+        "ratelimit_requests_total{limiter='b',limit='day',outcome='allowed',source='fallback'}",
+        "0+6x60",
+        "{limiter: b, limit: day, outcome: allowed, source: fallback}",
+    ),
+    ("RateLimiterMisconfigured", "ratelimit_misconfigured_total{limiter='c'}", "0+1x60", "{limiter: c}"),
+    (
+        "RateLimiterTableFull",
+        "ratelimit_memory_evicted_total{limiter='d',limit='day'}",
+        "0+1x60",
+        "{limiter: d, limit: day}",
+    ),
+    (
+        "ClientsDenied",
+        "ratelimit_requests_total{limiter='e',limit='day',outcome='denied',source='store'}",
+        "0+30x60",
+        "{limiter: e, limit: day}",
+    ),
+];
+
+/// Series of a healthy server, which must not fire.
+const HEALTHY: [&str; 4] = [
+    "ratelimit_requests_total{limiter='e',limit='day',outcome='allowed',source='store'}",
+    "ratelimit_requests_total{limiter='f',limit='day',outcome='allowed',source='store'}",
+    "ratelimit_memory_evicted_total{limiter='f',limit='day'}",
+    "ratelimit_misconfigured_total{limiter='f'}",
+];
+
+/// The summary of an alert with these labels.
+fn summary(rules: &str, alert: &str, labels: &str) -> String {
+    let (_, rule) = rules.split_once(&format!("alert: {alert}\n")).expect("the alert");
+    let (_, text) = rule.split_once("summary: \"").expect("a summary");
+    let mut text = text.split('"').next().unwrap_or_default().to_owned();
+    for label in labels.trim_matches(['{', '}']).split(", ") {
+        let (name, value) = label.split_once(": ").expect("a label");
+        text = text.replace(&format!("{{{{ $labels.{name} }}}}"), value);
+    }
+    text
+}
+
+fn promtool(directory: &std::path::Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("promtool").args(arguments).current_dir(directory).output().ok()?;
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "promtool {arguments:?}: {text}");
+    Some(text)
+}
+
+#[test]
+fn alert_rules_fire_on_failures_only() {
+    let directory = std::env::temp_dir().join(format!("tower-ratelimit-alerts-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).expect("a file");
+    let rules = rules();
+    write("alerts.yml", &rules);
+    let mut series = String::new();
+    let mut alerts = String::new();
+    for (alert, failing, values, labels) in FIRING {
+        let _ = writeln!(series, "      - {{ series: \"{failing}\", values: '{values}' }}");
+        let summary = summary(&rules, alert, labels);
+        let _ = writeln!(
+            alerts,
+            "      - eval_time: 40m\n        alertname: {alert}\n        exp_alerts:\n          \
+             - {{ exp_labels: {labels}, exp_annotations: {{ summary: \"{summary}\" }} }}"
+        );
+    }
+    for healthy in HEALTHY {
+        let values = if healthy.contains("requests") { "0+60x60" } else { "0x60" };
+        let _ = writeln!(series, "      - {{ series: \"{healthy}\", values: '{values}' }}");
+    }
+    write(
+        "test.yml",
+        &format!(
+            "rule_files: [alerts.yml]\nevaluation_interval: 1m\ntests:\n  - interval: 1m\n    input_series:\n{series}    \
+             alert_rule_test:\n{alerts}"
+        ),
+    );
+    match promtool(&directory, &["check", "rules", "alerts.yml"]) {
+        None => println!("NOT CHECKED: promtool is missing (Debian: apt-get install prometheus)"),
+        Some(checked) => {
+            assert!(checked.contains("5 rules found"), "{checked}");
+            promtool(&directory, &["test", "rules", "test.yml"]);
+        }
+    }
+    let _ = std::fs::remove_dir_all(&directory);
+}

@@ -1,0 +1,308 @@
+//! Leases: exact, whatever is lost, and with their documented delays.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_ratelimit::algorithm::LuaAlgorithm;
+use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::{
+    AcquireOptions, Clock as _, DecisionSource, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
+    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
+};
+
+use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+const DURATION: Duration = Duration::from_millis(200);
+const LIMIT: u64 = 4_000;
+/// A quota that does not refill during a test.
+const QUOTA: Quota = Quota::per_day(LIMIT);
+
+fn leased(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
+    Redis::builder(server, "api", limits).lease(Lease::new(DURATION)).deadline(LONG_DEADLINE).build().expect("limits")
+}
+
+/// What some decisions have admitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Admitted {
+    direct: u64,
+    leased: u64,
+}
+
+impl Admitted {
+    fn all(self) -> u64 {
+        self.direct + self.leased
+    }
+}
+
+/// Acquires `count` times, and counts what is admitted.
+async fn acquire_many(limiter: &Redis<str>, key: &str, count: u64, admitted: &mut Admitted) {
+    for _ in 0..count {
+        let decision = acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision;
+        if decision.is_allowed() && decision.source() == DecisionSource::Lease {
+            admitted.leased += 1;
+        } else if decision.is_allowed() {
+            admitted.direct += 1;
+        }
+    }
+}
+
+/// Acquires until a decision comes from a lease.
+async fn until_leased(limiter: &Redis<str>, key: &str) -> Admitted {
+    let (mut admitted, began) = (Admitted::default(), Instant::now());
+    while admitted.leased == 0 {
+        assert!(began.elapsed() < LONG_DEADLINE, "no lease after {admitted:?}");
+        acquire_many(limiter, key, 1, &mut admitted).await;
+    }
+    admitted
+}
+
+/// Returns how much Redis admits without leases.
+async fn rest(server: RedisServer, limits: impl IntoRedisLimits<str>, key: &str) -> u64 {
+    let direct = Redis::builder(server, "api", limits).deadline(LONG_DEADLINE).build().expect("limits");
+    let peeked = direct.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
+    peeked.remaining().expect("a figure")
+}
+
+async fn admits_the_limit(algorithm: impl LuaAlgorithm + Clone) {
+    let server = Server::start();
+    let limiters = [leased(server.open(), algorithm.clone()), leased(server.open(), algorithm.clone())];
+    let mut admitted = Admitted::default();
+    for _ in 0..40 {
+        for limiter in &limiters {
+            acquire_many(limiter, "alice", 30, &mut admitted).await;
+        }
+    }
+    assert!(admitted.leased > admitted.direct, "{algorithm:?}: {admitted:?}");
+    for limiter in &limiters {
+        limiter.close().await.expect("an answer");
+    }
+    let left = rest(server.open(), algorithm.clone(), "alice").await;
+    assert_eq!(admitted.all() + left, LIMIT, "{algorithm:?}: {admitted:?}");
+    // After the end of the leases, Redis decides.
+    let before = admitted.leased;
+    acquire_many(&limiters[0], "alice", LIMIT, &mut admitted).await;
+    assert_eq!(admitted.all(), LIMIT, "{algorithm:?}: {admitted:?}");
+    assert_eq!(admitted.leased, before, "{algorithm:?}");
+}
+
+#[tokio::test]
+async fn gcra_admits_the_limit() {
+    admits_the_limit(Gcra::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn token_bucket_admits_the_limit() {
+    admits_the_limit(TokenBucket::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn leaky_bucket_admits_the_limit() {
+    admits_the_limit(LeakyBucket::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn fixed_window_admits_the_limit() {
+    admits_the_limit(FixedWindow::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn sliding_window_admits_the_limit() {
+    admits_the_limit(SlidingWindow::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn weighted_window_admits_the_limit() {
+    admits_the_limit(SlidingWindow::new(QUOTA).blocks(1).weighted()).await;
+}
+
+#[tokio::test]
+async fn sliding_log_admits_the_limit() {
+    admits_the_limit(SlidingLog::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn several_runtimes_and_threads_share_leases() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let limiter = limiter.clone();
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                let mut admitted = Admitted::default();
+                runtime.block_on(acquire_many(&limiter, "alice", LIMIT / 2, &mut admitted));
+                admitted
+            })
+        })
+        .collect();
+    let mut admitted = Admitted::default();
+    for thread in threads {
+        let of_thread = tokio::task::spawn_blocking(|| thread.join()).await.expect("a task").expect("no panic");
+        admitted.direct += of_thread.direct;
+        admitted.leased += of_thread.leased;
+    }
+    assert!(admitted.leased > 0, "{admitted:?}");
+    limiter.close().await.expect("an answer");
+    let left = rest(server.open(), FixedWindow::new(QUOTA), "alice").await;
+    // A lease whose renewal ended with its runtime may have expired.
+    assert!(admitted.all() + left <= LIMIT, "{admitted:?}, {left} left");
+}
+
+/// A lost reply is neither a lost charge nor a second one.
+#[tokio::test]
+async fn lost_replies_change_no_account() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let open = || RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limiter = Redis::builder(open(), "api", FixedWindow::new(QUOTA))
+        .lease(Lease::new(DURATION))
+        .deadline(Duration::from_millis(500))
+        .build()
+        .expect("limits");
+    let (mut admitted, mut unknown) = (Admitted::default(), 0);
+    for round in 0..600 {
+        if round % 20 == 10 {
+            proxy.cut_next_reply();
+        }
+        match acquire(&limiter, "alice", AcquireOptions::default()).await {
+            Ok(outcome) if !outcome.decision.is_allowed() => {}
+            Ok(outcome) if outcome.decision.source() == DecisionSource::Lease => admitted.leased += 1,
+            Ok(_) => admitted.direct += 1,
+            // The decision may have been charged.
+            Err(_) => unknown += 1,
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(admitted.leased > 0, "{admitted:?}");
+    while limiter.close().await.is_err() {}
+    let left = rest(server.open(), FixedWindow::new(QUOTA), "alice").await;
+    let charged = LIMIT - left;
+    assert!(admitted.all() <= charged, "{admitted:?}, {charged} charged");
+    // What a lease loses when it expires, at most once for each lost reply.
+    println!("{admitted:?}, {unknown} unknown, {charged} charged");
+}
+
+/// The lease of a process that has gone is charged whole, once.
+#[tokio::test]
+async fn lease_of_a_dead_process_is_charged() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let open = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limiter = Redis::builder(open, "api", FixedWindow::new(QUOTA))
+        .lease(Lease::new(DURATION))
+        .deadline(Duration::from_millis(500))
+        .build()
+        .expect("limits");
+    let admitted = until_leased(&limiter, "alice").await;
+    // From here on Redis hears nothing of the process.
+    proxy.shut(true);
+    let mut spent = admitted.all();
+    // The lease goes on without Redis.
+    while acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok_and(|outcome| outcome.decision.is_allowed())
+    {
+        spent += 1;
+    }
+    sleep(DURATION * 2).await;
+    assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "the lease has ended");
+    let direct = Redis::builder(server.open(), "api", FixedWindow::new(QUOTA)).build().expect("limits");
+    let mut rest = Admitted::default();
+    acquire_many(&direct, "alice", LIMIT, &mut rest).await;
+    let charged = LIMIT - rest.all();
+    assert!(charged >= spent, "{charged} charged, {spent} spent");
+    assert!(charged <= spent + LIMIT / 4, "at most the lease is lost: {charged} charged, {spent} spent");
+}
+
+#[tokio::test]
+async fn requests_that_hold_and_large_costs_are_decided_in_redis() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    until_leased(&limiter, "alice").await;
+    let large = acquire(&limiter, "alice", AcquireOptions::cost(LIMIT / 2)).await.expect("an answer");
+    assert!(large.decision.is_allowed());
+    assert_eq!(large.decision.source(), DecisionSource::Store);
+    let held = acquire(&limiter, "alice", AcquireOptions::cost(1).hold()).await.expect("an answer");
+    assert_eq!(held.decision.source(), DecisionSource::Store);
+    held.held.expect("a guard").settle(1).await.expect("an answer");
+    let free = acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer");
+    assert_eq!(free.decision.source(), DecisionSource::Store);
+}
+
+#[tokio::test]
+async fn leased_decisions_have_figures() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    let admitted = until_leased(&limiter, "alice").await;
+    let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+    assert_eq!(decision.source(), DecisionSource::Lease);
+    let status = decision.most_restrictive().expect("a limit");
+    assert_eq!((status.limit(), status.window()), (LIMIT, Duration::from_secs(86_400)));
+    // The whole quota, less what was spent and what the estimate does not know.
+    assert!(status.remaining() <= LIMIT - admitted.all(), "{decision:?}");
+    assert!(status.remaining() > LIMIT / 2, "{decision:?}");
+    assert!(status.reset() > Duration::from_secs(86_000) && status.reset() <= Duration::from_secs(86_400));
+}
+
+/// Checks that the process's leases on a key end within the duration, by the times of the decisions.
+async fn leased_decisions_end(limiter: &Redis<str>) {
+    let (clock, began) = (SystemClock::new(), Instant::now());
+    let changed_at = clock.now();
+    while began.elapsed() < DURATION * 3 {
+        let decision = acquire(limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+        if decision.is_allowed() {
+            let late = decision.decided_at().saturating_since(changed_at);
+            assert!(decision.source() == DecisionSource::Lease && late <= DURATION, "after {late:?}: {decision:?}");
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A block takes effect for the holder of a lease within the duration.
+#[tokio::test]
+async fn block_takes_effect_within_the_duration() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    until_leased(&limiter, "alice").await;
+    limiter.block("default", "alice", Duration::from_secs(60)).await.expect("an answer");
+    leased_decisions_end(&limiter).await;
+}
+
+/// A changed usage takes effect for the holder of a lease within the duration.
+#[tokio::test]
+async fn set_usage_takes_effect_within_the_duration() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    until_leased(&limiter, "alice").await;
+    limiter.set_usage("default", "alice", LIMIT).await.expect("an answer");
+    leased_decisions_end(&limiter).await;
+}
+
+#[test]
+fn unsupported_limits_are_errors() {
+    let server = RedisServer::open("redis://127.0.0.1").expect("an address");
+    let error = |lease: Lease, limits: Vec<tower_ratelimit::store::RedisLimit<str>>| {
+        let error = Redis::builder(server.clone(), "api", limits).lease(lease).build().expect_err("an error");
+        assert!(error.is_config());
+        error.to_string()
+    };
+    fn one<L>(limit: L) -> Vec<tower_ratelimit::store::RedisLimit<str>>
+    where
+        L: IntoRedisLimits<str>,
+    {
+        limit.into_limits()
+    }
+    let lease = Lease::new(DURATION);
+    assert!(error(lease, one(LeakyQueue::new(QUOTA))).contains("is a queue"));
+    assert!(error(lease, one(InFlight::new(10))).contains("requests in flight"));
+    assert!(error(lease, one(Limit::new("seen", Gcra::new(QUOTA)).shadow())).contains("\"seen\" is a shadow limit"));
+    assert!(error(lease, one(per_key(|_: &str| Gcra::new(QUOTA)))).contains("by the key"));
+    let two = (Limit::new("a", Gcra::new(QUOTA)), Limit::new("b", Gcra::new(QUOTA)));
+    assert!(error(lease, one(two)).contains("2 limits"));
+    let gcra = || one(Gcra::new(QUOTA));
+    assert!(error(Lease::new(Duration::from_millis(9)), gcra()).contains("its duration is 9ms"));
+    assert!(error(lease.max_share(0.0), gcra()).contains("`max_share` is 0"));
+    assert!(error(lease.max_share(f64::NAN), gcra()).contains("`max_share` is NaN"));
+    assert!(error(lease.margin(DURATION / 2), gcra()).contains("its margin is 100ms"));
+    assert!(error(lease.max_keys(0), gcra()).contains("`max_keys` is 0"));
+}
