@@ -108,6 +108,7 @@ fn counted(multiplier: u64, raw: u64) -> u64 {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::cell::Cell;
     use std::thread;
 
     use super::*;
@@ -210,6 +211,29 @@ mod tests {
             });
             assert!(machine.now().abs_diff(machine.reference()) <= machine.distance(), "{drift} ppm");
         }
+    }
+
+    /// A thread finds the interval over, and another thread calibrates first: before the thread's sample, or after it.
+    #[test]
+    fn thread_that_calibrates_second_returns_the_time_of_the_first() {
+        let machine = Machine::new(-1_000);
+        machine.pass(2_000_000_000);
+        let before = machine.now();
+        machine.pass(200_000_000);
+        let second = machine.calibration.recalibrate(|| (machine.reference(), machine.raw()));
+        assert!(before <= second && second <= machine.now());
+
+        machine.pass(2_000_000_000);
+        let first = Cell::new(0);
+        let second = machine.calibration.recalibrate(|| {
+            let sample = (machine.reference(), machine.raw());
+            if first.get() == 0 {
+                machine.pass(200_000_000);
+                first.set(machine.now());
+            }
+            sample
+        });
+        assert!(first.get() <= second && second <= machine.now());
     }
 
     /// A suspension of the machine may stop the reference, but not the counter, or set the counter to zero.

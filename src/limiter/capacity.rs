@@ -24,5 +24,7 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
 /// Calls all listeners.
 pub(crate) fn capacity_added() {
     let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
-    listeners.iter().for_each(|listener| listener.on_capacity());
+    for listener in listeners {
+        listener.on_capacity();
+    }
 }

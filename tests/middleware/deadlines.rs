@@ -23,10 +23,7 @@ fn one_per_second() -> Memory<(), Gcra, TokioClock> {
     Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")
 }
 
-fn empty<B: Default>(_: Request<()>) -> impl Future<Output = Result<Response<B>, Infallible>> + Send
-where
-    B: Send,
-{
+fn empty<B: Default + Send>(_: Request<()>) -> impl Future<Output = Result<Response<B>, Infallible>> + Send {
     ready(Ok(Response::new(B::default())))
 }
 

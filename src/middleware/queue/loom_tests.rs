@@ -99,6 +99,10 @@ impl Ask for Slots {
         self.queue
     }
 
+    fn cost_in(&self, _queue: u64, options: AcquireOptions) -> u64 {
+        options.cost
+    }
+
     fn max_waiting(&self) -> Option<u64> {
         None
     }

@@ -203,6 +203,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
     /// the caller gets no guard.
+    // Row "hot key" of docs/performance.md.
+    #[inline(never)]
     fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> Decision {
         let (decision, held) = L::acquire(&self.shared.tables, context, error);
         if !held.is_empty() {
