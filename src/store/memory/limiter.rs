@@ -197,21 +197,21 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
-            Err(error) => self.check_slow(context, error),
+            Err(error) => self.check_slow(context, error).0,
         }
     }
 
     /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
-    /// the caller gets no guard.
+    /// the caller gets no guard. Returns the released costs as well.
     // Row "hot key" of docs/performance.md.
     #[inline(never)]
-    fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> Decision {
+    fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> (Decision, Vec<HeldLimit>) {
         let (decision, held) = L::acquire(&self.shared.tables, context, error);
         if !held.is_empty() {
             // A release needs no slot, so it cannot fail.
             let _ = self.shared.settle::<Key, L>(&held, |_| 0);
         }
-        decision
+        (decision, held)
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
