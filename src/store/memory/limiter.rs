@@ -196,22 +196,23 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let context = self.context(key, AcquireOptions { hold: false, ..options.into() });
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
-            Err(error) => self.check_slow(context, error).0,
+            Err(error) => {
+                // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
+                // too. Row "hot key" of docs/performance.md.
+                let (decision, held) = L::acquire(&self.shared.tables, context, error);
+                if !held.is_empty() {
+                    self.release(&held);
+                }
+                decision
+            }
         }
     }
 
-    /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
-    /// the caller gets no guard. Returns the released costs as well.
-    // Row "hot key" of docs/performance.md.
-    #[inline(never)]
-    fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> (Decision, Vec<HeldLimit>) {
-        let (decision, held) = L::acquire(&self.shared.tables, context, error);
-        if !held.is_empty() {
-            // A release needs no slot, so it cannot fail.
-            let _ = self.shared.settle::<Key, L>(&held, |_| 0);
-        }
-        (decision, held)
+    /// Releases a cost that is held until the end of the request, because the caller gets no guard.
+    #[cold]
+    fn release(&self, held: &[HeldLimit]) {
+        // A release needs no slot, so it cannot fail.
+        let _ = self.shared.settle::<Key, L>(held, |_| 0);
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
