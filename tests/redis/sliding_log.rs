@@ -75,6 +75,10 @@ impl Call {
             (HOLD, [session]) => f64(&[-to_f64(*session)], &mut input),
             (_, numbers) => numbers.iter().for_each(|number| f64(&[to_f64(*number)], &mut input)),
         }
+        if self.operation == UPDATE {
+            // The costs that the session holds: only limits on requests in flight read them.
+            f64(&[0.0], &mut input);
+        }
         u16(&[1, 1, 1], &mut input);
         input
     }
