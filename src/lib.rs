@@ -265,6 +265,7 @@ pub mod guide {
     /// [choosing]: crate::guide::choosing
     /// [costs]: crate::guide::costs
     ///
+    #[doc = include_str!("../docs/pictures/leases.md")]
     #[doc = include_str!("../docs/leases.md")]
     pub mod leases {}
 

@@ -5,10 +5,12 @@
 //! same SVG as a data URL, because rustdoc copies no files.
 
 mod architecture;
+mod blocks;
 mod cases;
 #[path = "../../../examples/simulate/chart.rs"]
 mod chart;
 mod in_flight;
+mod leases;
 mod patterns;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../../examples/simulate/series.rs"]
@@ -26,6 +28,7 @@ fn pictures() -> Vec<(&'static str, String)> {
     pictures.extend(cases::pictures());
     pictures.push(("in-flight", in_flight::picture()));
     pictures.push(("architecture", architecture::picture()));
+    pictures.push(("leases", leases::picture()));
     pictures
 }
 
