@@ -89,10 +89,10 @@ impl Harness {
         let rounds = if self.quick { 5 } else { 15 };
         let span = Duration::from_millis(if self.quick { 20 } else { 150 });
         let batches: Vec<u64> = contestants.iter().map(|contestant| batch_for(contestant, span)).collect();
-        let mut times = vec![vec![0.0; rounds]; contestants.len()];
+        let mut times = vec![Vec::with_capacity(rounds); contestants.len()];
         for number in 0..rounds {
             for index in (0..contestants.len()).map(|index| (index + number) % contestants.len()) {
-                times[index][number] = round(&contestants[index], threads, batches[index]);
+                times[index].push(round(&contestants[index], threads, batches[index]));
             }
         }
         let names: Vec<_> = contestants.iter().map(|contestant| contestant.name).collect();

@@ -93,7 +93,7 @@ impl SlidingLog {
         let period = own_period.min(log.period);
         let live = |&(time, _): &(u64, u64)| time.saturating_add(period) > at;
         let first = log.hits.iter().position(live).unwrap_or(log.hits.len());
-        let used = log.hits.range(first..).fold(0_u64, |sum, &(_, weight)| sum.saturating_add(weight));
+        let used = log.hits.range(first..).map(|&(_, weight)| u128::from(weight)).sum();
         Window { log, first, used, held: 0, period, at }
     }
 
@@ -107,7 +107,8 @@ struct Window<'a> {
     log: &'a HitLog,
     /// The index of the oldest hit that counts.
     first: usize,
-    used: u64,
+    /// The sum of the weights. A surcharge may be any number, so the sum may exceed 64 bits.
+    used: u128,
     /// The cost of all holds, which counts as if it were charged now.
     held: u64,
     /// The time for which the hits count.
@@ -117,8 +118,8 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    fn used(&self) -> u64 {
-        self.used.saturating_add(self.held)
+    fn used(&self) -> u128 {
+        self.used + u128::from(self.held)
     }
 
     /// Returns the time at which all hits and holds have expired.
@@ -128,10 +129,10 @@ impl Window<'_> {
     }
 
     /// Returns the time at which hits of total weight `amount` have expired.
-    fn freed_at(&self, amount: u64) -> u64 {
-        let mut freed = 0_u64;
+    fn freed_at(&self, amount: u128) -> u64 {
+        let mut freed = 0_u128;
         for &(time, weight) in self.log.hits.range(self.first..) {
-            freed = freed.saturating_add(weight);
+            freed += u128::from(weight);
             if freed >= amount {
                 return time.saturating_add(self.period);
             }
@@ -218,7 +219,7 @@ impl SlidingLog {
         let delay = match options.start {
             Start::After(delay) => micros_floor(delay),
             Start::Within(_) if cost > limit => return Step::Exceeds,
-            Start::Within(_) => match window.used().saturating_add(cost).checked_sub(limit) {
+            Start::Within(_) => match (window.used() + u128::from(cost)).checked_sub(u128::from(limit)) {
                 None | Some(0) => 0,
                 Some(over) => return Step::Deny { wait: window.freed_at(over).saturating_sub(now.as_micros()) },
             },
@@ -241,13 +242,13 @@ impl SlidingLog {
         let (reset, next_token_after) = if used == 0 {
             (Duration::ZERO, Duration::ZERO)
         } else {
-            let more = 1.max(used.saturating_sub(limit - 1));
+            let more = 1.max(used.saturating_sub(u128::from(limit - 1)));
             (until(window.all_freed_at()), until(window.freed_at(more)))
         };
         LimitSnapshot {
             limit,
             window: self.quota.period(),
-            remaining: limit.saturating_sub(used),
+            remaining: u64::try_from(u128::from(limit).saturating_sub(used)).unwrap_or(0),
             reset,
             next_token_after,
         }

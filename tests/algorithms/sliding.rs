@@ -60,3 +60,14 @@ fn sliding_log_reset_includes_a_hold() {
     subject.set_clock(4);
     assert_eq!(subject.peek(AcquireOptions::default()).reset(), Some(ticks(10)));
 }
+
+/// The sum of a saturated surcharge and a held cost exceeds 64 bits: the wait lasts until the held cost would expire.
+#[test]
+fn sliding_log_waits_for_a_hold_beside_a_saturated_surcharge() {
+    let mut subject = Subject::new(&[vec![Spec::SlidingLog { quota: Quota::new(2, ticks(3)) }]], 0);
+    subject.acquire(AcquireOptions::cost(0).hold());
+    subject.acquire(AcquireOptions::cost(2).hold());
+    subject.apply(Op::Settle { which: 0, actual: u64::MAX });
+    subject.set_clock(2);
+    assert_eq!(subject.peek(AcquireOptions::default()).retry_after(), Some(ticks(3)));
+}
