@@ -17,7 +17,7 @@ impl LimitCost {
     ///
     /// A fixed cost is known at admission, so it is charged where a cost of the request is held. No start is scheduled
     /// then, because a hold starts now.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn options(self, options: AcquireOptions) -> AcquireOptions {
         match self {
             Self::OfRequest => options,

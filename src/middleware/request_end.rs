@@ -40,7 +40,7 @@ impl<Request, Response> RequestEnd<Request, Response> for () {
 
     fn track(_request: &mut Request, _guard: InFlightGuard) {}
 
-    #[inline(always)]
+    #[inline]
     fn on_response((): (), response: Response) -> Response {
         response
     }

@@ -12,7 +12,6 @@ use crate::limiter::{Held, LimiterFuture};
 use crate::observe::Event;
 
 /// Whether the layer keeps the guard of a request that the limiter has allowed.
-#[inline(always)]
 pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
     <P::CostPolicy as CostPolicy<Request, P::InnerResponse, P::InnerError>>::NEEDS_HOLD
         || <P::End as RequestEnd<Request, P::Responded>>::TRACKS
