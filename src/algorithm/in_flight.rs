@@ -18,7 +18,7 @@ use crate::error::Error;
 /// - **Closed form**, with `H` as the sum of the held costs: admit if `cost + H <= max`; `remaining = max - H`.
 /// - **Bound**: the costs of the requests in flight are never above `max` at any time.
 /// - **State**: none. [`reset`](crate::Memory::reset) and `set_usage` change nothing, because they do not end requests.
-/// - **Retry after**: unknown, because nobody knows when a request ends. A denial says one second, and that this is an
+/// - **Retry after**: unknown, because the end of a request cannot be predicted. A denial has one second, as an
 ///   [estimate](crate::Decision::is_estimate). In the [layer's queue](crate::RateLimitLayer::max_wait) a waiting request
 ///   starts as soon as another one ends.
 /// - **Headers**: `RateLimit-Policy` has `qu="concurrent-requests"` and no window.
@@ -108,8 +108,8 @@ impl InFlight {
 
     /// Stops counting a request after this time, also if it has not ended. The request itself runs on.
     ///
-    /// Requests end by themselves, so this is for those of which nobody knows that they have ended: the client of an
-    /// idle stream has vanished, and the server has no keep-alive. Choose a longer time than any request takes. Redis
+    /// Requests end by themselves, so this is for requests whose end the server does not notice: the client of an idle
+    /// stream has disconnected, and the server has no keep-alive. Choose a longer time than any request takes. Redis
     /// stops counting up to half a second later.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Tells the parts of this process that wait for a limiter that it may allow more than it has said.
+//! Notifies the queues of this process when an operation may have added capacity to a limiter.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

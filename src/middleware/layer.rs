@@ -220,7 +220,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// The layer then releases the held cost, once. Other limits are charged as without this method.
     ///
-    /// Nobody notices a client that has vanished while the server has nothing to send. Send keep-alive messages in idle
+    /// The server does not notice a lost connection while it has nothing to send. Send keep-alive messages in idle
     /// streams, or enable keep-alive in the server (HTTP/2 pings, TCP keep-alive), or such requests never end.
     pub fn release_on_body_end(self) -> RateLimitLayer<K, A, R, T, BodyEnd> {
         RateLimitLayer { config: self.config, end: PhantomData }

@@ -97,8 +97,8 @@ impl Queue {
             return self.waiters.next_uncovered();
         }
         self.waiters.next_uncovered_that(|waiter| {
-            let patience = self.patience.of_age(now.saturating_duration_since(waiter.arrived_at));
-            patience.is_none_or(|patience| time(waiter.class) <= patience)
+            let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
+            rest.is_none_or(|rest| time(waiter.class) <= rest)
         })
     }
 
@@ -107,9 +107,9 @@ impl Queue {
     /// Among requests of several keys, a start that the request's own limit delays would delay all others.
     fn max_booking(&self, waiter: &Waiter, now: Instant) -> Option<Duration> {
         let next = self.next_start_after(waiter.class, now);
-        let patience = self.patience.of_age(now.saturating_duration_since(waiter.arrived_at));
+        let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
         let longest = next.saturating_add(next.min(HORIZON));
-        self.waiters.is_mixed().then(|| patience.map_or(longest, |patience| longest.min(patience)))
+        self.waiters.is_mixed().then(|| rest.map_or(longest, |rest| longest.min(rest)))
     }
 
     /// Estimates the time until the next start that the queue can book.

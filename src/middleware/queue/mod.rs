@@ -12,7 +12,7 @@
 //! | `state.rs`, `asks.rs` | one queue: its starts, and its asks |
 //! | `waiters.rs` | the waiting requests of one queue |
 //! | `pace.rs`, `estimate.rs` | when the queue asks; how long a new request would wait |
-//! | `patience.rs` | how long requests wait before their clients give up |
+//! | `abandonment.rs` | the age at which waiting requests leave |
 //! | `sharing.rs` | how processes share a limit that schedules no starts |
 //! | `ids.rs` | the queues of a key |
 //! | `ticket.rs` | what a queue and a request's future share |
@@ -22,6 +22,7 @@
 //! All state of a queue is under the mutex of its shard. A ticket has a mutex of its own, which is locked after that of
 //! a shard, never before.
 
+mod abandonment;
 mod asks;
 mod driver;
 mod estimate;
@@ -30,7 +31,6 @@ mod join;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pace;
-mod patience;
 mod queues;
 mod sharing;
 mod state;

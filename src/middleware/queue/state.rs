@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Duration;
 
+use super::abandonment::AbandonmentAge;
 use super::asks::AskOrder;
 use super::estimate::Estimate;
 use super::pace::Pace;
-use super::patience::Patience;
 use super::ticket::{Class, Reply, Start};
 use super::waiters::{Waiter, Waiters};
 use crate::decision::{Decision, Verdict};
@@ -45,7 +45,7 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) estimate: Estimate,
-    pub(super) patience: Patience,
+    pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
     pub(super) driver: Option<u64>,
@@ -61,7 +61,7 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(id),
             estimate: Estimate::default(),
-            patience: Patience::default(),
+            abandonment: AbandonmentAge::default(),
             latest: None,
             driver: None,
             driver_waker: None,
@@ -102,7 +102,7 @@ impl Queue {
         if self.latest.is_none() {
             self.estimate.denied(decision, class.cost, Duration::ZERO, now);
             let schedules = decision.supports_scheduling() && !class.hold;
-            // A cost that was held may have been released since, when nobody knew of this queue. So it asks again.
+            // A cost that was held may have been released since, before this queue existed. So the queue asks again.
             let waits = !schedules && !decision.is_estimate();
             self.pace.denied(self.retry_after(decision, class.cost).filter(|_| waits), now);
         }
@@ -127,7 +127,7 @@ impl Queue {
     pub(super) fn leave(&mut self, sequence: u64, now: Instant, effects: &mut Effects) {
         if let Some(position) = self.waiters.position_of(sequence) {
             let waiter = self.remove(position, effects);
-            self.patience.left(now.saturating_duration_since(waiter.arrived_at));
+            self.abandonment.left(now.saturating_duration_since(waiter.arrived_at));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The holds of requests in flight that end at the latest at a given time.
 //!
-//! Such a hold ends once: with its guard, or when a decision on the limit finds it overdue. Whoever removes the deadline
-//! ends the hold.
+//! Such a hold ends once: with its guard, or when a decision on the limit finds it overdue. The one that removes the
+//! deadline ends the hold.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;

@@ -30,7 +30,7 @@ pub(super) struct LoadControl {
     late_since: Option<Instant>,
     /// Only a trial is sent: one decision at a time, until a reply comes in time.
     ///
-    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
+    /// Otherwise a link that is often slower than the deadline would charge nearly every decision without a caller.
     is_on_trial: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Replies that come after the callers' deadline: what is charged for nobody.
+//! Replies that come after the callers' deadline: what is charged although no caller waits.
 
 use std::time::Duration;
 
