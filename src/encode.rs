@@ -58,8 +58,8 @@ pub struct KeyWriter {
 impl KeyWriter {
     /// Creates an empty buffer.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self { text: String::new(), start: 0, needs_separator: false }
     }
 
     /// Returns the encoding.

@@ -63,3 +63,28 @@ impl Backoff {
 
 /// Panic message of a future that a caller polls again after completion.
 pub(crate) const POLLED_AFTER_COMPLETION: &str = "a future was polled after completion";
+
+/// Runs a model in all orders of its atomic accesses with up to `preemptions` preemptions, and returns the number of
+/// orders. The environment variable `MORE_PREEMPTIONS` adds to the preemptions of all models, for a longer run.
+#[cfg(all(test, loom))]
+pub(crate) fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) -> u64 {
+    let more = std::env::var("MORE_PREEMPTIONS").map_or(0, |more| more.parse().expect("a number"));
+    let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions + more);
+    // The default is too small for threads that wait for each other.
+    builder.max_branches = 10_000;
+    builder.check(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model();
+    });
+    orders.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Prints the number of orders of a model.
+#[cfg(all(test, loom))]
+pub(crate) fn report_orders(orders: u64) {
+    println!("{orders} orders");
+    assert!(orders > 2, "a model with a single order checks nothing");
+}

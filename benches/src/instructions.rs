@@ -1,6 +1,10 @@
 //! Repeats one kind of decision, so that `scripts/instructions` can count its instructions.
 //!
-//! Uses only items that all compared revisions of the crate have.
+//! Uses only items that all compared revisions of the crate have. The case `leased` starts a Redis.
+
+#[path = "redis/server.rs"]
+#[allow(dead_code, reason = "the other benchmark uses all of it")]
+mod server;
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -18,9 +22,11 @@ use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
+use tower_ratelimit::limiter::Acquisition;
+use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, FixedWindow, Gcra, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimit,
-    RateLimitLayer, SlidingLog, SlidingWindow,
+    AcquireOptions, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp,
+    Quota, RateLimit, RateLimitLayer, Redis, SlidingLog, SlidingWindow,
 };
 
 /// Allows every request of a run.
@@ -80,6 +86,11 @@ fn main() {
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
+        "acquired" => {
+            let limiter = Memory::builder(PLENTY).build().expect("a limit");
+            repeat(count, |_| acquire(&limiter, 7));
+        }
+        "leased" => leased(count),
         "service" => service(count, limited(Http::new())),
         "service-beside-queue" => service_beside_queue(count),
         "service-minimal" => service(count, limited(Http::minimal())),
@@ -103,6 +114,39 @@ fn repeat(count: u64, mut decide: impl FnMut(u64) -> bool) {
 fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u64) -> u64) -> impl Fn(u64) -> bool {
     let limiter = Memory::builder(algorithm).max_keys(200_000).clock(ManualClock::new()).build().expect("a limit");
     move |index| limiter.check(black_box(&key(index)), AcquireOptions::default()).is_allowed()
+}
+
+/// Decides by a limiter that has the result at once, with the clock that users have.
+fn acquire(limiter: &impl Limiter<u64>, key: u64) -> bool {
+    match limiter.acquire(black_box(&key), AcquireOptions::default()) {
+        Acquisition::Ready(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
+        Acquisition::Pending(_) => false,
+    }
+}
+
+/// Decides by a lease. No task runs meanwhile, so nothing renews it.
+fn leased(count: u64) {
+    let server = server::Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let limiter = Redis::<u64>::builder(server.open(), "leased", PLENTY)
+        .lease(Lease::new(Duration::from_secs(20)))
+        .deadline(Duration::from_secs(10))
+        .build()
+        .expect("a limit");
+    runtime.block_on(async {
+        // A high cost, for a large lease, and few decisions, so that they do not use up the bucket.
+        while limiter.acquire(&7, AcquireOptions::cost(1 << 20)).await.expect("a decision").decision.source()
+            != DecisionSource::Lease
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let _entered = runtime.enter();
+    repeat(count, |_| {
+        // Redis would decide later.
+        assert!(acquire(&limiter, 7));
+        true
+    });
 }
 
 #[derive(Clone)]

@@ -5,8 +5,10 @@
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
 //! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name, less than five minutes
-//! cargo bench -- "redis callers"     # 1, 8, 64 and 512 callers, with latencies and processor time: 90 seconds
+//! cargo bench -- "redis callers"     # 1 to 2048 callers, with latencies and processor time: three minutes
+//! cargo bench -- "redis instructions"  # of the server and of the client: only by this name, needs valgrind
 //! cargo bench -- "redis neighbour"   # the latency of another client beside a full load: 20 seconds
+//! cargo bench -- "redis leases"      # leases beside memory, Redis and trypema, and a quota of eight processes: 2 minutes
 //! cargo bench -- memory              # the scenarios with `memory` in their names
 //! cargo bench -- memory service      # the scenarios with `memory` or `service` in their names
 //! cargo bench -- --json              # one JSON object per scenario
@@ -29,7 +31,7 @@ mod wire;
 use harness::Harness;
 
 fn main() {
-    if insertion::run_as_child() {
+    if insertion::run_as_child() || redis::run_as_child() {
         return;
     }
     let mut harness = Harness::from_args();

@@ -107,6 +107,8 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
+    const IS_QUEUE: bool = true;
+
     super::bucket::bucket_types::bucket_algorithm!();
 
     fn max_waiting(&self) -> Option<u64> {

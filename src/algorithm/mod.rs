@@ -188,6 +188,10 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// The usage of a key is then the sum of its held costs, and [`peek_with_held`](Self::peek_with_held) decides.
     const HELD_UNTIL_END: bool = false;
 
+    /// Whether the algorithm is a queue: it delays requests by default, one start after the other.
+    #[doc(hidden)]
+    const IS_QUEUE: bool = false;
+
     /// Decides one request, and returns the state after it. Changes nothing.
     ///
     /// If the cost is zero, [`Step::Allow`] may carry any next state: no store writes it.

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::calibration::Calibration;
 use super::{Clock, Timestamp, micros_floor};
@@ -38,10 +38,18 @@ impl SystemClock {
     pub fn new() -> Self {
         /// The number of ticks whose time the calibration takes as exact: at a gigahertz, some twenty minutes.
         const TICKS: u64 = 1 << 40;
+        /// A thread that is suspended between the three readings would make this clock late.
+        const MAX_APART: Duration = Duration::from_micros(20);
         let counter = quanta::Clock::new();
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let anchor_time = Timestamp::from_micros(micros_floor(unix));
-        let (anchor, raw) = (Instant::now(), counter.raw());
+        let mut tries = 0;
+        let (anchor, raw, unix) = loop {
+            let (anchor, raw, unix) = (Instant::now(), counter.raw(), SystemTime::now());
+            tries += 1;
+            if anchor.elapsed() <= MAX_APART || tries == 20 {
+                break (anchor, raw, unix);
+            }
+        };
+        let anchor_time = Timestamp::from_micros(micros_floor(unix.duration_since(UNIX_EPOCH).unwrap_or_default()));
         let nanos = counter.delta_as_nanos(0, TICKS);
         let calibration = Calibration::new(nanos, TICKS, raw, anchor_time.as_micros());
         Self { counter, state: Arc::new(ClockState { calibration, anchor, anchor_time }) }

@@ -51,6 +51,7 @@ pub struct Decision {
     source: DecisionSource,
     supports_scheduling: bool,
     is_estimate: bool,
+    is_denied_by_leases: bool,
     decided_at: Timestamp,
     most_restrictive: Option<LimitStatus>,
     #[allow(
@@ -69,6 +70,7 @@ impl Decision {
             source: DecisionSource::Store,
             supports_scheduling: false,
             is_estimate: false,
+            is_denied_by_leases: false,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -83,6 +85,7 @@ impl Decision {
             source: DecisionSource::Store,
             supports_scheduling,
             is_estimate: false,
+            is_denied_by_leases: false,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -124,6 +127,7 @@ impl Decision {
             source: DecisionSource::Cache,
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
+            is_denied_by_leases: self.is_denied_by_leases,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
@@ -140,6 +144,7 @@ impl Decision {
             source: DecisionSource::Policy,
             supports_scheduling: false,
             is_estimate: false,
+            is_denied_by_leases: false,
             decided_at,
             most_restrictive: None,
             all_limits: ColdDrop::EMPTY,
@@ -178,10 +183,26 @@ impl Decision {
     /// Returns whether [`retry_after`](Self::retry_after) is an estimate.
     ///
     /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know
-    /// when they are settled, and for how much. The estimate assumes that they are charged now.
+    /// when they are settled, and for how much. The estimate assumes that they are charged now. If only leases hold
+    /// costs there, it assumes that they are charged at the end of the leases. If no other caller uses the key, that
+    /// wait suffices, but a shorter one may do.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.is_estimate
+    }
+
+    /// Sets whether the request would be allowed if leases held nothing.
+    pub(crate) fn with_denied_by_leases(mut self, is_denied_by_leases: bool) -> Self {
+        self.is_denied_by_leases = is_denied_by_leases;
+        self
+    }
+
+    /// Returns whether the request is denied only because of what processes hold by [leases](crate::store).
+    ///
+    /// Known to a limiter with leases only.
+    #[must_use]
+    pub fn is_denied_by_leases(&self) -> bool {
+        self.is_denied_by_leases
     }
 
     /// Turns a delayed decision into a denial.
@@ -332,6 +353,7 @@ impl fmt::Debug for Decision {
             .field("source", &self.source)
             .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate)
+            .field("is_denied_by_leases", &self.is_denied_by_leases)
             .field("decided_at", &self.decided_at)
             .field("limits", &self.limits())
             .finish_non_exhaustive()

@@ -242,8 +242,12 @@ fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Opt
     // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
     let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
     let source = deciding.map(Decision::source).find(|source| *source != DecisionSource::Store);
-    let is_estimate = parts.iter().any(|part| part.is_estimate() && !part.is_allowed());
-    decision.with_source(source.unwrap_or_default()).with_estimate(is_estimate)
+    let denials = || parts.iter().filter(|part| !part.is_allowed());
+    let is_denied_by_leases = denials().count() > 0 && denials().all(Decision::is_denied_by_leases);
+    decision
+        .with_source(source.unwrap_or_default())
+        .with_estimate(denials().any(Decision::is_estimate))
+        .with_denied_by_leases(is_denied_by_leases)
 }
 
 impl<Key, A, B> Limiter<Key> for Chained<A, B>

@@ -260,8 +260,8 @@ impl Observer for Metrics {
                 if let Some(outcome) = event.request_outcome() {
                     recorder.count(event, outcome, elapsed);
                 }
-                if decision.is_estimate() && !decision.is_allowed() {
-                    counter!("ratelimit_denied_by_holds_total", "limiter" => recorder.limiter()).increment(1);
+                if decision.is_denied_by_leases() {
+                    counter!("ratelimit_denied_by_leases_total", "limiter" => recorder.limiter()).increment(1);
                 }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
@@ -359,9 +359,9 @@ fn describe() {
         "Cost in flight whose holds expired without room for a renewal"
     );
     describe_counter!(
-        "ratelimit_denied_by_holds_total",
+        "ratelimit_denied_by_leases_total",
         Unit::Count,
-        "Requests that were denied while costs were held on the key"
+        "Requests that were denied only because leases held units"
     );
     describe_counter!("ratelimit_lease_reports_total", Unit::Count, "Reports of leases to the store");
     describe_counter!(

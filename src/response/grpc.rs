@@ -68,10 +68,11 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// Creates a responder with `RetryInfo`, `QuotaFailure` and extensions, and without pushback.
+    /// Creates a responder with `RetryInfo`, `QuotaFailure` and an extension of requests, and without pushback.
     #[must_use]
     pub const fn new() -> Self {
-        Self { headers: HeaderOptions { extensions: true, ..HeaderOptions::EMPTY }, details: true, pushback: None }
+        let headers = HeaderOptions { request_extension: true, ..HeaderOptions::EMPTY };
+        Self { headers, details: true, pushback: None }
     }
 
     /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
@@ -106,10 +107,19 @@ impl Grpc {
         self
     }
 
-    /// Sets whether requests and responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions.
+    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
     #[must_use]
-    pub fn extensions(mut self, on: bool) -> Self {
-        self.headers.extensions = on;
+    pub fn request_extension(mut self, on: bool) -> Self {
+        self.headers.request_extension = on;
+        self
+    }
+
+    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers.
+    ///
+    /// Off by default.
+    #[must_use]
+    pub fn response_extension(mut self, on: bool) -> Self {
+        self.headers.response_extension = on;
         self
     }
 

@@ -17,7 +17,7 @@ use crate::observe::Observers;
 ///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
-/// - Requests and responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions.
+/// - Requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
 ///
 /// ```
 /// use tower_ratelimit::response::{Http, ResetFormat};
@@ -32,10 +32,11 @@ pub struct Http<R = Problem> {
 }
 
 impl Http {
-    /// Creates a responder with rate limit headers, extensions and a problem body.
+    /// Creates a responder with rate limit headers, an extension of requests and a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        Self { headers: HeaderOptions { rate_limit: true, extensions: true, ..HeaderOptions::EMPTY }, render: Problem }
+        let headers = HeaderOptions { rate_limit: true, request_extension: true, ..HeaderOptions::EMPTY };
+        Self { headers, render: Problem }
     }
 
     /// Creates a responder that changes rejections only, and allocates nothing for allowed requests.
@@ -65,10 +66,21 @@ impl<R> Http<R> {
         self
     }
 
-    /// Sets whether requests and responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions.
+    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
     #[must_use]
-    pub fn extensions(mut self, on: bool) -> Self {
-        self.headers.extensions = on;
+    pub fn request_extension(mut self, on: bool) -> Self {
+        self.headers.request_extension = on;
+        self
+    }
+
+    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
+    /// such as an access log.
+    ///
+    /// Off by default, because no part of the crate reads the value: a copy of the decision takes two allocations and
+    /// the map of the extensions more.
+    #[must_use]
+    pub fn response_extension(mut self, on: bool) -> Self {
+        self.headers.response_extension = on;
         self
     }
 

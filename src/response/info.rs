@@ -1,22 +1,25 @@
-use std::sync::Arc;
-
 use crate::decision::Decision;
 
-/// How the rate limiter treated a request, in the extensions of requests and responses.
+/// How the rate limiter treated a request, in the extensions of requests, and on demand of responses.
 ///
-/// [`Http`](super::Http) inserts the value into requests, for handlers, and into responses, for outer layers. If
-/// several layers limit a request, the request carries the value of the innermost layer. The response carries the
-/// strictest one.
+/// [`Http`](super::Http) inserts the value into requests, for handlers. With
+/// [`response_extension`](super::Http::response_extension) it inserts the value into responses as well, for outer
+/// layers. If several layers limit a request, the request carries the value of the innermost layer. The response
+/// carries the strictest one.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::exhaustive_enums, reason = "a limit applies to a request, or none does")]
 pub enum RateLimitInfo {
-    /// A limiter decided. The request and its response share the decision.
-    Decided(Arc<Decision>),
+    /// A limiter decided.
+    Decided(Decision),
     /// No limit applies to the request.
     Exempt,
 }
 
 impl RateLimitInfo {
+    pub(super) fn new(decision: Option<&Decision>) -> Self {
+        decision.map_or(Self::Exempt, |decision| Self::Decided(decision.clone()))
+    }
+
     /// Returns the decision, unless the request is exempt.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {

@@ -2,7 +2,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use super::headers::push_number;
 use crate::decision::{Decision, DecisionSource, ceil_seconds};
 use crate::error::Error;
 use crate::key::MissingKey;
@@ -103,6 +102,12 @@ impl Rejection {
 
 const UNAVAILABLE_TEXT: &str = "rate limiter unavailable";
 const MISCONFIGURED_TEXT: &str = "server misconfigured";
+
+/// Appends the decimal digits of `number`, without the formatting machinery of the standard library, which dominates the
+/// cost of a denial.
+fn push_number(text: &mut String, number: u64) {
+    text.push_str(itoa::Buffer::new().format(number));
+}
 
 /// Appends seconds with at most three decimals, rounded up and without trailing zeros: `1.5s`.
 fn push_seconds(text: &mut String, duration: Duration) {

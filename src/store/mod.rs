@@ -1,5 +1,13 @@
 //! Stores: in memory and in Redis.
 
+// The slot of a lease, for its loom models: the other modules of the feature `redis` do not build with loom.
+#[cfg(all(test, loom))]
+#[path = "redis/lease/slot.rs"]
+#[allow(dead_code, reason = "the models use a part of it")]
+mod lease_slot;
+#[cfg(all(test, loom))]
+#[path = "redis/lease/slot_loom_tests.rs"]
+mod lease_slot_loom_tests;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -7,6 +15,9 @@ mod redis;
 pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage};
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
+#[cfg(all(any(test, fuzzing), feature = "redis"))]
+#[doc(hidden)]
+pub use self::redis::check_any_replies;
 #[cfg(feature = "redis")]
 pub use self::redis::{
     IntoRedisLimits, Lease, Redis, RedisBuilder, RedisCredentials, RedisFuture, RedisLimit, RedisServer,

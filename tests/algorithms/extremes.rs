@@ -67,7 +67,7 @@ proptest! {
         actions in actions(),
     ) {
         if let Ok(algorithm) = SlidingLog::try_new(quota) {
-            apply_actions(&algorithm, HitLog { idle_at, period, hits: hits.into() }, &actions);
+            apply_actions(&algorithm, HitLog::new(idle_at, period, hits.into()), &actions);
         }
     }
 

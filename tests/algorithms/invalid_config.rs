@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    DynLimit, Error, FixedWindow, Gcra, LeakyBucket, Limit, ManualClock, Memory, Quota, QuotaError, TokenBucket,
+    DynLimit, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, ManualClock, Memory, Quota,
+    QuotaError, SlidingLog, TokenBucket,
 };
 
 use crate::cases;
@@ -136,6 +138,7 @@ fn bucket_accepts_quotas_up_to_the_boundary_of_the_limit() {
     assert!(Gcra::try_new(quota((1 << 32) - 1, 1)).is_ok());
     assert!(Gcra::try_new(quota(1 << 32, 1)).is_err());
     assert!(Gcra::try_new(quota(1 << 33, 4)).is_ok());
+    assert_eq!(suggested_by(Gcra::try_new(quota(1 << 32, 1))), quota((1 << 32) - 1, 1), "the next one");
     assert_eq!(suggested_by(Gcra::try_new(quota(1 << 40, 1))), quota((1 << 32) - 1, 1));
     assert_eq!(suggested_by(Gcra::try_new(quota((1 << 40) + 2, 2))), quota((1 << 33) - 2, 2));
 }
@@ -245,4 +248,17 @@ fn suggested_in(error: &Error) -> Quota {
     let message = error.to_string();
     let (_, quota) = message.split_once("the nearest valid quota is ").expect("the message suggests a quota");
     quota.parse().expect("the suggestion is in the text form")
+}
+
+#[test]
+fn accessors_return_the_configuration() {
+    let quota = Quota::per_second(10);
+    assert_eq!((Gcra::new(quota).max_burst(), Gcra::new(quota).burst(7).max_burst()), (10, 7));
+    assert_eq!((TokenBucket::new(quota).burst(7).max_burst(), LeakyBucket::new(quota).strict().max_burst()), (7, 1));
+    assert_eq!(Algorithm::max_waiting(&LeakyQueue::new(quota)), Some(10));
+    assert_eq!(Algorithm::max_waiting(&LeakyQueue::new(quota).max_waiting(7)), Some(7));
+    assert_eq!(Algorithm::max_waiting(&Gcra::new(quota)), None);
+    assert_eq!(InFlight::new(7).max(), 7);
+    assert_eq!(SlidingLog::new(quota).max_heap_bytes(), 160);
+    assert_eq!(FixedWindow::new(quota).max_heap_bytes(), 0);
 }

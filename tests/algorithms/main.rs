@@ -1,5 +1,6 @@
 //! Properties of every algorithm, checked against slow and simple reference models in virtual time.
 
+mod bounds;
 mod bucket;
 mod carry_over;
 mod changing_tiers;
@@ -14,6 +15,7 @@ mod holds_liveness;
 mod invalid_config;
 mod kept_charges;
 mod keys;
+mod lua_numbers;
 mod model;
 mod purity;
 mod quota_text;

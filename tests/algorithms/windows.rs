@@ -401,7 +401,7 @@ proptest! {
         run(SlidingWindow::new(Quota::per_minute(100)).blocks(1).weighted());
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
-        let mut state = HitLog { idle_at: words[0], period: words[1], hits: hits.into() };
+        let mut state = HitLog::new(words[0], words[1], hits.into());
         let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).compute());
         log.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
@@ -566,7 +566,7 @@ fn sliding_log_stores_at_most_its_limit_when_overcharged() {
     let mut log = HitLog::default();
     for tick in 0..100 {
         algorithm.charge(&mut log, ManualClock::START.saturating_add(Duration::from_micros(tick)), Duration::ZERO, 5);
-        assert!(log.hits.len() <= 3);
+        assert!(log.hits().len() <= 3);
     }
     let error =
         Memory::<u64, _>::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
@@ -585,12 +585,12 @@ fn sliding_log_reserves_no_more_than_its_limit() {
             algorithm.charge(&mut log, at(tick), Duration::ZERO, 1);
             algorithm.charge(&mut other, at(tick + tick % 2), Duration::ZERO, 1 + tick % 2);
         }
-        assert_eq!(log.hits.len() as u64, limit);
-        assert!(log.hits.capacity() as u64 <= limit, "{} of {limit}", log.hits.capacity());
+        assert_eq!(log.hits().len() as u64, limit);
+        assert!(log.hits().capacity() as u64 <= limit, "{} of {limit}", log.hits().capacity());
         assert_eq!(algorithm.max_heap_bytes() as u64, limit * 16);
         algorithm.carry_over_debt(&mut log, &other, at(limit));
-        assert!(log.hits.len() as u64 <= limit);
-        assert!(log.hits.iter().all(|&(_, weight)| weight > 0), "{log:?}");
+        assert!(log.hits().len() as u64 <= limit);
+        assert!(log.hits().iter().all(|&(_, weight)| weight > 0), "{log:?}");
     }
     // Costs above 1, so that both logs together have more hits than the limit.
     let algorithm = SlidingLog::new(quota(3, 1_000));
@@ -600,7 +600,7 @@ fn sliding_log_reserves_no_more_than_its_limit() {
         algorithm.charge(&mut other, at(tick + 1), Duration::ZERO, if tick == 4 { 1 } else { 2 });
     }
     algorithm.carry_over_debt(&mut log, &other, at(5));
-    assert_eq!((log.hits.len(), log.hits.iter().map(|&(_, weight)| weight).sum::<u64>()), (3, 6), "{log:?}");
+    assert_eq!((log.hits().len(), log.hits().iter().map(|&(_, weight)| weight).sum::<u64>()), (3, 6), "{log:?}");
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! Constraints on the whole crate: allocations of a decision, memory of waiting requests, and dependencies
-//! between modules.
+//! Constraints on the whole crate: allocations of a decision, memory of waiting requests, dependencies between modules,
+//! and the names in the documentation.
 //!
 //! This binary has a counting global allocator, which `allocation_counter` installs.
 
 mod allocations;
 mod architecture;
+mod readme;
+mod testing_page;
 mod waiting;

@@ -675,7 +675,7 @@ async fn responses_do_not_mention_a_shadow_limit() {
         Limit::new("enforced", FixedWindow::new(Quota::per_minute(2))),
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
     for (status, expected) in [(200, 1), (200, 0), (429, 0)] {

@@ -385,11 +385,11 @@ impl Count for Counters {
 
 impl Count for HitLog {
     fn get(&self) -> u64 {
-        self.hits.front().map_or(0, |&(_, weight)| weight)
+        self.hits().front().map_or(0, |&(_, weight)| weight)
     }
 
     fn with(&self, count: u64) -> HitLogEdit {
-        HitLogEdit { expired: self.hits.len(), hit: (0, count), max_hits: 1, period: 0, idle_at: FOREVER }
+        HitLogEdit { expired: self.hits().len(), hit: (0, count), max_hits: 1, period: 0, idle_at: FOREVER }
     }
 }
 

@@ -22,7 +22,7 @@ type Opaque = BoxBody<Bytes, Infallible>;
 
 /// Sends a request to a service that answers with `body`.
 async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
-    let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
+    let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().response_extension(true).map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
         let body = body.lock().expect("not poisoned").take().expect("called once");

@@ -68,7 +68,7 @@ fn has_fields(headers: &HeaderMap) -> bool {
 
 #[tokio::test]
 async fn allowed_response_has_the_limit_status() {
-    let response = send(StubLimiter::allowing(), Http::new()).await;
+    let response = send(StubLimiter::allowing(), Http::new().response_extension(true)).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(policies(response.headers()), [("stub".into(), 5, 60)]);
     assert_eq!(limits(response.headers()), [("stub".into(), 3, Some(12))]);
@@ -81,7 +81,7 @@ async fn allowed_response_has_the_limit_status() {
 
 #[tokio::test]
 async fn rejection_is_429_with_retry_after_and_a_problem_body() {
-    let response = send(StubLimiter::denying(), Http::new()).await;
+    let response = send(StubLimiter::denying(), Http::new().response_extension(true)).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(retry_after(response.headers()), Some(2), "1.5 seconds, rounded up");
     assert_eq!(policies(response.headers()), [("stub".into(), 5, 60)]);
@@ -215,12 +215,16 @@ async fn missing_key_passes_when_the_policy_exempts_it() {
 
 #[tokio::test]
 async fn exempt_response_has_no_fields() {
-    let layer = RateLimitLayer::new(|_: &Request<()>| Extracted::<()>::Exempt, StubLimiter::denying());
-    let response = answer(layer.layer(service_fn(hello)).oneshot(request())).await;
-    assert_eq!(response.status(), StatusCode::OK);
-    assert!(!has_fields(response.headers()));
-    assert_eq!(response.headers()["handler-saw"], "exempt");
-    assert_eq!(response.extensions().get(), Some(&RateLimitInfo::Exempt));
+    for (responder, extension) in
+        [(Http::new(), None), (Http::new().response_extension(true), Some(&RateLimitInfo::Exempt))]
+    {
+        let layer = RateLimitLayer::new(|_: &Request<()>| Extracted::<()>::Exempt, StubLimiter::denying());
+        let response = answer(layer.responder(responder).layer(service_fn(hello)).oneshot(request())).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(!has_fields(response.headers()));
+        assert_eq!(response.headers()["handler-saw"], "exempt");
+        assert_eq!(response.extensions().get(), extension);
+    }
 }
 
 #[tokio::test]
@@ -242,11 +246,21 @@ async fn minimal_responder_leaves_allowed_responses_unchanged() {
 async fn http_responder_parts_are_configurable() {
     let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(false)).await;
     assert!(!has_fields(response.headers()));
-    assert!(response.extensions().get::<RateLimitInfo>().is_some());
+    assert_eq!(response.headers()["handler-saw"], "Some(3) left");
 
-    let response = send(StubLimiter::allowing(), Http::new().extensions(false)).await;
+    for limiter in [StubLimiter::allowing(), StubLimiter::denying()] {
+        let response = send(limiter, Http::new()).await;
+        assert!(response.extensions().is_empty(), "the response's extension is off by default");
+    }
+
+    let response = send(StubLimiter::allowing(), Http::new().request_extension(false)).await;
     assert_eq!(limits(response.headers()).len(), 1);
     assert!(response.extensions().is_empty());
+    assert_eq!(response.headers()["handler-saw"], "nothing");
+
+    let response = send(StubLimiter::allowing(), Http::minimal().response_extension(true)).await;
+    assert!(!has_fields(response.headers()));
+    assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
     let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(true)).await;
@@ -353,7 +367,7 @@ async fn response_omits_a_shadow_limit() {
         Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow(),
     ));
     let limiter = limiter.clock(ManualClock::new()).build().expect("a limiter");
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
     for left in [2, 1, 0] {
         let response = send(limiter.clone(), responder).await;
         assert_eq!(response.status(), StatusCode::OK);

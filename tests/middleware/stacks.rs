@@ -191,7 +191,7 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
         let status = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
         status.name().to_owned()
     }
-    let delta_seconds = || Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let delta_seconds = || Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
     for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
         let app = Router::new().route("/", get(handler)).layer(
             ServiceBuilder::new()
@@ -228,10 +228,12 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
 /// A decision replaces an exemption, whichever layer is outside.
 #[tokio::test]
 async fn decision_replaces_an_exemption_in_stacked_layers() {
-    let exempt = || RateLimitLayer::new(|_: &axum::extract::Request| Extracted::<()>::Exempt, named("exempt", 1));
+    let exempt = RateLimitLayer::new(|_: &axum::extract::Request| Extracted::<()>::Exempt, named("exempt", 1));
+    let exempt = || exempt.clone().responder(Http::new().response_extension(true));
+    let limited = || by_all("app", 9).responder(Http::new().response_extension(true));
     for app in [
-        Router::new().route("/", get(async || "hello")).layer(exempt()).layer(by_all("app", 9)),
-        Router::new().route("/", get(async || "hello")).layer(by_all("app", 9)).layer(exempt()),
+        Router::new().route("/", get(async || "hello")).layer(exempt()).layer(limited()),
+        Router::new().route("/", get(async || "hello")).layer(limited()).layer(exempt()),
     ] {
         let response = send(&app, "/").await;
         assert_eq!(limit_names(response.headers()), ["app"]);

@@ -20,7 +20,7 @@ use tower_ratelimit::key::{ExactPaths, Header};
 use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Limiter};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::{
-    DecisionSource, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
+    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
     RateLimitLayer, Verdict,
 };
 
@@ -66,6 +66,7 @@ where
     L: Limiter<tower_ratelimit::key::KeyText> + Clone,
 {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+        .responder(Http::new().response_extension(true))
         .exempt_if(ExactPaths::new([format!("/{name}/exempt")]))
         .cost(|request: &Request| {
             request.headers().get("x-cost").and_then(|cost| cost.to_str().ok()?.parse().ok()).unwrap_or(1)
@@ -86,6 +87,7 @@ where
     }
 
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+        .responder(Http::new().response_extension(true))
         .cost(|request: &Request| number(request.headers(), "x-cost"))
         .settle(|_: u64, answer: Result<&Response, &Infallible>| number(answer.expect("a page").headers(), "x-actual"))
         .observe(Metrics::new("settled"));
@@ -121,14 +123,20 @@ fn app() -> Router {
         .merge(limited("cached", DeniedCache::with_clock(window(20, &clock), 1000, clock.clone())))
         .merge(limited("open", FailOpen::new(FailingLimiter)))
         .merge(limited("broken", FailingLimiter))
-        .merge(Router::new().route("/peer", get(async || "page")).layer(
-            // No connect info: the server is misconfigured.
-            RateLimitLayer::new(PeerIp::new(), window(1, &clock)).observe(Metrics::new("peer")),
-        ))
         .merge(
-            Router::new()
-                .route("/queue", get(async || "page"))
-                .layer(RateLimitLayer::new(Header::from_static("x-tenant"), queue).observe(Metrics::new("queue"))),
+            Router::new().route("/peer", get(async || "page")).layer(
+                // No connect info: the server is misconfigured.
+                RateLimitLayer::new(PeerIp::new(), window(1, &clock))
+                    .responder(Http::new().response_extension(true))
+                    .observe(Metrics::new("peer")),
+            ),
+        )
+        .merge(
+            Router::new().route("/queue", get(async || "page")).layer(
+                RateLimitLayer::new(Header::from_static("x-tenant"), queue)
+                    .responder(Http::new().response_extension(true))
+                    .observe(Metrics::new("queue")),
+            ),
         )
         .merge(settled(window(100, &clock)))
         .layer(axum::middleware::map_response(add_grounds))

@@ -26,17 +26,31 @@ impl Vault {
         Self { password: Arc::new(Mutex::new(password)), calls: Arc::default() }
     }
 
-    pub(crate) fn set(&self, password: &'static str) {
+    fn set(&self, password: &'static str) {
         *self.password.lock().expect("no panic") = password;
     }
 
-    pub(crate) fn calls(&self) -> usize {
+    fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
 
     /// A server whose credentials are those of the vault.
     fn opens(&self, server: &Server, lifetime: Option<Duration>) -> RedisServer {
         self.authenticates(&server.open(), lifetime)
+    }
+
+    /// Changes the password twice. Each time the limiter renews its credentials and decides.
+    pub(crate) async fn rotate(&self, server: &Server, limiter: &Redis<u64>) {
+        for password in ["password-1", "password-2"] {
+            let before = self.calls();
+            self.set(password);
+            set_password(server, password);
+            wait_until("the next renewal", || self.calls() > before);
+            for _ in 0..20 {
+                let outcome = acquire(limiter, &1, AcquireOptions::default()).await;
+                assert!(outcome.expect("a decision while credentials rotate").decision.is_allowed(), "{password}");
+            }
+        }
     }
 
     pub(crate) fn authenticates(&self, server: &RedisServer, lifetime: Option<Duration>) -> RedisServer {
@@ -115,15 +129,7 @@ async fn expiring_credentials_are_renewed_on_the_open_connection() {
     set_password(&server, "password-0");
     let limiter = limiter(vault.opens(&server, Some(Duration::from_millis(400))));
     assert!(is_allowed(&limiter, &1).await);
-    for password in ["password-1", "password-2"] {
-        let before = vault.calls();
-        vault.set(password);
-        set_password(&server, password);
-        wait_until("the next renewal", || vault.calls() > before);
-        for _ in 0..20 {
-            acquire(&limiter, &1, AcquireOptions::default()).await.expect("a decision while credentials rotate");
-        }
-    }
+    vault.rotate(&server, &limiter).await;
     assert_eq!(connections(&server), 1);
     let log = server.command(&["ACL", "LOG"]);
     assert!(log.starts_with("*0\r\n"), "no authentication failed: {log}");

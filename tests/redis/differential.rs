@@ -42,15 +42,17 @@ impl Random {
     }
 }
 
-const STEPS: usize = 6_000;
+/// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
+const STEPS: usize = 3_000;
 
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
 where
     L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
+    let steps = std::env::var("DIFFERENTIAL_STEPS").map_or(STEPS, |steps| steps.parse().expect("a number"));
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
-        let steps = if index == 0 { STEPS } else { STEPS / 6 };
+        let steps = if index == 0 { steps } else { steps / 6 };
         // The name is unique, because tests share the deployments.
         let name = format!("{name} {seed} with holds {holds} on {deployment}");
         compare_on(server, &name, limits.clone(), seed, steps, holds).await;
@@ -62,7 +64,7 @@ where
     L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
     let clock = ManualClock::new();
-    let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");
+    let memory = Memory::builder(limits.clone()).max_keys(100).clock(clock.clone()).build().expect("limits");
     let redis = Redis::builder(server, name, limits)
         .clock_for_tests(clock.clone())
         .hold_expiry(ONE_DAY)

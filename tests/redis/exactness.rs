@@ -1,7 +1,7 @@
 //! Any number of processes, runtimes and tasks admit exactly what one would.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tower_ratelimit::{
     SlidingWindow,
 };
 
+use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, is_allowed, redis_limiter};
 use crate::server::Server;
 
@@ -24,24 +25,10 @@ const fn a_day(limit: u64) -> Quota {
 const PROCESSES: usize = 4;
 const TASKS: usize = 200;
 
-/// The environment variables with the task of a child process and its Redis address.
-pub(crate) const TASK: &str = "TOWER_RATELIMIT_TEST_WORK";
-pub(crate) const ADDRESS: &str = "TOWER_RATELIMIT_TEST_REDIS";
-
 /// Runs this test binary `count` times in parallel for one ignored test, and returns the results that each printed.
-pub(crate) fn processes(count: usize, test: &str, work: &str, server: &Server) -> Vec<Vec<String>> {
-    let program = std::env::current_exe().expect("this program");
-    let children: Vec<_> = (0..count)
-        .map(|_| {
-            Command::new(&program)
-                .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
-                .env(TASK, work)
-                .env(ADDRESS, server.address())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("a process")
-        })
-        .collect();
+pub(crate) fn processes(count: usize, test: &str, task: &str, server: &Server) -> Vec<Vec<String>> {
+    let start = || command(test, task, &server.address()).stdout(Stdio::piped()).spawn().expect("a process");
+    let children: Vec<_> = (0..count).map(|_| start()).collect();
     let lines = children.into_iter().map(|child| {
         let output = child.wait_with_output().expect("its output");
         assert!(output.status.success(), "a process failed");
@@ -49,13 +36,6 @@ pub(crate) fn processes(count: usize, test: &str, work: &str, server: &Server) -
         text.lines().filter_map(|line| line.split_once("reported: ")).map(|(_, results)| results.to_owned()).collect()
     });
     lines.collect()
-}
-
-/// The task and the Redis of a process that [`processes`] started.
-pub(crate) fn child_task() -> Option<(String, RedisServer)> {
-    let work = std::env::var(TASK).ok()?;
-    let server = RedisServer::open(&std::env::var(ADDRESS).ok()?).expect("an address");
-    Some((work, server))
 }
 
 fn overlapping_limits(server: RedisServer) -> Redis<(u64, u64)> {
@@ -103,10 +83,10 @@ where
 #[test]
 #[ignore = "child process of other tests"]
 fn process() {
-    let Some((work, server)) = child_task() else { return };
+    let Some((task, server)) = child_task() else { return };
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        if work == "one key" {
+        if task == "one key" {
             let limits: Vec<(&str, Redis<u64>)> = vec![
                 ("gcra", redis_limiter(server.clone(), "gcra", Gcra::new(a_day(500)))),
                 ("fixed", redis_limiter(server.clone(), "fixed", FixedWindow::new(a_day(500)))),

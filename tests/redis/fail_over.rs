@@ -30,12 +30,12 @@ struct FailOver<'a> {
 
 impl Server {
     /// The replication offset.
-    fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.number_of("master_repl_offset:")
     }
 
     /// Cuts the replication stream and prevents its resumption, so that the replica lags as after a network fault.
-    fn fall_behind(&self) {
+    pub(crate) fn fall_behind(&self) {
         self.command(&["CONFIG", "SET", "masterauth", "a password that the master does not have"]);
         let cut = self.command(&["CLIENT", "KILL", "TYPE", "master"]);
         assert!(cut.starts_with(":1"), "{cut}");

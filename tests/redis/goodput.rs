@@ -16,7 +16,8 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow,
 };
 
-use crate::exactness::{child_task, processes};
+use crate::child::child_task;
+use crate::exactness::processes;
 use crate::helpers::redis_limiter;
 use crate::server::Server;
 

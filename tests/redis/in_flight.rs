@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use tower_ratelimit::{
     AcquireOptions, Clock, Detail, FixedWindow, InFlight, Limit, Limiter as _, ManualClock, Quota, Redis, RedisServer,
 };
 
-use crate::exactness::{ADDRESS, TASK, child_task};
+use crate::child::{Child, child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::server::Server;
 
@@ -258,16 +258,10 @@ struct Process {
 
 impl Process {
     fn start(server: &Server) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "in_flight::in_flight_process", "--ignored", "--nocapture", "--test-threads", "1"])
-            .env(TASK, "in-flight")
-            .env(ADDRESS, server.address())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let input = child.stdin.take().expect("piped");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut command = command("in_flight::in_flight_process", "in-flight", &server.address());
+        let mut child = Child::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let input = child.0.stdin.take().expect("piped");
+        let output = BufReader::new(child.0.stdout.take().expect("piped"));
         let log = Log::default();
         let lines = Arc::clone(&log);
         std::thread::spawn(move || {
@@ -297,11 +291,6 @@ impl Process {
         writeln!(self.input, "{line}").expect("the child's input");
     }
 
-    fn signal(&self, signal: &str) {
-        let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().expect("kill");
-        assert!(done.success(), "kill {signal}");
-    }
-
     /// Returns the times from the start to the end of each request. One without an end has ended at `cut`, and one that
     /// was in flight at that time has, too: the process was stopped then.
     fn requests(&self, cut: Option<u128>) -> Vec<(u128, u128)> {
@@ -323,13 +312,6 @@ impl Process {
                 (*start, end)
             })
             .collect()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -355,9 +337,9 @@ fn in_flight_is_exact_over_six_processes_of_which_two_are_killed_and_one_is_stop
     }
     let killed_at = now_in_nanos();
     let began = Instant::now();
-    processes[0].signal("-KILL");
-    processes[1].signal("-KILL");
-    processes[2].signal("-STOP");
+    processes[0].child.signal("-KILL");
+    processes[1].child.signal("-KILL");
+    processes[2].child.signal("-STOP");
     // Meanwhile the other processes go on, and end then.
     std::thread::sleep(EXPIRY / 2);
     for process in &mut processes[3..] {
@@ -376,7 +358,7 @@ fn in_flight_is_exact_over_six_processes_of_which_two_are_killed_and_one_is_stop
         };
         // The continued process finds no place for its requests. They run on and end, and nothing is left.
         sleep((EXPIRY * 3).saturating_sub(began.elapsed())).await;
-        processes[2].signal("-CONT");
+        processes[2].child.signal("-CONT");
         sleep(EXPIRY / 2).await;
         assert!(start(&limiter, 1).await.held.is_none(), "all places are taken");
         all.release().await.expect("released");

@@ -12,7 +12,8 @@ use tower_ratelimit::{
     AcquireOptions, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp,
 };
 
-use crate::exactness::{child_task, processes};
+use crate::child::child_task;
+use crate::exactness::processes;
 use crate::helpers::{acquire, every_algorithm, redis_limiter};
 use crate::server::Server;
 

@@ -1,7 +1,7 @@
 //! Four processes hold on one key, while one is killed and one is stopped.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Builder;
@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
 
-use crate::exactness::{ADDRESS, TASK, child_task};
+use crate::child::{Child, child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
 use crate::server::Server;
 
@@ -33,16 +33,10 @@ struct Holder {
 
 impl Holder {
     fn start(server: &Server) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "process_death::process", "--ignored", "--nocapture", "--test-threads", "1"])
-            .env(TASK, "hold")
-            .env(ADDRESS, server.address())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let to = process.stdin.take().expect("piped");
-        let from = BufReader::new(process.stdout.take().expect("piped"));
+        let mut command = command("process_death::process", "hold", &server.address());
+        let mut process = Child::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let to = process.0.stdin.take().expect("piped");
+        let from = BufReader::new(process.0.stdout.take().expect("piped"));
         Self { process, to, from }
     }
 
@@ -59,18 +53,6 @@ impl Holder {
 
     fn continue_child(&mut self) {
         self.to.write_all(b"continue\n").expect("the child's input");
-    }
-
-    fn signal(&self, signal: &str) {
-        let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
-        assert!(done.success(), "kill {signal}");
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -125,8 +107,8 @@ async fn holds_survive_process_death() {
     assert!(acquire(&limiter, "alice", AcquireOptions::cost(rest)).await.expect("an answer").decision.is_allowed());
     let mut running = holders.split_off(2);
     let [killed, stopped] = &mut holders[..] else { unreachable!() };
-    killed.signal("-KILL");
-    stopped.signal("-STOP");
+    killed.process.signal("-KILL");
+    stopped.process.signal("-STOP");
     let began = Instant::now();
     while began.elapsed() < EXPIRY + Duration::from_secs(1) {
         let denied = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
@@ -143,7 +125,7 @@ async fn holds_survive_process_death() {
     let length = server.number(&["STRLEN", &server.keys()[0]]);
     assert_eq!(length, 40, "nothing remains held");
     // The continued process has nothing left to settle.
-    stopped.signal("-CONT");
+    stopped.process.signal("-CONT");
     stopped.continue_child();
     assert_eq!(stopped.next_result(), ACTUAL);
     assert_eq!(used(&limiter).await, LIMIT - unused);

@@ -151,8 +151,7 @@ impl Server {
     }
 
     pub(crate) fn signal(&self, signal: &str) {
-        let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
-        assert!(done.success(), "kill {signal}");
+        send_signal(&self.process, signal);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -218,6 +217,12 @@ fn launch(port: u16, directory: &std::path::Path, arguments: &[String]) -> Child
         .unwrap_or_else(|error| {
             panic!("these tests need redis-server (Debian: apt-get install -y redis-server): {error}")
         })
+}
+
+/// Sends a signal, such as `-STOP`, to a process that has not been waited for.
+pub(crate) fn send_signal(process: &Child, signal: &str) {
+    let done = Command::new("kill").args([signal, &process.id().to_string()]).status().expect("kill");
+    assert!(done.success(), "kill {signal}");
 }
 
 impl Drop for Server {

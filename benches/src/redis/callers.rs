@@ -1,4 +1,4 @@
-//! Decisions by 1, 8, 64 and 512 concurrent callers on one client thread: rates, latencies and processor time.
+//! Decisions by 1 to 2048 concurrent callers on one client thread: rates, latencies and processor time.
 //!
 //! The contestants run in rounds, each round in another order. A ratio is the median of the ratios of each round, with
 //! the lowest and the highest. The output is a Markdown table.
@@ -13,7 +13,7 @@ use super::competitors::{self, Contestant, Keys};
 use super::server::Server;
 use crate::harness::{Harness, median};
 
-const CALLERS: [usize; 4] = [1, 8, 64, 512];
+const CALLERS: [usize; 7] = [1, 8, 32, 64, 128, 512, 2048];
 
 /// One round of one contestant.
 struct Round {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Script};
+use redis::{AsyncConnectionConfig, Client, Script};
 use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::DeniedCache;
 use tower_ratelimit::store::IntoRedisLimits;
@@ -119,7 +119,9 @@ pub(super) fn three_limits(server: &Server, _: &Runtime) -> Option<Contestant> {
 
 fn connection(server: &Server, runtime: &Runtime) -> MultiplexedConnection {
     let client = Client::open(server.address()).expect("an address");
-    runtime.block_on(client.get_multiplexed_async_connection()).expect("a connection")
+    // Under callgrind a server may take longer than the default time-out.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    runtime.block_on(client.get_multiplexed_async_connection_with_config(&config)).expect("a connection")
 }
 
 /// A script on one multiplexed connection, called by its hash, one call per decision.

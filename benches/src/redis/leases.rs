@@ -1,4 +1,5 @@
-//! Leases beside `Memory` and Redis without leases: decisions of one client thread, one after the other.
+//! Leases beside `Memory`, Redis without leases, and trypema's hybrid mode: decisions of one client thread, one after the
+//! other.
 
 use std::future::IntoFuture as _;
 use std::time::{Duration, Instant};
@@ -8,6 +9,9 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Memory, Quota, Redis};
+use trypema::RateLimit;
+use trypema::hybrid::HybridRateLimiterProvider;
+use trypema::redis::RedisKey;
 
 use super::server::Server;
 use crate::harness::{Harness, median};
@@ -16,7 +20,7 @@ use crate::harness::{Harness, median};
 const QUOTA: Quota = Quota::per_second(20_000_000);
 
 pub(super) fn run(harness: &Harness, runtime: &Runtime) {
-    for (scenario, keys, millis) in [("redis leases hot", 1, 200), ("redis leases spread", 1_000, 1_000)] {
+    for (scenario, keys, millis) in [("redis leases hot", 1, 200), ("redis leases spread", 10_000, 3_000)] {
         if harness.wants(scenario) {
             compare(harness, runtime, scenario, keys, Duration::from_millis(millis));
         }
@@ -46,19 +50,21 @@ fn compare(harness: &Harness, runtime: &Runtime, scenario: &str, keys: u64, dura
     let leased = redis("leased").lease(Lease::new(duration)).build().expect("limits");
     let direct = redis("direct").build().expect("limits");
     let memory = Memory::<u64, _>::new(Gcra::new(QUOTA));
+    let hybrid = runtime.block_on(Hybrid::new(&server, keys));
     // Until every key has its lease.
     for _ in 0..2 {
         runtime.block_on(demand(&leased, keys));
         runtime.block_on(decide(&leased, keys, Duration::from_secs(1)));
     }
-    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+    let mut rates = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..rounds {
         rates[0].push(runtime.block_on(decide(&leased, keys, span)));
         rates[1].push(runtime.block_on(decide(&memory, keys, span)));
         rates[2].push(runtime.block_on(decide(&direct, keys, span)));
+        rates[3].push(runtime.block_on(hybrid.decide(span)));
     }
-    let [leased, memory, direct] = rates.map(median);
-    let values = [("leases", leased), ("memory", memory), ("redis", direct)];
+    let [leased, memory, direct, hybrid] = rates.map(median);
+    let values = [("leases", leased), ("memory", memory), ("redis", direct), ("trypema_hybrid", hybrid)];
     harness.report(scenario, json!({ "keys": keys, "lease_ms": duration.as_millis() }), "decisions/s", &values);
 }
 
@@ -79,4 +85,39 @@ async fn decide(limiter: &impl Limiter<u64>, keys: u64, span: Duration) -> f64 {
         tokio::task::yield_now().await;
     }
     count as f64 / began.elapsed().as_secs_f64()
+}
+
+/// trypema's hybrid limiter with its defaults: counts in the process, and synchronizes with Redis in the background.
+struct Hybrid {
+    limiter: std::sync::Arc<HybridRateLimiterProvider>,
+    keys: Vec<RedisKey>,
+    rate: RateLimit,
+}
+
+impl Hybrid {
+    async fn new(server: &Server, keys: u64) -> Self {
+        use trypema::RateLimiterBuilder as _;
+        let client = redis::Client::open(server.address()).expect("an address");
+        let connection = client.get_connection_manager().await.expect("a connection");
+        let keys = (0..keys).map(|key| RedisKey::try_from(format!("key{key}")).expect("a key")).collect();
+        let limiter = HybridRateLimiterProvider::builder(connection).build().expect("a limiter");
+        Self { limiter, keys, rate: RateLimit::max() }
+    }
+
+    /// Returns the decisions per second.
+    async fn decide(&self, span: Duration) -> f64 {
+        let (began, mut count) = (Instant::now(), 0);
+        while began.elapsed() < span {
+            for _ in 0..1_000 {
+                let key = &self.keys[count % self.keys.len()];
+                let local = self.limiter.absolute().try_inc(key.as_key_ref(), 1).expect("a decision");
+                if local.is_none() {
+                    self.limiter.absolute().inc(key, &self.rate, 1).await.expect("a decision");
+                }
+                count += 1;
+            }
+            tokio::task::yield_now().await;
+        }
+        count as f64 / began.elapsed().as_secs_f64()
+    }
 }

@@ -7,6 +7,8 @@ mod callers;
 mod calls;
 mod cluster;
 mod competitors;
+mod instructions;
+mod lease_quota;
 mod leases;
 mod logs;
 mod neighbour;
@@ -24,6 +26,11 @@ use tokio::runtime::Runtime;
 use self::competitors::{Contestant, Keys};
 use self::server::Server;
 use crate::harness::{Harness, median};
+
+/// Does the work of a child process of a scenario, if this is one.
+pub(crate) fn run_as_child() -> bool {
+    instructions::run_as_child() || lease_quota::run_as_child()
+}
 
 pub(crate) fn run(harness: &Harness) {
     let scenarios: [(&str, usize, Keys, &[Make]); 10] = [
@@ -76,8 +83,10 @@ pub(crate) fn run(harness: &Harness) {
         calls::run(harness, &runtime, &server);
         logs::run(harness, &runtime, &server);
     }
+    instructions::run(harness);
     callers::run(harness, &runtime);
     leases::run(harness, &runtime);
+    lease_quota::run(harness);
     neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);

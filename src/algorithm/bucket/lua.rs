@@ -28,8 +28,7 @@ impl Bucket {
 
     pub(crate) fn decode_state(numbers: &[u64]) -> [u64; 4] {
         let &[arrival, fraction, tokens, ticks, last_charged_at, ..] = numbers else { return [0; 4] };
-        let rate = if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) };
-        [arrival, fraction, rate, last_charged_at]
+        [arrival, fraction, Rate::pack(tokens, ticks), last_charged_at]
     }
 
     pub(crate) fn encode_state(&[arrival, fraction, rate, last_charged_at]: &[u64; 4], numbers: &mut Vec<u64>) {

@@ -367,19 +367,17 @@ fn project(&[usage, fraction, rate, burst, clock_lag]: &[u64; 5]) -> LimitSnapsh
     let rate = Rate::unpack(rate);
     let tokens = rate.tokens;
     let used = rate.tokens_used(usage, fraction);
-    // The next token is available when one token less is used.
-    let next = rate.span(used.saturating_sub(1));
+    // The next token is available when one token less is used. If more than the burst is used, the next token is the
+    // last one of the burst.
+    let next = rate.span(used.min(burst).saturating_sub(1));
     let carry = fraction + next.fraction >= tokens;
     let next_token_after = usage.saturating_sub(next.ticks).saturating_sub(u64::from(carry));
-    // If more than the burst is used, the next token is the last one of the burst.
-    let last = rate.span(burst - 1);
-    let first_after = usage.saturating_sub(last.ticks).saturating_sub(u64::from(fraction + last.fraction >= tokens));
     let add_clock_lag = |span: u64| Duration::from_micros(if span == 0 { 0 } else { span + clock_lag });
     LimitSnapshot {
         limit: burst,
         window: Duration::from_micros(rate.span(burst).round_up()),
         remaining: burst.saturating_sub(used),
         reset: add_clock_lag(usage),
-        next_token_after: add_clock_lag(if used > burst { first_after } else { next_token_after }),
+        next_token_after: add_clock_lag(next_token_after),
     }
 }

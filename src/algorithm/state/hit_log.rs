@@ -8,14 +8,33 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 ///
 /// `HitLog::default()` is the zero state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs, reason = "custom algorithms construct it")]
 pub struct HitLog {
-    /// The time at which the key is idle, in microseconds since the epoch.
-    pub idle_at: u64,
-    /// The time for which a hit counts, in microseconds: the quota's period at the last charge.
-    pub period: u64,
-    /// The hits: time in microseconds since the epoch, and weight.
-    pub hits: VecDeque<(u64, u64)>,
+    pub(crate) idle_at: u64,
+    pub(crate) period: u64,
+    hits: VecDeque<(u64, u64)>,
+    /// The sum of the weights. A surcharge may be any number, so the sum may exceed 64 bits.
+    total: u128,
+}
+
+impl HitLog {
+    /// Creates a log from the time at which the key is idle, the time for which a hit counts (the quota's period at the
+    /// last charge), and the hits: time and weight of each, oldest first. Times are in microseconds, since the epoch.
+    #[must_use]
+    pub fn new(idle_at: u64, period: u64, hits: VecDeque<(u64, u64)>) -> Self {
+        let total = hits.iter().map(|&(_, weight)| u128::from(weight)).sum();
+        Self { idle_at, period, hits, total }
+    }
+
+    /// Returns the hits: time in microseconds since the epoch, and weight.
+    #[must_use]
+    pub fn hits(&self) -> &VecDeque<(u64, u64)> {
+        &self.hits
+    }
+
+    /// Returns the sum of the weights of all hits but the `expired` oldest ones.
+    pub(crate) fn total_without(&self, expired: usize) -> u128 {
+        self.total - self.hits.range(..expired).map(|&(_, weight)| u128::from(weight)).sum::<u128>()
+    }
 }
 
 /// An edit of a [`HitLog`]: drops the oldest hits and adds one.
@@ -30,9 +49,9 @@ pub struct HitLogEdit {
     pub hit: (u64, u64),
     /// The maximum number of hits in the log.
     pub max_hits: usize,
-    /// The new [`period`](HitLog::period).
+    /// The time for which hits count from now on, in microseconds.
     pub period: u64,
-    /// The new [`idle_at`](HitLog::idle_at).
+    /// The time at which the key is idle after the edit, in microseconds since the epoch.
     pub idle_at: u64,
 }
 
@@ -42,14 +61,20 @@ impl State for HitLog {
 
     fn apply(&mut self, next: HitLogEdit) {
         let HitLogEdit { expired, hit: (at, cost), max_hits, period, idle_at } = next;
-        self.hits.drain(..expired.min(self.hits.len()));
+        let expired = expired.min(self.hits.len());
+        if expired > 0 {
+            self.total = self.total_without(expired);
+            self.hits.drain(..expired);
+        }
         (self.period, self.idle_at) = (period, idle_at);
         let full = self.hits.len() >= max_hits;
         match self.hits.back_mut() {
             // Only surcharges exceed the maximum. They count with the newest hit, for longer.
             Some((time, weight)) if *time == at || full => {
                 *time = at;
-                *weight = weight.saturating_add(cost);
+                let added = cost.min(u64::MAX - *weight);
+                *weight += added;
+                self.total += u128::from(added);
             }
             _ => {
                 if self.hits.len() == self.hits.capacity() {
@@ -57,6 +82,7 @@ impl State for HitLog {
                     self.hits.reserve_exact(more);
                 }
                 self.hits.push_back((at, cost));
+                self.total += u128::from(cost);
             }
         }
     }
@@ -145,7 +171,7 @@ impl AtomicState for AtomicHitLog {
         // Keeps the allocation for the next key of the slot. `max_heap_bytes` bounds it.
         let mut log = self.lock();
         log.hits.clear();
-        (log.idle_at, log.period) = (0, 0);
+        (log.idle_at, log.period, log.total) = (0, 0, 0);
     }
 
     fn copy_from(&self, other: &Self) {

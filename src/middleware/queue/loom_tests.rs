@@ -6,7 +6,6 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,21 +19,11 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::runtime::{Instant, block_on, shut_down};
+use crate::sync::{explore, report_orders};
 
 /// Checks `f` in all orders with up to `preemptions` preemptions.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
-    let orders = Arc::new(Count::new(0));
-    let counted = Arc::clone(&orders);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 10_000;
-    builder.check(move || {
-        counted.fetch_add(1, Relaxed);
-        f();
-    });
-    let orders = orders.load(Relaxed);
-    println!("{orders} orders");
-    assert!(orders > 2, "a model with a single order checks nothing");
+    report_orders(explore(preemptions, f));
 }
 
 const BOUNDS: Bounds = Bounds { max_waiters: 10, max_waiters_per_key: 10 };
@@ -53,8 +42,9 @@ struct Slots {
 }
 
 impl Slots {
-    fn new(free: usize) -> Self {
-        Self { free: Arc::new(AtomicUsize::new(free)), queue: QUEUE, is_remote: false, observers: Observers::default() }
+    /// A limiter whose slots are all taken.
+    fn new() -> Self {
+        Self { free: Arc::new(AtomicUsize::new(0)), queue: QUEUE, is_remote: false, observers: Observers::default() }
     }
 
     fn release(&self) {
@@ -156,6 +146,17 @@ fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
     None
 }
 
+/// The start of a model: no slot is free, and nothing waits.
+fn without_a_slot() -> (Arc<Queues>, Slots) {
+    (Arc::new(Queues::new(false)), Slots::new())
+}
+
+/// Frees a slot, and wakes the queue as the end of a request does.
+fn release(queues: &Queues, slots: &Slots) {
+    slots.release();
+    queues.wake(QueueIds::new(QUEUE));
+}
+
 /// Waits for the start, and releases its slot.
 fn serve(queues: &Queues, waiting: Option<Waiting>) {
     let Some(mut waiting) = waiting else { return };
@@ -180,14 +181,11 @@ fn assert_ends(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
 fn release_while_a_request_joins_is_not_lost() {
     for is_remote in [false, true] {
         model(2, move || {
-            let (queues, mut slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+            let (queues, mut slots) = without_a_slot();
             slots.is_remote = is_remote;
             let release = {
                 let (queues, slots) = (Arc::clone(&queues), slots.clone());
-                thread::spawn(move || {
-                    slots.release();
-                    queues.wake(QueueIds::new(QUEUE));
-                })
+                thread::spawn(move || release(&queues, &slots))
             };
             serve(&queues, arrive(&queues, &slots));
             release.join().expect("no panic");
@@ -200,11 +198,10 @@ fn release_while_a_request_joins_is_not_lost() {
 #[test]
 fn start_of_a_request_that_leaves_reaches_the_next() {
     model(2, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let (queues, slots) = without_a_slot();
         let [first, second] = [(); 2].map(|()| arrive(&queues, &slots));
         let leave = thread::spawn(move || drop(first));
-        slots.release();
-        queues.wake(QueueIds::new(QUEUE));
+        release(&queues, &slots);
         serve(&queues, second);
         leave.join().expect("no panic");
         assert_ends(queues, &slots, 1);
@@ -215,11 +212,10 @@ fn start_of_a_request_that_leaves_reaches_the_next() {
 #[test]
 fn slot_is_free_after_the_last_request_has_left() {
     model(3, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let (queues, slots) = without_a_slot();
         let waiting = arrive(&queues, &slots);
         let leave = thread::spawn(move || drop(waiting));
-        slots.release();
-        queues.wake(QueueIds::new(QUEUE));
+        release(&queues, &slots);
         leave.join().expect("no panic");
         assert_ends(queues, &slots, 1);
     });
@@ -229,10 +225,9 @@ fn slot_is_free_after_the_last_request_has_left() {
 #[test]
 fn request_that_joins_while_the_queue_ends_is_served() {
     model(2, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let (queues, slots) = without_a_slot();
         let first = arrive(&queues, &slots);
-        slots.release();
-        queues.wake(QueueIds::new(QUEUE));
+        release(&queues, &slots);
         let second = {
             let (queues, slots) = (Arc::clone(&queues), slots.clone());
             thread::spawn(move || serve(&queues, arrive(&queues, &slots)))
@@ -247,14 +242,13 @@ fn request_that_joins_while_the_queue_ends_is_served() {
 #[test]
 fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
     model(2, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let (queues, slots) = without_a_slot();
         let waiting = arrive(&queues, &slots);
         let other = {
             let (queues, slots) = (Arc::clone(&queues), slots.clone());
             thread::spawn(move || {
                 shut_down();
-                slots.release();
-                queues.wake(QueueIds::new(QUEUE));
+                release(&queues, &slots);
             })
         };
         serve(&queues, waiting);
@@ -267,7 +261,7 @@ fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
 #[test]
 fn request_that_leaves_while_it_moves_waits_nowhere() {
     model(2, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+        let (queues, slots) = without_a_slot();
         let mut moving = slots.clone();
         moving.queue = OTHER_QUEUE;
         let waiting = arrive(&queues, &moving);

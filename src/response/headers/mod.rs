@@ -1,13 +1,9 @@
 //! The response headers: `rate_limit` holds the current draft's, `legacy` all others.
 
-mod fmt;
 pub(super) mod legacy;
 mod rate_limit;
 
-pub(super) use self::fmt::push_number;
 pub use self::legacy::ResetFormat;
-use std::sync::Arc;
-
 use http::{Extensions, Response};
 
 use self::legacy::LegacyHeaders;
@@ -18,15 +14,23 @@ use crate::response::info::RateLimitInfo;
 
 /// The headers and extensions that a responder adds.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent options")]
 pub(super) struct HeaderOptions {
     pub(super) rate_limit: bool,
     pub(super) legacy: Option<ResetFormat>,
-    pub(super) extensions: bool,
+    pub(super) request_extension: bool,
+    pub(super) response_extension: bool,
     pub(super) cors_expose: bool,
 }
 
 impl HeaderOptions {
-    pub(super) const EMPTY: Self = Self { rate_limit: false, legacy: None, extensions: false, cors_expose: false };
+    pub(super) const EMPTY: Self = Self {
+        rate_limit: false,
+        legacy: None,
+        request_extension: false,
+        response_extension: false,
+        cors_expose: false,
+    };
 
     /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
     #[inline]
@@ -37,23 +41,28 @@ impl HeaderOptions {
     /// Adds the extension of an allowed or exempt request, and returns the context of its response.
     #[inline]
     pub(super) fn on_allowed(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
-        if self.is_disabled() {
+        if !self.request_extension && !self.changes_responses() {
             return HttpContext(None);
         }
-        let info = self.extensions.then(|| match decision {
-            Some(decision) => RateLimitInfo::Decided(Arc::new(decision.clone())),
-            None => RateLimitInfo::Exempt,
-        });
-        if let Some(info) = &info {
-            extensions.insert(info.clone());
+        self.prepare(extensions, decision)
+    }
+
+    /// Out of line: row "service, `Http::minimal`" of docs/performance.md.
+    #[inline(never)]
+    fn prepare(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
+        if self.request_extension {
+            extensions.insert(RateLimitInfo::new(decision));
         }
-        HttpContext(Some(PendingHeaders::new(self, decision, info)))
+        HttpContext(self.changes_responses().then(|| {
+            let info = self.response_extension.then(|| Box::new(RateLimitInfo::new(decision)));
+            PendingHeaders::new(self, decision, info)
+        }))
     }
 
     /// Adds the headers and the extension of a denied request.
     pub(super) fn on_denied<B>(self, response: &mut Response<B>, decision: Decision) {
         let mut pending = PendingHeaders::new(self, Some(&decision), None);
-        pending.info = self.extensions.then(|| RateLimitInfo::Decided(Arc::new(decision)));
+        pending.info = self.response_extension.then(|| Box::new(RateLimitInfo::Decided(decision)));
         pending.add_to(response);
     }
 
@@ -64,10 +73,10 @@ impl HeaderOptions {
         }
     }
 
-    /// Whether the responder adds nothing to allowed requests and their responses.
+    /// Whether the responder adds something to the responses of allowed requests.
     #[inline]
-    fn is_disabled(self) -> bool {
-        !self.rate_limit && self.legacy.is_none() && !self.extensions
+    fn changes_responses(self) -> bool {
+        self.rate_limit || self.legacy.is_some() || self.response_extension
     }
 }
 
@@ -75,20 +84,19 @@ impl HeaderOptions {
 #[derive(Debug)]
 pub struct HttpContext(Option<PendingHeaders>);
 
-/// The numbers of the headers, and the extension. It holds no decision of its own: the decision is shared with the
-/// request, or not needed any more.
+/// The numbers of the headers, and the extension, which is boxed because the response's future contains it.
 #[derive(Debug)]
 struct PendingHeaders {
     rate_limit: Option<RateLimitHeaders>,
     legacy: Option<LegacyHeaders>,
-    info: Option<RateLimitInfo>,
+    info: Option<Box<RateLimitInfo>>,
     cors_expose: bool,
     /// The observers that receive warnings about the response's headers.
     observers: Observers,
 }
 
 impl PendingHeaders {
-    fn new(options: HeaderOptions, decision: Option<&Decision>, info: Option<RateLimitInfo>) -> Self {
+    fn new(options: HeaderOptions, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> Self {
         let rate_limit = decision.filter(|_| options.rate_limit);
         let legacy = decision.zip(options.legacy);
         Self {
@@ -115,7 +123,7 @@ impl PendingHeaders {
             let extensions = response.extensions_mut();
             // Another limiter may have inserted a value that is as strict.
             if extensions.get::<RateLimitInfo>().is_none_or(|present| info.is_stricter_than(present)) {
-                extensions.insert(info);
+                extensions.insert(*info);
             }
         }
     }

@@ -1,14 +1,12 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-10.
 
 use std::cell::RefCell;
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::fmt::push_number;
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
 use crate::observe::Observers;
 
@@ -65,43 +63,13 @@ impl RateLimitHeaders {
     }
 
     fn rate_limit_value(&self) -> Option<HeaderValue> {
-        let remaining = match &self.remaining {
-            RemainingValues::One(one) => slice::from_ref(one),
-            RemainingValues::Several(several) => several,
-        };
-        with_buffer(|list| {
-            for (item, remaining) in self.policy.items.iter().zip(remaining) {
-                push_separator(list);
-                list.push_str(&item.state);
-                remaining.push(list);
+        let items = &self.policy.items;
+        match &self.remaining {
+            RemainingValues::One(one) => header_value(items.first()?.member(*one)),
+            RemainingValues::Several(several) => {
+                let members: Vec<_> = items.iter().zip(several).map(|(item, &value)| item.member(value)).collect();
+                header_value(members.join(SEPARATOR))
             }
-            // Never `None`: the list holds visible ASCII and spaces only.
-            HeaderValue::from_str(list).ok()
-        })
-    }
-}
-
-thread_local! {
-    static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
-}
-
-/// Runs `write` on an empty string, which keeps its allocation for the thread's next call.
-fn with_buffer<T>(write: impl FnOnce(&mut String) -> T) -> T {
-    // Taken, so that no other call can find it in use.
-    let mut buffer = BUFFER.try_with(RefCell::take).unwrap_or_default();
-    buffer.clear();
-    let result = write(&mut buffer);
-    // Without a thread-local, the string is dropped.
-    let _ = BUFFER.try_with(|slot| slot.replace(buffer));
-    result
-}
-
-impl RemainingValue {
-    fn push(self, list: &mut String) {
-        push_number(list, self.remaining);
-        if self.next_token_after > 0 {
-            list.push_str(";t=");
-            push_number(list, self.next_token_after);
         }
     }
 }
@@ -189,12 +157,9 @@ struct PolicyValue {
 impl PolicyValue {
     fn new(limits: &[LimitFields<'_>]) -> Option<Arc<Self>> {
         let items: Vec<_> = limits.iter().map(PolicyItem::new).collect();
-        let mut list = String::new();
-        for item in &items {
-            push_separator(&mut list);
-            list.push_str(&item.policy);
-        }
-        Some(Arc::new(Self { items, value: header_value(list)? }))
+        let members: Vec<_> = items.iter().map(|item| &*item.policy).collect();
+        let value = header_value(members.join(SEPARATOR))?;
+        Some(Arc::new(Self { items, value }))
     }
 
     /// Returns the first limit's name that `headers`, or two limits of this policy, already contain.
@@ -236,6 +201,22 @@ impl PolicyItem {
         Self { name: name.to_owned(), limit, window, policy, state }
     }
 
+    /// Returns the member of `RateLimit`.
+    ///
+    /// The string has no spare capacity: `Bytes` would make one more allocation.
+    fn member(&self, RemainingValue { remaining, next_token_after }: RemainingValue) -> String {
+        let mut buffers = [itoa::Buffer::new(), itoa::Buffer::new()];
+        let [r, t] = &mut buffers;
+        let (separator, t) = if next_token_after > 0 { (";t=", t.format(next_token_after)) } else { ("", "") };
+        let r = r.format(remaining);
+        let mut member = String::with_capacity(self.state.len() + r.len() + separator.len() + t.len());
+        member.push_str(&self.state);
+        member.push_str(r);
+        member.push_str(separator);
+        member.push_str(t);
+        member
+    }
+
     /// Whether one of the two headers has a member of this name.
     fn is_in(&self, headers: &HeaderMap) -> bool {
         let mut lines = [RATELIMIT, RATELIMIT_POLICY].into_iter().flat_map(|name| headers.get_all(name));
@@ -260,14 +241,8 @@ impl PolicyItem {
     }
 }
 
+/// Between the members of a structured field List.
 const SEPARATOR: &str = ", ";
-
-/// Appends the separator of a structured field List, unless the list is empty.
-fn push_separator(list: &mut String) {
-    if !list.is_empty() {
-        list.push_str(SEPARATOR);
-    }
-}
 
 fn warning(name: &str) -> String {
     format!(

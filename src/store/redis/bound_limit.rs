@@ -17,6 +17,9 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     /// Returns the algorithm for a key, if the limit chooses it by the key.
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>>;
 
+    /// Appends the parameters of the algorithm for a key.
+    fn push_params(&self, key: &Key, params: &mut Vec<u64>);
+
     /// Names the limit and the key's sub-key, unless the limit is a shadow.
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
@@ -39,6 +42,7 @@ where
             shadow: self.0.is_shadow(),
             cost: self.0.cost(),
             held_until_end: C::Algorithm::HELD_UNTIL_END,
+            is_queue: C::Algorithm::IS_QUEUE,
             is_global: self.0.sub_key().is_constant(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
@@ -50,6 +54,10 @@ where
 
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>> {
         self.0.algorithm().select_owned(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn DynLuaAlgorithm>)
+    }
+
+    fn push_params(&self, key: &Key, params: &mut Vec<u64>) {
+        LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, params);
     }
 
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {

@@ -90,9 +90,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// Lets this process decide without a round trip, by units of the quota that it holds for a short time. Off by
     /// default.
     ///
-    /// The bound of the algorithm holds in every window: see the page "Leases" of the guide. The limiter must have one
-    /// limit, which is not a shadow, with one algorithm for all keys: a bucket, a window or a log. Requests that hold
-    /// their cost are decided in Redis.
+    /// The bound of each limit's algorithm holds in every window: see the page "Leases" of the guide. A decision takes its
+    /// cost from the leases of all limits, or Redis makes it. Requests that hold their cost are decided in Redis.
+    /// [`LeakyQueue`](crate::LeakyQueue) and [`InFlight`](crate::InFlight) cannot be leased.
     ///
     /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
     pub fn lease(mut self, lease: Lease) -> Self {

@@ -228,22 +228,12 @@ impl<Key: ?Sized> Redis<Key> {
 impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
+    #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         let state = self.state();
-        if let Some(decision) = state.decide_by_lease(key, options) {
-            return Acquisition::Ready(Ok(decision.into()));
-        }
-        let has_limits_in_flight = state.has_limits_in_flight();
-        let submitted = if has_limits_in_flight && !options.until_end {
-            Err(Error::without_end())
-        } else if options.hold || has_limits_in_flight {
-            state.hold(key, options)
-        } else {
-            state.decide(Operation::Acquisition, key, options)
-        };
-        match submitted {
-            Ok(future) => Acquisition::Pending(future),
-            Err(error) => Acquisition::Ready(Err(error)),
+        match state.decide_by_lease(key, options) {
+            Some(decision) => Acquisition::Ready(Ok(decision.into())),
+            None => state.acquire(key, options),
         }
     }
 

@@ -1,4 +1,3 @@
-use std::cell::Cell;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,13 +12,13 @@ use super::connect::Failure;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
-use super::lease::{LeaseBook, LeaseClock, LeasedLimit};
+use super::lease::{LeaseBook, LeaseClock};
 use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, Operation, OperationTemplate, Script};
 use crate::clock::micros_floor;
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::AcquireOptions;
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::LimiterFuture;
+use crate::limiter::{Acquisition, LimiterFuture};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -53,10 +52,9 @@ impl<Key: ?Sized> LimiterState<Key> {
                 Some(_) => LeaseScript::Leases,
             },
         );
-        let leases = builder.lease.as_ref().and_then(|lease| {
-            let limit = LeasedLimit::new(limits.first()?, lease)?;
+        let leases = builder.lease.map(|lease| {
             let clock = LeaseClock::new(builder.clock.clone());
-            Some(Arc::new(LeaseBook::new(lease, limit, clock, &builder.name, &builder.observers)))
+            Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
         });
         let client = Arc::new_cyclic(|client: &Weak<Client>| {
             let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
@@ -216,28 +214,21 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
     }
 
-    /// Decides by this process's lease on the key, if it has the cost.
-    pub(super) fn decide_by_lease(&self, key: &Key, options: AcquireOptions) -> Option<Decision> {
-        thread_local! {
-            /// Saves an allocation.
-            static SUB_KEY: Cell<KeyWriter> = Cell::default();
+    /// Submits a decision that charges or holds.
+    #[inline(never)]
+    pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+        let has_limits_in_flight = self.has_limits_in_flight();
+        let submitted = if has_limits_in_flight && !options.until_end {
+            Err(Error::without_end())
+        } else if options.hold || has_limits_in_flight {
+            self.hold(key, options)
+        } else {
+            self.decide(Operation::Acquisition, key, options)
+        };
+        match submitted {
+            Ok(future) => Acquisition::Pending(future),
+            Err(error) => Acquisition::Ready(Err(error)),
         }
-        let (leases, [limit]) = (self.leases.as_ref()?, self.limits()) else { return None };
-        let options = limit.options(options);
-        if options.hold || options.cost == 0 {
-            return None;
-        }
-        let mut sub_key = SUB_KEY.try_with(Cell::take).unwrap_or_default();
-        sub_key.clear();
-        self.limit_fns[0].encode(key, &mut sub_key);
-        let fingerprint = leases.fingerprint(sub_key.as_str());
-        let _ = SUB_KEY.try_with(|cell| cell.set(sub_key));
-        let decision = leases.spend(fingerprint, options.cost);
-        let redis_key = || Some(self.encode(key).ok()?.0.into());
-        if decision.is_none() && leases.count_demand(fingerprint, options.cost, redis_key) {
-            leases.ensure_task(&Arc::downgrade(&self.client));
-        }
-        decision
     }
 
     /// Submits a decision that charges, or a peek.
@@ -258,7 +249,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    pub(super) fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
+    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, &algorithms, options);
         let (keys, key_offsets) = self.encode(key)?;

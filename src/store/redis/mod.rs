@@ -12,7 +12,7 @@
 //! | `holds` | sessions of held costs |
 //! | `lease` | leases: units that this process holds and spends |
 //! | `client` | queues, worker tasks, batches |
-//! | `limiter_state`, `limiter`, `builder` | `Redis` |
+//! | `limiter_state`, `leased_decision`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
 mod bound_limit;
@@ -27,13 +27,18 @@ mod health;
 mod holds;
 mod key_format;
 mod lease;
+mod leased_decision;
 mod limiter;
 mod limiter_state;
 mod limits;
 #[cfg(test)]
 mod overload_tests;
+#[cfg(any(test, fuzzing))]
+mod reply_tests;
 mod script;
 mod server;
+#[cfg(test)]
+mod simulation_tests;
 
 pub use self::builder::RedisBuilder;
 #[cfg(feature = "redis-cell")]
@@ -45,4 +50,6 @@ pub use self::connect::RedisTls;
 pub use self::lease::Lease;
 pub use self::limiter::Redis;
 pub use self::limits::{IntoRedisLimits, RedisLimit};
+#[cfg(any(test, fuzzing))]
+pub use self::reply_tests::check as check_any_replies;
 pub use self::server::RedisServer;

@@ -2,16 +2,23 @@
 
 use super::*;
 
+/// Returns the hashes of three keys with the same two candidate sets. The first key is stored in the first set, the second
+/// key in the other set, and the third key is absent.
+fn crossing_keys(table: &Words, [first, other]: [usize; 2]) -> [u64; 3] {
+    let mut between = hashes_for(table, [first, other]);
+    let [at_first, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
+    let at_other = hashes_for(table, [other, first]).next().expect("a hash");
+    put(table, at_first, 1, 1000);
+    put(table, at_other, 1, 1000);
+    [at_first, at_other, new]
+}
+
 #[test]
 fn lock_fails_if_anything_has_changed_since_the_reading() {
     let table = table_of(4);
     // Both orders of the two sets, because sets are locked in the order of their indices.
     for [first, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [first, other]);
-        let [at_first, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
-        put(&table, at_first, 1, 1000);
-        put(&table, at_other, 1, 1000);
+        let [at_first, at_other, new] = crossing_keys(&table, [first, other]);
         for changed in [at_first, at_other] {
             let locations = [at_first, at_other, new].map(|key| location(&table, key));
             assert!(locations.iter().all(|location| table.is_current(location)));
@@ -32,11 +39,7 @@ fn lock_fails_if_anything_has_changed_since_the_reading() {
 fn lock_of_an_absent_key_locks_both_sets() {
     let table = table_of(4);
     for [first, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [first, other]);
-        let [at_first, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
-        put(&table, at_first, 1, 1000);
-        put(&table, at_other, 1, 1000);
+        let [at_first, at_other, new] = crossing_keys(&table, [first, other]);
         let [at_first, at_other, new] = [at_first, at_other, new].map(|key| location(&table, key));
         assert!(table.lock(&new));
         assert!(!table.lock(&at_first) && !table.lock(&at_other) && !table.lock(&new));

@@ -60,7 +60,8 @@ fn status(headers: &HeaderMap) -> Status {
 
 #[tokio::test]
 async fn grpc_rejection_is_trailers_only() {
-    let response = send(used_up(FixedWindow::new(Quota::per_minute(2))), Grpc::new()).await;
+    let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
+    let response = send(limiter, Grpc::new().response_extension(true)).await;
     assert_eq!(response.status(), 200);
     let headers = response.headers();
     let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
@@ -185,7 +186,7 @@ async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
 #[tokio::test]
 async fn grpc_responder_parts_are_configurable() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(true).extensions(false)).await;
+    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(true)).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);

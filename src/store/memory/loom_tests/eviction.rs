@@ -1,11 +1,14 @@
 //! A full table: which key it evicts, which keys carry over usage, and which keys it denies.
+//!
+//! An eviction reads and locks much, so these models have the most orders. With one more preemption three of them take
+//! minutes: `MORE_PREEMPTIONS=1`.
 
 use super::*;
 
 /// The evicted key is the first to be idle at the time of the eviction, in some sequential order with the charges.
 #[test]
 fn evicted_key_is_the_first_to_be_idle() {
-    model(2, || {
+    model(1, || {
         let limiter = sets(2, burst(4));
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
@@ -24,7 +27,7 @@ fn evicted_key_is_the_first_to_be_idle() {
 /// order.
 #[test]
 fn evicted_key_that_comes_back_gets_no_second_burst_with_carry_over() {
-    model(2, || {
+    model(1, || {
         let limiter =
             Memory::builder(burst(2)).max_keys(1).when_full(WhenFull::CarryOver).clock(ThreadClock).hasher(Identity);
         let limiter = limiter.build().expect("valid limits");
@@ -76,6 +79,7 @@ fn lost_race_for_a_relocation_evicts_no_key() {
 
 #[test]
 fn new_key_and_reset_on_a_full_table_free_one_slot() {
+    // With a bound of two, an assertion of loom 0.7 itself fails (`Notify::wait`), in `JoinHandle::join`.
     model(3, || {
         let limiter = sets(2, burst(2));
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -89,7 +93,7 @@ fn new_key_and_reset_on_a_full_table_free_one_slot() {
 
 #[test]
 fn new_keys_on_a_full_table_do_not_deadlock() {
-    model(2, || {
+    model(1, || {
         let limiter = sets(2, burst(1));
         let (first, second) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         let (a, b) = (key(2, [0, 1], 2), key(2, [1, 0], 3));

@@ -19,7 +19,6 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 use std::time::Duration;
 
 use loom::thread;
@@ -27,7 +26,7 @@ use loom::thread;
 use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::MemoryLimits;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, explore, report_orders};
 use crate::table::{ByIdleTime, Location, Table, WhenFull};
 use crate::{
     AcquireOptions, Clock, Decision, DecisionSource, Detail, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory,
@@ -53,22 +52,13 @@ fn model_of_equals(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
 }
 
 fn check(starts: &[Start], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
-    let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
-    for &start in starts {
+    let f = Arc::new(f);
+    let orders = starts.iter().map(|&start| {
         START.set(start);
-        let (f, orders) = (Arc::clone(&f), Arc::clone(&orders));
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(preemptions);
-        // The default is too small for threads that wait for each other.
-        builder.max_branches = 10_000;
-        builder.check(move || {
-            orders.fetch_add(1, Relaxed);
-            f();
-        });
-    }
-    let orders = orders.load(Relaxed);
-    println!("{orders} orders");
-    assert!(orders > 2, "a model with a single order checks nothing");
+        let f = Arc::clone(&f);
+        explore(preemptions, move || f())
+    });
+    report_orders(orders.sum());
 }
 
 /// Where the first closure of a race runs. The main thread starts first.
@@ -125,7 +115,7 @@ impl TestState for Counters {
 
 impl TestState for HitLog {
     fn words(&self) -> [u64; 2] {
-        [self.idle_at, self.hits.back().map_or(0, |&(time, _)| time)]
+        [self.idle_at, self.hits().back().map_or(0, |&(time, _)| time)]
     }
 
     fn with(&self, words: [u64; 2]) -> HitLogEdit {

@@ -63,7 +63,7 @@ impl Batch {
                         }
                     }
                 }
-                OperationKind::Lease(renewal) => push(renewal.template(), renewal.encode().to_vec()),
+                OperationKind::Lease(renewal) => push(&renewal.quota.template, renewal.encode().to_vec()),
                 OperationKind::Mutate(templates) => {
                     for template in templates {
                         push(template, Vec::new());

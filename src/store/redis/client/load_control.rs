@@ -67,10 +67,11 @@ impl LoadControl {
     }
 
     /// Forgets the link and the server, but not the cost of operations: a new connection may lead elsewhere.
-    /// If the last connection was lost (`is_lost`), the first call on the new one is a trial.
+    /// If the last connection was lost (`is_lost`), or its last reply was late, the first call on the new one is a trial.
     pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        *self = Self { batch_weight, is_on_trial: is_lost, ..Self::new(self.deadline) };
+        let is_on_trial = is_lost || self.is_on_trial || self.late_since.is_some();
+        *self = Self { batch_weight, is_on_trial, ..Self::new(self.deadline) };
     }
 
     /// Whether another call may be sent for the waiting operations.

@@ -132,7 +132,8 @@ impl QueuedOperation {
     ) -> Option<OperationResult> {
         let (held, expiry, charged, total) =
             (reply.next_i64()?, reply.next_i64()?, reply.next_i64()?, reply.next_i64()?);
-        let (now, limit) = (replay.now, &replay.limits[0]);
+        let (now, index) = (replay.now, renewal.quota.limit);
+        let limit = &replay.limits[index];
         let is_full = limit.script.state_encoding() == StateEncoding::Full;
         let mut view = [0; 3];
         if held >= 0 && !is_full {
@@ -140,9 +141,9 @@ impl QueuedOperation {
                 *number = u64::try_from(reply.next_i64()?).unwrap_or(0);
             }
         }
-        let state = replay.state(0);
+        let state = replay.state(index);
         let mut figures = None;
-        if let Some(algorithm) = limit.algorithm(None)
+        if let Some(algorithm) = limit.algorithm(renewal.quota.algorithm.as_ref())
             && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
         {
             state.held = total;

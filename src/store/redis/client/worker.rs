@@ -119,7 +119,10 @@ fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOpe
     control.latest_start(batch.iter().filter_map(|operation| operation.answer_by).max()?)
 }
 
-/// Returns the last connection, if it is still open, else the node's idle connection, else a new one.
+/// Returns the node's idle connection, else the last one, if it is still open, else a new one.
+///
+/// A probe has tested the idle connection after the last call. The last connection may have been lost in the outage
+/// before the probe, without an end of file: its next call would fail by the deadline.
 ///
 /// The server may have closed an idle connection, or restarted. So a connection is checked before the first of several
 /// concurrent calls: operations that were not sent on a closed connection can be sent on another one, and nothing is
@@ -131,17 +134,18 @@ async fn usable_connection(
     queue: &OperationQueue,
     (control, is_lost): (&mut LoadControl, bool),
 ) -> Option<Arc<dyn Connection>> {
+    if let Some(connection) = node.take_idle()
+        && connection.is_open().await
+    {
+        control.reset_connection(is_lost);
+        return Some(connection);
+    }
     if let Some(connection) = last
         && connection.is_open().await
     {
         return Some(connection);
     }
     control.reset_connection(is_lost);
-    if let Some(connection) = node.take_idle()
-        && connection.is_open().await
-    {
-        return Some(connection);
-    }
     connect(config, node, queue).await
 }
 

@@ -15,7 +15,7 @@ mod tls;
 
 pub(crate) use self::address::parse_address;
 pub(crate) use self::connection::Connection;
-#[cfg(feature = "redis-cluster")]
+#[cfg(any(feature = "redis-cluster", test))]
 pub(crate) use self::connector::with_connect_timeout;
 pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
 pub use self::credentials::RedisCredentials;
@@ -24,7 +24,9 @@ pub(crate) use self::failure::{Failure, no_runtime};
 pub(crate) use self::pool::PoolConnector;
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
-#[cfg(feature = "redis-cluster")]
+#[cfg(test)]
+pub(crate) use self::shared_connection::PeekSocket;
+#[cfg(any(feature = "redis-cluster", test))]
 pub(crate) use self::shared_connection::SharedConnection;
 pub(crate) use self::single::ClientConnector;
 #[cfg(feature = "redis-tls")]

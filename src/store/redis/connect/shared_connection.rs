@@ -38,8 +38,20 @@ pub(crate) struct SharedConnection<C = MultiplexedConnection> {
 #[derive(Clone)]
 struct WatchedSocket {
     /// A duplicate of the socket. The task owns it, so the `Weak` is dead once the task has ended.
-    socket: Weak<Socket>,
+    socket: Weak<dyn PeekSocket>,
     _task: Arc<AbortOnDrop>,
+}
+
+/// A socket that can be checked without a system call that blocks.
+pub(crate) trait PeekSocket: Send + Sync + 'static {
+    /// Whether the socket has neither an end of file nor unread bytes.
+    fn is_quiet(&self) -> bool;
+}
+
+impl PeekSocket for Socket {
+    fn is_quiet(&self) -> bool {
+        self.peek(&mut [MaybeUninit::uninit()]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    }
 }
 
 /// Aborts the task when the last clone of the connection is dropped.
@@ -89,14 +101,15 @@ impl SharedConnection {
         }
     }
 
-    async fn over<S>((stream, socket): (S, Socket), client: &Client) -> Result<Self, RedisError>
+    /// Connects over an open stream, and a duplicate of its socket.
+    pub(crate) async fn over<S>((stream, socket): (S, impl PeekSocket), client: &Client) -> Result<Self, RedisError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let settings = client.get_connection_info().redis_settings();
         let (connection, driver) =
             MultiplexedConnection::new_with_config(settings, stream, connection_config()).await?;
-        let socket = Arc::new(socket);
+        let socket: Arc<dyn PeekSocket> = Arc::new(socket);
         let watched = Arc::downgrade(&socket);
         let task = tokio::spawn(async move {
             let _socket = socket;
@@ -137,9 +150,7 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> Result<(T
 impl WatchedSocket {
     /// Whether the task runs, and the socket has neither an end of file nor unread bytes.
     fn is_open(&self) -> bool {
-        let Some(socket) = self.socket.upgrade() else { return false };
-        let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
-        peeked.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        self.socket.upgrade().is_some_and(|socket| socket.is_quiet())
     }
 }
 

@@ -73,7 +73,8 @@ impl Lease {
     /// Sets for how many keys at a time the process has leases at most, and counts the demand. Default:
     /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
     ///
-    /// Each takes about 150 bytes. Further keys are decided in Redis.
+    /// With several limits, each sub-key of each limit is such a key. Each takes about 150 bytes. Further keys are decided
+    /// in Redis.
     #[must_use]
     pub const fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys;

@@ -2,27 +2,28 @@ use std::sync::Arc;
 
 use super::config::Lease;
 use super::ledger::{Change, Ledger, Reply, Report};
+use super::quota::LeasedQuota;
 use super::slot::{MAX_UNITS, Slot};
 use crate::store::redis::holds::random_id;
 
-/// The times and amounts of a limiter's leases. Times are in microseconds.
+/// The times of a limiter's leases, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     /// The time after which Redis charges a lease that is not renewed.
     pub(super) duration: u64,
     /// The time for which a process spends after a report was sent.
     pub(super) usable: u64,
-    /// The units that all leases on a key hold together at most.
-    pub(super) max_held: u64,
 }
 
-/// The demand, in units in one duration, below which a key is decided in Redis. Also the least wanted grant.
-pub(super) const MIN_DEMAND: u64 = 4;
+/// The least id of a lease. Those of sessions are smaller: see `holds.lua`.
+const LEASE_IDS: u64 = 1 << 52;
+
+/// The demand, in units in one duration, below which a lease ends. Also the least wanted grant.
+const MIN_DEMAND: u64 = 4;
 
 impl Terms {
-    pub(super) fn new(lease: &Lease, limit: u64) -> Self {
-        let max_held = lease.max_held(limit).min(MAX_UNITS);
-        Self { duration: lease.duration_micros(), usable: lease.usable_micros(), max_held }
+    pub(super) fn new(lease: &Lease) -> Self {
+        Self { duration: lease.duration_micros(), usable: lease.usable_micros() }
     }
 
     /// The interval in which the renewal task looks at all leases.
@@ -34,7 +35,9 @@ impl Terms {
 /// The lease on one key.
 pub(super) struct HeldLease {
     pub(super) id: u64,
+    /// The name of the key in Redis.
     pub(super) key: Arc<[u8]>,
+    pub(super) quota: Arc<LeasedQuota>,
     ledger: Ledger,
     /// A report is queued or sent, and its end is not known yet.
     is_in_flight: bool,
@@ -67,9 +70,9 @@ pub(super) struct Moved {
 
 impl HeldLease {
     /// A lease without units. Its demand was counted since `counted_at`.
-    pub(super) fn new(key: Arc<[u8]>, counted_at: u64) -> Self {
-        let (id, ledger) = (random_id(), Ledger::default());
-        Self { id, key, ledger, is_in_flight: false, counted_at, next_at: 0, wanted: 0, held: 0 }
+    pub(super) fn new(key: Arc<[u8]>, quota: Arc<LeasedQuota>, counted_at: u64) -> Self {
+        let (id, ledger) = (LEASE_IDS + random_id(), Ledger::default());
+        Self { id, key, quota, ledger, is_in_flight: false, counted_at, next_at: 0, wanted: 0, held: 0 }
     }
 
     /// Returns the work that is due. With `is_closing` all units are released.
@@ -112,7 +115,7 @@ impl HeldLease {
         let elapsed = u128::from(elapsed.max(terms.tick()));
         let expected = u128::from(demand) * u128::from(terms.duration) * 5 / 4 / elapsed;
         let expected = u64::try_from(expected).unwrap_or(MAX_UNITS);
-        expected.max(self.wanted / 2).max(MIN_DEMAND).min(terms.max_held)
+        expected.max(self.wanted / 2).max(MIN_DEMAND).min(self.quota.max_held)
     }
 
     /// Applies a reply.
@@ -133,6 +136,7 @@ impl HeldLease {
                 let granted = held.saturating_sub(report.keep);
                 // Without room, others decide in Redis, and a lease needs no call in each tick.
                 let is_short = granted + report.keep < self.wanted / 2;
+                slot.set_short(is_short);
                 self.next_at = now + if is_short { terms.duration / 4 } else { 0 };
                 let spent = report.unconfirmed;
                 Moved { granted, spent, returned: before.saturating_sub(spent + report.keep), lost: 0 }
@@ -140,6 +144,7 @@ impl HeldLease {
             (Change::Stop, Reply::Applied { held, .. }) => {
                 let (remaining, _) = slot.begin_generation(0);
                 self.ledger.stop(remaining);
+                slot.set_short(true);
                 self.held = held;
                 Moved {
                     spent: report.unconfirmed,

@@ -1,6 +1,6 @@
 //! Leases: this process holds units of a quota, and spends them without a round trip.
 //!
-//! A lease is a hold of many units on one key. Redis holds them (`lease.lua`), so they count against everybody, but
+//! A lease is a hold of many units on one key of one limit. Redis holds them (`lease.lua`), so they count against everybody, but
 //! charges nothing. Decisions spend them by one atomic operation ([`slot`]). A report in the background tells Redis what
 //! was spent, and only that is charged. The rest stays held, is released, or is charged whole when the hold expires.
 //!
@@ -12,27 +12,36 @@
 //! | Module | Responsibility |
 //! |---|---|
 //! | `ledger` | the accounts of one lease: pure transitions |
-//! | `slot` | the units, spent by atomic operations |
+//! | `slot` | the units of one lease, spent by atomic operations |
+//! | `quota` | the quota of a key at one limit |
 //! | `held_lease` | one lease: when it reports, and how much it wants |
 //! | `book` | the leases of a limiter, in a table of fixed size |
-//! | `renewal` | a report on its way |
+//! | `spending` | decisions by the leases of all limits |
+//! | `demand` | which keys get leases |
+//! | `renewal` | a report that was sent |
 //! | `limits` | the check of the limits |
 //! | `task` | the background task that sends reports |
 
 mod book;
 mod clock;
 mod config;
+mod demand;
+#[cfg(test)]
+mod exactness_tests;
 mod held_lease;
 mod ledger;
 mod limits;
+mod quota;
 mod renewal;
 mod slot;
+mod spending;
 mod task;
 
-pub(crate) use self::book::{LeaseBook, LeasedLimit};
+pub(crate) use self::book::LeaseBook;
 pub(crate) use self::clock::LeaseClock;
 pub use self::config::Lease;
 pub(crate) use self::ledger::Reply;
 pub(crate) use self::limits::check_limits;
 pub(crate) use self::renewal::{LeaseRenewal, RenewalReply};
+pub(crate) use self::spending::LeasePart;
 pub(crate) use self::task::LeaseTransport;

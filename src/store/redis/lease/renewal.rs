@@ -1,9 +1,11 @@
 use std::sync::Arc;
 
 use super::book::LeaseBook;
+use super::held_lease::HeldLease;
 use super::ledger::{Reply, Report};
+use super::quota::LeasedQuota;
 use crate::decision::LimitSnapshot;
-use crate::store::redis::script::{OperationTemplate, to_f64};
+use crate::store::redis::script::to_f64;
 
 /// A report from its queueing to its reply. A renewal that is dropped before [`finish`](Self::finish) has failed, and
 /// the task sends the report again.
@@ -12,7 +14,9 @@ pub(crate) struct LeaseRenewal {
     slot: u32,
     id: u64,
     report: Report,
+    /// The name of the key in Redis.
     pub(crate) key: Arc<[u8]>,
+    pub(crate) quota: Arc<LeasedQuota>,
     is_finished: bool,
 }
 
@@ -24,17 +28,9 @@ pub(crate) struct RenewalReply {
 }
 
 impl LeaseRenewal {
-    pub(super) fn new(book: Arc<LeaseBook>, slot: u32, id: u64, report: Report, key: Arc<[u8]>) -> Self {
-        Self { book, slot, id, report, key, is_finished: false }
-    }
-
-    pub(crate) fn template(&self) -> &Arc<OperationTemplate> {
-        &self.book.limit.template
-    }
-
-    /// The run time of the operation in the script.
-    pub(crate) fn weight(&self) -> usize {
-        self.book.limit.weight
+    pub(super) fn new(book: Arc<LeaseBook>, slot: u32, lease: &HeldLease, report: Report) -> Self {
+        let (key, quota) = (Arc::clone(&lease.key), Arc::clone(&lease.quota));
+        Self { book, slot, id: lease.id, report, key, quota, is_finished: false }
     }
 
     /// Returns the numbers to send.

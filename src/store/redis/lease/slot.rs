@@ -1,18 +1,20 @@
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The part of a lease that decisions read and change, without a lock.
 ///
 /// # Protocol
 ///
 /// `units` holds the generation of the lease (32 bits) and the remainder (32 bits). A decision subtracts its cost by one
-/// compare-and-swap, *then* reads the clock, and then checks two things:
+/// compare-and-swap (on each limit's slot), *then* reads the clock, and then checks two things (for each slot):
 ///
 /// - The deadline has not passed. A thread that was suspended after the subtraction finds that it has.
 /// - The generation is still that of the subtraction. Each report begins a new one, in the same atomic operation that
 ///   reads the remainder. So the unit is in no report that was sent before the clock reading: it is charged after it was
 ///   spent. (A unit that is charged first would drain before it is spent.)
 ///
-/// If one of them fails, the decision is Redis's. The unit returns to the remainder only if the generation is
+/// If one of them fails, the decision is Redis's. Each unit returns to the remainder only if the generation is
 /// unchanged. Otherwise a report has counted it as spent.
 ///
 /// The remainder of a slot without a lease is 0. A slot gets another key only then, and begins a new generation before
@@ -35,15 +37,24 @@ pub(super) struct Slot {
     low_mark: AtomicU32,
     /// The renewal task was asked to look at the slot.
     is_due: AtomicBool,
+    /// The last report has found too little room for the wanted units.
+    is_short: AtomicBool,
 }
 
-/// A cost that a decision has taken from a lease.
+/// A cost that a decision has taken from a lease, and has not spent yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spent {
+pub(super) struct Taken {
+    cost: u64,
+    /// The units after the subtraction.
+    after: u64,
+}
+
+impl Taken {
     /// The remainder.
-    pub(super) left: u32,
-    /// When the decision was made, by the process's clock.
-    pub(super) at: u64,
+    #[allow(clippy::cast_possible_truncation, reason = "masked")]
+    pub(super) fn left(self) -> u32 {
+        (self.after & REMAINDER) as u32
+    }
 }
 
 const REMAINDER: u64 = u32::MAX as u64;
@@ -52,11 +63,15 @@ const GENERATION: u64 = REMAINDER + 1;
 /// The end of the window of a key with a lease.
 const LEASED: u64 = u64::MAX;
 
+fn is_same_generation(units: u64, others: u64) -> bool {
+    units / GENERATION == others / GENERATION
+}
+
 /// The maximum remainder.
 pub(super) const MAX_UNITS: u64 = REMAINDER >> 1;
 
 impl Slot {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             fingerprint: AtomicU64::new(0),
             units: AtomicU64::new(0),
@@ -67,36 +82,46 @@ impl Slot {
             reported_idle_at: AtomicU64::new(0),
             low_mark: AtomicU32::new(0),
             is_due: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
         }
     }
 
+    #[inline]
     pub(super) fn fingerprint(&self) -> u64 {
         self.fingerprint.load(Ordering::Acquire)
     }
 
-    /// Spends a cost, if the lease of this key has it. `now` reads the process's clock.
-    pub(super) fn spend(&self, fingerprint: u64, cost: u64, now: impl FnOnce() -> u64) -> Option<Spent> {
+    /// Takes a cost, if the lease of this key has it.
+    ///
+    /// The caller must read the clock after that, and then spend the cost ([`may_spend`](Self::may_spend)) or
+    /// [give it back](Self::give_back). A decision of several limits takes the cost of each, and reads the clock once.
+    #[inline]
+    pub(super) fn take(&self, fingerprint: u64, cost: u64) -> Option<Taken> {
         let mut units = self.units.load(Ordering::Acquire);
-        let after = loop {
+        loop {
             // After the units: if they belong to another key by now, so does the fingerprint.
             if units & REMAINDER < cost || self.fingerprint() != fingerprint {
                 return None;
             }
             let after = units - cost;
             match self.units.compare_exchange_weak(units, after, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break after,
+                Ok(_) => return Some(Taken { cost, after }),
                 Err(current) => units = current,
             }
-        };
-        let at = now();
-        let is_same_generation = |units: u64| units / GENERATION == after / GENERATION;
-        if at < self.deadline.load(Ordering::Acquire) && is_same_generation(self.units.load(Ordering::Acquire)) {
-            #[allow(clippy::cast_possible_truncation, reason = "masked")]
-            return Some(Spent { left: (after & REMAINDER) as u32, at });
         }
-        let give_back = |units: u64| is_same_generation(units).then(|| units + cost);
+    }
+
+    /// Returns whether a cost may be spent at `now`, a time that was read after the cost was taken.
+    #[inline]
+    pub(super) fn may_spend(&self, taken: Taken, now: u64) -> bool {
+        now < self.deadline.load(Ordering::Acquire)
+            && is_same_generation(self.units.load(Ordering::Acquire), taken.after)
+    }
+
+    /// Returns a cost to the remainder, unless a report has counted it as spent.
+    pub(super) fn give_back(&self, taken: Taken) {
+        let give_back = |units: u64| is_same_generation(units, taken.after).then(|| units + taken.cost);
         let _ = self.units.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_back);
-        None
     }
 
     /// Begins a new generation with at most `keep` of the remainder. Returns the remainder before, and what is kept.
@@ -131,11 +156,13 @@ impl Slot {
     }
 
     /// Whether a remainder is so small that the lease should be renewed.
+    #[inline]
     pub(super) fn is_low(&self, left: u32) -> bool {
         left <= self.low_mark.load(Ordering::Relaxed)
     }
 
     /// Marks the slot as due. Returns whether it was not.
+    #[inline]
     pub(super) fn mark_due(&self) -> bool {
         !self.is_due.load(Ordering::Relaxed) && !self.is_due.swap(true, Ordering::Relaxed)
     }
@@ -148,13 +175,21 @@ impl Slot {
         self.is_due.store(false, Ordering::Relaxed);
     }
 
+    /// Whether the last report has found too little room for the wanted units.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_short(&self, is_short: bool) {
+        self.is_short.store(is_short, Ordering::Relaxed);
+    }
+
     /// Gives the slot to a key without a lease. The caller must exclude other calls, and the slot must have no lease.
     pub(super) fn assign(&self, fingerprint: u64) {
         self.begin_generation(0);
         self.fingerprint.store(fingerprint, Ordering::Release);
         self.demand.store(0, Ordering::Relaxed);
-        self.window_end.store(0, Ordering::Relaxed);
-        self.clear_due();
+        self.end_lease();
     }
 
     /// Counts a decision that the lease could not make.
@@ -177,14 +212,16 @@ impl Slot {
         self.demand.fetch_add(cost, Ordering::Relaxed).saturating_add(cost)
     }
 
-    /// Marks the slot as leased. Returns the start of the window in which the demand was counted.
-    pub(super) fn lease(&self, duration: u64) -> u64 {
+    /// Marks the slot as leased, with this demand. Returns the start of the window in which it was counted.
+    pub(super) fn lease(&self, demand: u64, duration: u64) -> u64 {
+        self.demand.store(demand, Ordering::Relaxed);
         self.window_end.swap(LEASED, Ordering::Relaxed).saturating_sub(duration)
     }
 
     /// The lease has ended. The key is cold.
     pub(super) fn end_lease(&self) {
         self.clear_due();
+        self.set_short(false);
         self.window_end.store(0, Ordering::Relaxed);
     }
 
@@ -204,12 +241,13 @@ impl Slot {
     }
 
     /// Returns the remaining and the time of idleness that Redis reported last.
+    #[inline]
     pub(super) fn reported(&self) -> (u64, u64) {
         (self.reported_remaining.load(Ordering::Relaxed), self.reported_idle_at.load(Ordering::Relaxed))
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -223,13 +261,23 @@ mod tests {
         slot
     }
 
+    /// Spends a cost, as a decision of one limit does. Returns what is left.
+    fn spend(slot: &Slot, fingerprint: u64, cost: u64, now: impl FnOnce() -> u64) -> Option<u32> {
+        let taken = slot.take(fingerprint, cost)?;
+        if slot.may_spend(taken, now()) {
+            return Some(taken.left());
+        }
+        slot.give_back(taken);
+        None
+    }
+
     #[test]
     fn spends_what_it_has_until_the_deadline() {
         let slot = leased(3);
-        assert_eq!(slot.spend(KEY, 2, || 99), Some(Spent { left: 1, at: 99 }));
-        assert_eq!(slot.spend(KEY, 2, || 99), None, "too few are left");
-        assert_eq!(slot.spend(KEY + 1, 1, || 99), None, "another key");
-        assert_eq!(slot.spend(KEY, 1, || 100), None, "the deadline");
+        assert_eq!(spend(&slot, KEY, 2, || 99), Some(1));
+        assert_eq!(spend(&slot, KEY, 2, || 99), None, "too few are left");
+        assert_eq!(spend(&slot, KEY + 1, 1, || 99), None, "another key");
+        assert_eq!(spend(&slot, KEY, 1, || 100), None, "the deadline");
         assert_eq!(slot.remaining(), 1, "the unit was given back");
     }
 
@@ -237,7 +285,7 @@ mod tests {
     #[test]
     fn report_between_the_subtraction_and_the_clock_ends_the_decision() {
         let slot = leased(3);
-        let spent = slot.spend(KEY, 1, || {
+        let spent = spend(&slot, KEY, 1, || {
             assert_eq!(slot.begin_generation(u64::MAX), (2, 2));
             50
         });
@@ -248,18 +296,18 @@ mod tests {
     #[test]
     fn grant_between_the_subtraction_and_the_clock_is_harmless() {
         let slot = leased(3);
-        let spent = slot.spend(KEY, 1, || {
+        let spent = spend(&slot, KEY, 1, || {
             slot.grant(5, 200);
             150
         });
-        assert_eq!(spent, Some(Spent { left: 2, at: 150 }), "the renewed lease covers the unit");
+        assert_eq!(spent, Some(2), "the renewed lease covers the unit");
         assert_eq!(slot.remaining(), 7);
     }
 
     #[test]
     fn another_key_takes_over_without_units() {
         let slot = leased(3);
-        let spent = slot.spend(KEY, 1, || {
+        let spent = spend(&slot, KEY, 1, || {
             slot.begin_generation(0);
             slot.assign(KEY + 1);
             slot.grant(5, 200);
@@ -273,7 +321,7 @@ mod tests {
     fn threads_spend_each_unit_once() {
         let slot = leased(10_000);
         let spent: u32 = std::thread::scope(|scope| {
-            let spend = || (0..10_000).map(|_| u32::from(slot.spend(KEY, 1, || 50).is_some())).sum::<u32>();
+            let spend = || (0..10_000).map(|_| u32::from(spend(&slot, KEY, 1, || 50).is_some())).sum::<u32>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(spend)).collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
         });

@@ -12,8 +12,9 @@
 --   H  for each key the length of its value before the batch
 --      the values
 --
--- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
--- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
+-- The results of a decision are, for each limit, its verdict as `peek` returns it; then the sum of 1 if no later start
+-- can be scheduled, and of 2 if only the units of leases deny (not after the fast path); then, for each kernel with a
+-- list, the three figures of its numbers. The
 -- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
 -- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
@@ -26,6 +27,15 @@
 
 -- The functions of holds.lua, created on first use.
 local held_costs = next(holds) and make_holds()
+
+-- Returns a limit's own verdict.
+local function peek(kernel, index, s, at, max_delay, p)
+  local own, h = kernel.peek(s, at, max_delay, p), holds[index]
+  if own > 0 and h and h.leased > 0 and held_costs.wait_behind_leases then
+    return held_costs.wait_behind_leases(index, at, max_delay, own, p)
+  end
+  return own
+end
 
 -- Returns each limit's own verdict at a time; with several limits, also its verdict if no delay is acceptable; and
 -- whether the limits can schedule a common start. They can if each limit supports scheduling, and its usage lasts at
@@ -41,10 +51,10 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
       s = held_costs.charged(index, at, p)
     end
     charged[l] = s
-    local own = kernel.peek(s, at, max_delay, p)
+    local own = peek(kernel, index, s, at, max_delay, p)
     local immediate, supports_scheduling = own, kernel.supports_scheduling
     if limits > 1 and supports_scheduling and own ~= 0 then
-      immediate = kernel.peek(s, at, 0, p)
+      immediate = peek(kernel, index, s, at, 0, p)
     end
     if block > now then
       -- While a block lasts, no start is scheduled. `evaluate_after_block` decides as of its end.
@@ -192,7 +202,9 @@ local function decide(template, operation)
     results[result_count + l] = verdicts[l]
   end
   result_count = result_count + limits + 1
-  results[result_count] = can_schedule and 0 or 1
+  local by_leases = not allowed and held_costs and held_costs.is_denied_by_leases
+    and held_costs.is_denied_by_leases(template, operation, verdicts)
+  results[result_count] = (can_schedule and 0 or 1) + (by_leases and 2 or 0)
   for l = 1, limits do
     if kernels[l].view then
       push_view(operation[l + 1], template[l])

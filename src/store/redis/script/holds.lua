@@ -2,10 +2,10 @@
 --
 -- # Layout
 --
--- Behind the words of a state are seven words: the key's expiry, the end of a block, the sum of the held costs, the
--- earliest and the latest expiry of an entry, the longest time until one (in microseconds), and the number of entries.
--- Then the entries, one for each session, of five words: the id, the held cost, the sums that the session has released
--- and charged since it began, and its expiry.
+-- Behind the words of a state are eight words: the key's expiry, the end of a block, the sum of the held costs, the part
+-- of it that leases hold, the earliest and the latest expiry of an entry, the longest time until one (in microseconds),
+-- and the number of entries. Then the entries, one for each session, of five words: the id, the held cost, the sums that
+-- the session has released and charged since it began, and its expiry. The id of a lease is at least LEASE_IDS.
 --
 -- # Protocol
 --
@@ -20,6 +20,8 @@
 --
 -- A decision on a key with held costs is made on a copy of the state in which they are charged, so a held cost counts
 -- like a charged one. An expired entry is charged to the state, as of its expiry.
+
+local LEASE_IDS = 2 ^ 52
 
 local function make_holds()
   local this = {}
@@ -81,13 +83,14 @@ local function make_holds()
   local function refresh(index, p)
     local h = holds[index]
     local entries = h.entries
-    local due, latest = MAX_EXACT, 0
+    local due, latest, leased = MAX_EXACT, 0, 0
     for i = 1, #entries do
       local expiry = entries[i][5]
+      if entries[i][1] >= LEASE_IDS then leased = leased + entries[i][2] end
       if expiry < due then due = expiry end
       if expiry > latest then latest = expiry end
     end
-    h.due, h.latest, h.count = due, latest, #entries
+    h.due, h.latest, h.leased, h.count = due, latest, leased, #entries
     changed[index] = true
     if #entries == 0 then
       holds[index] = nil
@@ -160,7 +163,7 @@ local function make_holds()
     local h = holds[index]
     if not h then
       h = {
-        cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
+        cost = 0, leased = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
         entries = {}, lasts_until = 0, is_reported = true,
       }
       holds[index] = h
@@ -262,11 +265,11 @@ local function make_holds()
     return released, charged
   end
 
-  -- Packs the held costs: five of the seven words, and the entries.
+  -- Packs the held costs: six of the eight words, and the entries.
   function this.pack(index)
     local h = holds[index]
     local entries, parts = h.entries, {}
-    parts[1] = pack('<ddddd', h.cost, h.due, h.latest, h.span, h.count)
+    parts[1] = pack('<dddddd', h.cost, h.leased, h.due, h.latest, h.span, h.count)
     if not entries then
       -- Not decoded, so unchanged.
       parts[2] = h.packed

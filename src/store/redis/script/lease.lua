@@ -1,5 +1,5 @@
 -- Leases: holds that processes spend by themselves. Only in the script of a limiter that has leases; for any other
--- script the entry of a lease is that of a session.
+-- script the entry of a lease is that of a session, except for its id.
 --
 -- # Layout
 --
@@ -18,6 +18,10 @@
 --
 -- If the key is blocked, or its usage leaves no room for the kept units, the report is applied, but the expiry stays.
 -- The process finds the expiry that it knows, and spends nothing more. What it spends until then is still held.
+--
+-- # Waits
+--
+-- The wait of a request that is denied behind leases suffices, if no other request comes: see `wait_behind_leases`.
 
 local make_holds_of_sessions = make_holds
 
@@ -104,6 +108,48 @@ function make_holds()
     h.cost, h.span = h.cost + held - keep, max(h.span, template.arg1)
     this.refresh(index, p)
     return held, entry[5], charged, h.cost
+  end
+
+  -- Returns a sufficient wait for a denied request on a key where all held costs are those of leases; otherwise `own`.
+  --
+  -- Without further requests, each lease ends. Its next report may renew it, for what was spent before. That report
+  -- arrives before the expiry that the server knows, so it sets an expiry at most one duration later (`h.span`). The
+  -- report after it returns everything. In the worst case all units are charged at that end.
+  --
+  -- A report may also get more units. A grant leaves room for at least MIN_GRANT units, so a request of at most that
+  -- cost is allowed then.
+  function this.wait_behind_leases(index, at, max_delay, own, p)
+    local h = holds[index]
+    if h.leased < h.cost then
+      return own
+    end
+    local ends = max(at, h.latest + h.span)
+    local wait = kernel_of_key[index].peek(this.charged(index, ends, p), ends, max_delay, p)
+    return max(own, ends - at + max(0, wait))
+  end
+
+  -- Returns whether a limit would allow the request if leases held nothing.
+  local function allows_without_leases(index, p)
+    local h = holds[index]
+    if not h or h.leased == 0 or blocks[index] > now then
+      return false
+    end
+    local cost = h.cost
+    h.cost = cost - h.leased
+    local verdict = kernel_of_key[index].peek(this.charged(index, now, p), now, 0, p)
+    h.cost = cost
+    return verdict == 0
+  end
+
+  -- Returns whether each limit that denies would allow the request if leases held nothing.
+  function this.is_denied_by_leases(template, operation, verdicts)
+    for l = 1, limits do
+      local own, p = verdicts[l], template[l]
+      if not p.is_shadow and (own > 0 or own == -1) and not allows_without_leases(operation[l + 1], p) then
+        return false
+      end
+    end
+    return true
   end
 
   return this

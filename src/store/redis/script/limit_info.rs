@@ -9,6 +9,7 @@ use crate::limit::LimitCost;
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub(crate) struct LimitInfo {
     pub(crate) name: Name,
     pub(crate) script: LuaScript,
@@ -16,6 +17,8 @@ pub(crate) struct LimitInfo {
     pub(crate) cost: LimitCost,
     /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     pub(crate) held_until_end: bool,
+    /// The algorithm is a queue, which delays requests.
+    pub(crate) is_queue: bool,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
     /// The algorithm, if it is the same for all keys.

@@ -42,7 +42,7 @@ local LATE = 4 - MAX_EXACT
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
 -- key.
-local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 7, 5, 64
+local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 8, 5, 64
 
 local limits = #kernels
 -- Tables are created with slots: growing a table step by step costs more in Lua than the rest of this file.
@@ -95,12 +95,12 @@ local function are_numbers(numbers, count)
   return true
 end
 
--- Returns the held costs of a key, from the seven words behind `from`. `entries` are the packed entries, decoded when
+-- Returns the held costs of a key, from the words behind `from`. `entries` are the packed entries, decoded when
 -- needed.
 local function decode_holds(words, from, entries)
   return {
-    cost = words[from + 3], due = words[from + 4], latest = words[from + 5], span = words[from + 6],
-    count = words[from + 7], packed = entries, entries = false, lasts_until = 0, is_reported = false,
+    cost = words[from + 3], leased = words[from + 4], due = words[from + 5], latest = words[from + 6],
+    span = words[from + 7], count = words[from + 8], packed = entries, entries = false, lasts_until = 0, is_reported = false,
   }
 end
 

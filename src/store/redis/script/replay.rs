@@ -41,9 +41,6 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
     /// The run time of one decision in the script: see [`LuaAlgorithm::weight`].
     fn weight(&self) -> u16;
 
-    /// Whether the algorithm delays requests by default.
-    fn is_queue(&self) -> bool;
-
     /// Whether the script's fast path supports a decision with these options.
     fn uses_fast_path(&self, options: AcquireOptions) -> bool;
 }
@@ -110,10 +107,6 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
 
     fn weight(&self) -> u16 {
         A::weight(self)
-    }
-
-    fn is_queue(&self) -> bool {
-        Algorithm::max_waiting(self).is_some()
     }
 
     fn uses_fast_path(&self, options: AcquireOptions) -> bool {

@@ -1,6 +1,7 @@
 use redis::Value;
 
 use super::replay::{DynLuaAlgorithm, replay_panicked};
+use super::template::MAX_EXACT;
 use crate::clock::Timestamp;
 use crate::error::Error;
 
@@ -45,7 +46,8 @@ impl<'a> ReplyReader<'a> {
     pub(crate) fn new(value: &'a Value, keys: usize) -> Option<(Timestamp, Self, Vec<ReplayedState>)> {
         let Value::BulkString(bytes) = value else { return None };
         let (header, rest) = bytes.split_at_checked(14)?;
-        let now = to_unsigned(read_f64(header.get(..8)?)?)?;
+        // A later time is none of a server: with this bound no sum or difference of times overflows.
+        let now = to_unsigned(read_f64(header.get(..8)?)?).filter(|now| *now <= MAX_EXACT)?;
         let flags = read_u16(header.get(8..10)?)?;
         let length = read_u16(header.get(10..12)?)?;
         if read_u16(header.get(12..14)?)? != keys {

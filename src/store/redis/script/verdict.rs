@@ -13,6 +13,8 @@ use crate::error::Error;
 pub(crate) struct ScriptVerdict {
     values: Vec<i64>,
     cannot_schedule: bool,
+    /// The request would be allowed if leases held nothing.
+    is_denied_by_leases: bool,
     /// For each limit whose state is too large to travel, the three numbers of its snapshot.
     views: Vec<[u64; 3]>,
 }
@@ -59,7 +61,7 @@ impl ScriptVerdict {
         for _ in limits {
             values.push(reply.next_i64()?);
         }
-        let cannot_schedule = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
+        let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
         if !values.iter().any(|value| (Self::INVALID_STATE..=Self::LATE).contains(value)) {
@@ -72,7 +74,8 @@ impl ScriptVerdict {
         if is_invalid {
             values[0] = Self::INVALID_STATE;
         }
-        Some(Self { values, cannot_schedule: cannot_schedule == 1, views })
+        let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
+        Some(Self { values, cannot_schedule, is_denied_by_leases, views })
     }
 
     pub(crate) fn has_invalid_state(&self) -> bool {
@@ -153,7 +156,8 @@ impl ScriptVerdict {
         let is_denied = || verdicts.iter().any(|own| !own.is_allowed());
         let list_all = if limits.len() > 1 { options.lists_all(has_shadow, is_denied) } else { has_shadow };
         let decision = Decision::combine(now, list_all, statuses.into_iter()).with_scheduling(supports_scheduling);
-        Ok((decision.with_estimate(is_estimate), held_costs))
+        let decision = decision.with_estimate(is_estimate).with_denied_by_leases(self.is_denied_by_leases);
+        Ok((decision, held_costs))
     }
 }
 

@@ -1,12 +1,16 @@
-//! Invariants of the extractors for any bytes of a client. Used by `mutations` and by the targets in `fuzz/`.
+//! The fields of requests: the client's address, keys, deadlines and content types.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Request, header};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tower_ratelimit::key::{
     ApiKey, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, TrustedProxies,
 };
-use tower_ratelimit::{ClientIp, PeerIp};
+use tower_ratelimit::response::{ByContentType, Grpc, Rejection, Respond};
+use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, ManualClock, Memory, PeerIp, Quota};
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const UNTRUSTED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -21,6 +25,38 @@ pub(crate) fn check(sent: &[u8]) {
         sent.split(|byte| *byte == b'\n').filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
     addresses(&lines);
     other_extractors(&lines);
+    grpc_timeouts(&lines);
+    content_types(&lines);
+}
+
+/// The grammar of gRPC over HTTP/2: one to eight digits and a unit.
+fn grpc_timeouts(lines: &[HeaderValue]) {
+    let sent = request(&HeaderName::from_static("grpc-timeout"), lines);
+    let timeout = Respond::<Request<()>, Response<Bytes>, Infallible>::client_timeout(&Grpc::new(), &sent);
+    let expected = lines.first().and_then(|line| {
+        let (digits, unit) = line.to_str().ok()?.split_at_checked(line.len().checked_sub(1)?)?;
+        let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let nanos = [("H", 3_600_000_000_000), ("M", 60_000_000_000), ("S", 1_000_000_000), ("m", 1_000_000)];
+        let nanos = nanos.into_iter().chain([("u", 1_000), ("n", 1)]).find(|(name, _)| *name == unit)?.1;
+        let total: u128 = digits.parse::<u128>().ok().filter(|_| is_number)? * nanos;
+        Some(Duration::new(u64::try_from(total / 1_000_000_000).ok()?, u32::try_from(total % 1_000_000_000).ok()?))
+    });
+    assert_eq!(timeout, expected, "{lines:?}");
+}
+
+/// A rejection is a success in HTTP for gRPC calls only.
+fn content_types(lines: &[HeaderValue]) {
+    let limiter = Memory::builder(Gcra::new(Quota::per_second(1))).max_keys(1).clock(ManualClock::new()).build();
+    let decision = limiter.expect("valid settings").check("a", AcquireOptions::cost(2));
+    let mut sent = request(&header::CONTENT_TYPE, lines);
+    *sent.method_mut() = Method::POST;
+    let is_grpc = lines
+        .first()
+        .is_some_and(|line| line.as_bytes().to_ascii_lowercase().trim_ascii().starts_with(b"application/grpc"));
+    let response: Result<Response<Bytes>, Infallible> =
+        ByContentType::default().on_rejected(sent, Rejection::OverLimit(decision));
+    let Ok(response) = response;
+    assert!(response.status() == 429 || is_grpc, "{lines:?}: {}", response.status());
 }
 
 fn addresses(lines: &[HeaderValue]) {

@@ -1,0 +1,166 @@
+# The steps of .ci/run beside the tests: format, lints, documentation, each feature alone, and others. Sourced by
+# scripts/test.
+
+# component COMMAND NAME: fails if a toolchain component is missing.
+component() {
+    if ! cargo "$1" --version >/dev/null 2>&1; then
+        printf '%s is missing; run rustup component add %s\n' "$2" "$2" >&2
+        return 1
+    fi
+}
+
+formatted() {
+    component fmt rustfmt
+    cargo fmt --check
+}
+
+lint() {
+    component clippy clippy
+    cargo clippy --all-targets --all-features -- -D warnings
+}
+
+# The documentation as docs.rs builds it, with a badge for each feature: with a nightly toolchain. Without one, the
+# documentation without badges.
+documented() {
+    if command -v rustup >/dev/null && cargo +nightly --version >/dev/null 2>&1; then
+        RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo +nightly doc --no-deps --all-features
+    else
+        printf 'NOT CHECKED: the badges of the features: there is no nightly toolchain\n' >&2
+        RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
+    fi
+}
+
+features() {
+    cargo metadata --no-deps --format-version 1 |
+        sed -n 's/.*"name":"tower-ratelimit","version"//p' |
+        grep -o '"features":{[^}]*}' | sed -n 1p |
+        grep -o '"[^"]*":\[' | grep -v '^"default":' | tr -d '":['
+}
+
+# `--lib`: the dependencies of the tests would turn features on. The step "Documentation" builds the library with all
+# features. Clippy includes `cargo check`, and `-D warnings` after `--` applies to this crate only, so that its
+# dependencies are not built again.
+each_feature() {
+    local names feature
+    component clippy clippy
+    names=$(features)
+    printf -- '--- default features\n'
+    cargo clippy --lib -- -D warnings
+    printf -- '--- no feature\n'
+    cargo clippy --lib --no-default-features -- -D warnings
+    for feature in $names; do
+        printf -- '--- %s\n' "$feature"
+        cargo clippy --lib --no-default-features --features "$feature" -- -D warnings
+    done
+}
+
+# Checks the crate with the `rust-version` of Cargo.toml.
+oldest_rust() {
+    local required
+    required=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+    if ! command -v rustup >/dev/null; then
+        printf 'NOT CHECKED: Rust %s is not available without rustup\n' "$required" >&2
+        return
+    fi
+    if ! cargo "+$required" --version >/dev/null 2>&1 &&
+        ! timeout 120 rustup toolchain install "$required" --profile minimal --no-self-update; then
+        printf 'NOT CHECKED: Rust %s is not installed and cannot be downloaded\n' "$required" >&2
+        return
+    fi
+    cargo "+$required" check --lib --all-features
+}
+
+# Fails if a file names a package registry or a path of one machine.
+impersonal() {
+    local found=0
+    grep -rnIE --exclude-dir=.git --exclude-dir=target --exclude=Cargo.lock \
+        -e '(crates|pypi|npmjs|docker|ghcr|quay)\.(io|org|com)' \
+        -e '(^|[^[:alnum:]_.-])/(work|root|home|Users)/[[:alnum:]._]' . || found=$?
+    case $found in
+        0) printf 'these lines name a registry or a path of one machine; remove them\n' >&2 && return 1 ;;
+        1) printf 'nothing found\n' ;;
+        *) return "$found" ;;
+    esac
+}
+
+# Fails if a relative link in a Markdown file has no target.
+linked() {
+    local text target broken=0
+    for text in *.md docs/*.md; do
+        while read -r target; do
+            if [ ! -e "$(dirname "$text")/${target%%#*}" ]; then
+                printf '%s: broken link: %s does not exist\n' "$text" "$target" >&2
+                broken=1
+            fi
+        done < <(
+            grep -oE '\]\([^)#:][^):]*\)' "$text" | sed 's/^](//; s/)$//'
+            sed -nE 's/^\[[^]]+\]: ([^#:][^:]*)$/\1/p' "$text"
+        )
+    done
+    return "$broken"
+}
+
+# The benchmarks are a separate package. This step builds them only: times mean nothing on a busy machine.
+benchmarks() {
+    component fmt rustfmt
+    component clippy clippy
+    cargo fmt --manifest-path benches/Cargo.toml --check
+    CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" \
+        cargo clippy --manifest-path benches/Cargo.toml --all-targets -- -D warnings
+}
+
+# The fuzz targets are a separate package. This step checks them only: the tests run the same checks on random input.
+fuzz_targets() {
+    component fmt rustfmt
+    component clippy clippy
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
+    CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" \
+        cargo clippy --manifest-path fuzz/Cargo.toml --no-default-features -- -D warnings
+}
+
+# The model of the lease protocol is a separate package. It fails if the protocol violates the bound, or if a seeded bug
+# does not.
+lease_model() {
+    component fmt rustfmt
+    component clippy clippy
+    cargo fmt --manifest-path model/Cargo.toml --check
+    export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/model"
+    cargo clippy --release --manifest-path model/Cargo.toml -- -D warnings
+    cargo run --release --manifest-path model/Cargo.toml
+}
+
+# `scripts/test` runs 1000 of these seeds.
+simulated_client() {
+    SIMULATION_SEEDS=20000 cargo test --all-features --lib simulation_tests::seeds
+}
+
+# check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
+# is in another folder, because cargo locks the folder: such a step would stop the tests.
+check() {
+    step checks "$1" checked "${@:2}"
+}
+
+checked() {
+    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/checks
+    renice -n 10 $BASHPID >/dev/null
+    "$@"
+}
+
+step tests "Simulation of the Redis client, 20 000 seeds" simulated_client
+step servers "Clients of other projects" scripts/foreign-clients
+step servers "The dashboard in a browser" scripts/dashboard
+step servers "The playground in a browser" scripts/playground
+check "Format" formatted
+check "Links" linked
+check "No registries, no paths of one machine" impersonal
+# First the steps that mostly use one processor: at the end, no other queue runs.
+check "Each feature alone" each_feature
+check "Lease model" lease_model
+check "Lints" lint
+check "Documentation" documented
+check "Benchmarks" benchmarks
+check "Fuzz targets" fuzz_targets
+check "Oldest Rust" oldest_rust
+check "Supply" scripts/supply
+# In the queue of the tests, because it needs the same dependencies.
+step tests "Package" scripts/package

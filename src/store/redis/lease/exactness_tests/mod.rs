@@ -1,0 +1,350 @@
+//! Leases of several limits admit no more than each limit's bucket, whatever the schedule: processes with late clocks,
+//! reports that are lost, repeated, delayed and reordered, processes that die, threads that are suspended while they
+//! spend. The processes run the code of the crate. The server and the auditor are independent of it.
+
+#[path = "../../../../../tests/redis/lease_audit.rs"]
+mod lease_audit;
+mod server;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use self::lease_audit::{Bucket, Entry, audit};
+use self::server::Server;
+use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, RenewalReply, Reply};
+use crate::clock::{Clock, Timestamp};
+use crate::decision::AcquireOptions;
+use crate::observe::Observers;
+use crate::store::redis::RedisLimit;
+use crate::store::redis::script::LimitInfo;
+use crate::{Gcra, Limit};
+
+/// The duration of leases, in microseconds.
+const DURATION: u64 = 100_000;
+const MAX_SHARE: f64 = 0.5;
+const PROCESSES: usize = 3;
+const USERS: u32 = 2;
+
+struct Quota {
+    /// Tokens in each second.
+    rate: u64,
+    burst: u64,
+    is_shadow: bool,
+}
+
+impl Quota {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "small")]
+    fn max_held(&self) -> u64 {
+        (self.burst as f64 * MAX_SHARE) as u64
+    }
+}
+
+/// Each user's, that of all users, and a shadow of all users.
+const QUOTAS: [Quota; 3] = [
+    Quota { rate: 2_000, burst: 100, is_shadow: false },
+    Quota { rate: 3_000, burst: 150, is_shadow: false },
+    Quota { rate: 500, burst: 40, is_shadow: true },
+];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Wait(u64),
+    /// Acquires several times.
+    Acquire {
+        process: usize,
+        user: u32,
+        cost: u64,
+        times: u32,
+    },
+    /// Acquires, is suspended after the costs were taken, and meanwhile the process's reports reach the server.
+    Suspend {
+        process: usize,
+        user: u32,
+        micros: u64,
+    },
+    /// The process makes the reports that are due.
+    Report {
+        process: usize,
+    },
+    /// The server receives a report.
+    Arrive {
+        report: usize,
+    },
+    /// The process receives the reply to a report.
+    Reply {
+        report: usize,
+    },
+    Lose {
+        report: usize,
+    },
+    /// The server receives a report that was lost or answered before.
+    Repeat {
+        report: usize,
+    },
+    Die {
+        process: usize,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let (process, user, report) = (0..PROCESSES, 0..USERS, 0..64_usize);
+    let step = prop_oneof![
+        8 => (0..DURATION / 20).prop_map(Step::Wait),
+        8 => (process.clone(), user.clone(), prop_oneof![4 => Just(1), 1 => 2..=3_u64], 1..16_u32)
+            .prop_map(|(process, user, cost, times)| Step::Acquire { process, user, cost, times }),
+        1 => (process.clone(), user, 0..2 * DURATION)
+            .prop_map(|(process, user, micros)| Step::Suspend { process, user, micros }),
+        8 => process.clone().prop_map(|process| Step::Report { process }),
+        3 => report.clone().prop_map(|report| Step::Arrive { report }),
+        9 => report.clone().prop_map(|report| Step::Reply { report }),
+        1 => report.clone().prop_map(|report| Step::Lose { report }),
+        2 => report.prop_map(|report| Step::Repeat { report }),
+        1 => process.prop_map(|process| Step::Die { process }),
+    ];
+    vec(step, 100..500)
+}
+
+/// The clock of a process: late by at most 8 % of each span, which the margin of 10 % covers. Its first reading after
+/// `suspend` runs what happens meanwhile.
+struct LateClock {
+    time: Arc<AtomicU64>,
+    percent: u64,
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl LateClock {
+    fn suspend(&self, meanwhile: impl FnOnce() + Send + 'static) {
+        *self.meanwhile.lock().expect("no panic") = Some(Box::new(meanwhile));
+    }
+}
+
+impl Clock for LateClock {
+    fn now(&self) -> Timestamp {
+        let meanwhile = self.meanwhile.lock().expect("no panic").take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        Timestamp::from_micros(START + (self.time.load(Ordering::Relaxed) - START) * self.percent / 100)
+    }
+}
+
+const START: u64 = 1_000_000_000;
+
+/// A report that was sent and not answered yet.
+struct Sent {
+    limit: usize,
+    key: Vec<u8>,
+    numbers: [u64; 7],
+    /// `None` if the process waits for no reply.
+    renewal: Option<LeaseRenewal>,
+    reply: Option<Reply>,
+}
+
+impl Sent {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers below 2^53")]
+    fn new(renewal: LeaseRenewal) -> Self {
+        let (limit, key) = (renewal.quota.limit, renewal.key.to_vec());
+        Self { limit, key, numbers: renewal.encode().map(|number| number as u64), renewal: Some(renewal), reply: None }
+    }
+
+    fn arrive(&mut self, server: &Mutex<Server>, now: u64) {
+        let reply = server.lock().expect("no panic").renew(&QUOTAS, self.limit, &self.key, self.numbers, now);
+        self.reply.get_or_insert(reply);
+    }
+}
+
+/// How a process decides by its leases: for each limit whether it was charged.
+type Decide = fn(&LeaseBook, &[LeasePart]) -> Option<Vec<bool>>;
+
+struct World {
+    time: Arc<AtomicU64>,
+    server: Arc<Mutex<Server>>,
+    infos: Vec<LimitInfo>,
+    processes: Vec<(Arc<LeaseBook>, Arc<LateClock>)>,
+    sent: Arc<Mutex<Vec<Sent>>>,
+    /// For each limit the charged admissions.
+    logs: [Vec<Entry>; 3],
+    leased: u64,
+    decide: Decide,
+}
+
+impl World {
+    fn new(decide: Decide) -> Self {
+        let gcra = |quota: &Quota| Gcra::new(crate::Quota::per_second(quota.rate)).burst(quota.burst);
+        let limit = |name, quota: &Quota| {
+            let limit = Limit::new(name, gcra(quota));
+            RedisLimit::<str>::new(if quota.is_shadow { limit.shadow() } else { limit }).0.info()
+        };
+        let infos: Vec<_> =
+            ["user", "all", "trial"].into_iter().zip(&QUOTAS).map(|(n, quota)| limit(n, quota)).collect();
+        let mut world = Self {
+            time: Arc::new(AtomicU64::new(START)),
+            server: Arc::default(),
+            infos,
+            processes: Vec::new(),
+            sent: Arc::default(),
+            logs: Default::default(),
+            leased: 0,
+            decide,
+        };
+        world.processes = (0..PROCESSES).map(|number| world.process(number)).collect();
+        world
+    }
+
+    fn process(&self, number: usize) -> (Arc<LeaseBook>, Arc<LateClock>) {
+        let clock =
+            LateClock { time: Arc::clone(&self.time), percent: 92 + 4 * number as u64, meanwhile: Mutex::default() };
+        let clock = Arc::new(clock);
+        let lease = Lease::new(Duration::from_micros(DURATION)).max_share(MAX_SHARE).max_keys(8);
+        let of_book = LeaseClock::new(Some(Arc::<LateClock>::clone(&clock)));
+        (Arc::new(LeaseBook::new(lease, &self.infos, of_book, "model", &Observers::default())), clock)
+    }
+
+    fn now(&self) -> u64 {
+        self.time.load(Ordering::Relaxed)
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Wait(micros) => {
+                self.time.fetch_add(micros, Ordering::Relaxed);
+            }
+            Step::Acquire { process, user, cost, times } => (0..times).for_each(|_| self.acquire(process, user, cost)),
+            Step::Suspend { process, user, micros } => {
+                let (book, clock) = &self.processes[process];
+                let (book, time) = (Arc::clone(book), Arc::clone(&self.time));
+                let (server, sent) = (Arc::clone(&self.server), Arc::clone(&self.sent));
+                clock.suspend(move || {
+                    time.fetch_add(micros, Ordering::Relaxed);
+                    let mut reports: Vec<_> = book.take_due(true).into_iter().map(Sent::new).collect();
+                    for report in &mut reports {
+                        report.arrive(&server, time.load(Ordering::Relaxed));
+                    }
+                    sent.lock().expect("no panic").append(&mut reports);
+                });
+                self.acquire(process, user, 1);
+                // A wrong decision has not read the clock.
+                *self.processes[process].1.meanwhile.lock().expect("no panic") = None;
+            }
+            Step::Report { process } => {
+                let reports = self.processes[process].0.take_due(true).into_iter().map(Sent::new);
+                self.sent.lock().expect("no panic").extend(reports);
+            }
+            Step::Arrive { report } => self.on_report(report, true, Sent::arrive),
+            Step::Repeat { report } => self.on_report(report, false, Sent::arrive),
+            Step::Reply { report } => self.on_report(report, true, |sent, server, now| {
+                if sent.reply.is_none() {
+                    sent.arrive(server, now);
+                }
+                if let (Some(renewal), Some(reply)) = (sent.renewal.take(), sent.reply) {
+                    renewal.finish(&RenewalReply { reply, now, figures: None });
+                }
+            }),
+            Step::Lose { report } => self.on_report(report, true, |sent, _, _| drop(sent.renewal.take())),
+            Step::Die { process } => self.processes[process] = self.process(process),
+        }
+    }
+
+    /// Runs an action on a report: of those that wait for a reply, or of the latest ones.
+    fn on_report(&self, report: usize, waits: bool, action: impl FnOnce(&mut Sent, &Mutex<Server>, u64)) {
+        let mut sent = self.sent.lock().expect("no panic");
+        let latest = sent.len().saturating_sub(8);
+        let mut reports: Vec<_> = sent[latest..].iter_mut().filter(|sent| !waits || sent.renewal.is_some()).collect();
+        if !reports.is_empty() {
+            let index = report % reports.len();
+            action(reports[index], &self.server, self.now());
+        }
+    }
+
+    fn acquire(&mut self, process: usize, user: u32, cost: u64) {
+        let keys = [format!("user-{user}"), String::new(), String::new()];
+        let (book, infos) = (Arc::clone(&self.processes[process].0), &self.infos);
+        let part = |(limit, key): (usize, &String)| LeasePart { fingerprint: book.fingerprint(limit, key, &[]), cost };
+        let parts: Vec<_> = keys.iter().enumerate().map(part).collect();
+        let keys: Vec<_> = keys.into_iter().map(String::into_bytes).collect();
+        let by_lease = (self.decide)(&book, &parts);
+        self.leased += u64::from(by_lease.is_some());
+        let charged = by_lease.or_else(|| {
+            let new_lease =
+                |limit: usize| Some((keys[limit].as_slice().into(), book.quota(limit, &infos[limit], None)?));
+            book.count_demand(&parts, new_lease);
+            self.server.lock().expect("no panic").decide(&QUOTAS, &keys, cost, self.now())
+        });
+        for (limit, is_charged) in charged.into_iter().flatten().enumerate() {
+            let entry = Entry { time: self.now(), key: if limit == 0 { user } else { 0 }, is_admitted: true };
+            self.logs[limit].extend((0..cost).filter(|_| is_charged).map(|_| entry.clone()));
+        }
+    }
+
+    /// The units that were admitted beyond the bound of each limit.
+    fn beyond(&mut self) -> Vec<u64> {
+        let bucket = |quota: &Quota| Bucket { rate: quota.rate, burst: quota.burst, skew: Duration::ZERO };
+        QUOTAS.iter().zip(&mut self.logs).map(|(quota, log)| audit(std::mem::take(log), bucket(quota)).beyond).collect()
+    }
+}
+
+/// Runs random schedules. Returns how many decisions were leased, or the first schedule that exceeds a bound.
+fn explore(decide: Decide, schedules: u32) -> Result<u64, String> {
+    let leased = AtomicU64::new(0);
+    let config = Config { cases: schedules, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
+    let explored = TestRunner::new(config).run(&steps(), |steps| {
+        let mut world = World::new(decide);
+        for step in &steps {
+            world.run(step);
+        }
+        leased.fetch_add(world.leased, Ordering::Relaxed);
+        let beyond = world.beyond();
+        prop_assert!(beyond.iter().all(|units| *units == 0), "beyond the limits: {:?}", beyond);
+        Ok(())
+    });
+    explored.map_err(|error| error.to_string())?;
+    Ok(leased.into_inner())
+}
+
+fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
+    let decision = book.decide::<3>(parts, AcquireOptions::default())?;
+    Some(decision.limits().iter().map(|limit| limit.verdict().is_allowed()).collect())
+}
+
+#[test]
+fn no_schedule_exceeds_a_limit() {
+    let leased = explore(decide, 300).expect("no admission beyond a limit");
+    println!("{leased} decisions by leases");
+    assert!(leased > 2_000, "{leased} by leases");
+}
+
+/// The control: a decision that takes its cost from one lease although another lacks it.
+#[test]
+fn spending_of_one_lease_without_the_others_is_found() {
+    let takes_what_there_is = |book: &LeaseBook, parts: &[LeasePart]| {
+        let take = |part: &LeasePart| book.find(part.fingerprint)?.1.take(part.fingerprint, part.cost);
+        let taken: Vec<_> = parts.iter().map(|part| take(part).is_some()).collect();
+        // A shadow limit is charged only if it allows.
+        taken[..2].contains(&true).then(|| vec![true, true, taken[2]])
+    };
+    assert!(explore(takes_what_there_is, 100).expect_err("an admission beyond a limit").contains("beyond"));
+}
+
+/// The control: a thread spends without a look at the clock after it has taken the costs.
+#[test]
+fn spending_without_the_deadline_is_found() {
+    let ignores_the_clock = |book: &LeaseBook, parts: &[LeasePart]| {
+        let take = |part: &LeasePart| book.find(part.fingerprint)?.1.take(part.fingerprint, part.cost);
+        let taken: Vec<_> = parts.iter().map(take).collect();
+        let is_admitted = taken[..2].iter().all(Option::is_some);
+        if !is_admitted {
+            for (part, taken) in parts.iter().zip(&taken) {
+                if let (Some((_, slot)), Some(taken)) = (book.find(part.fingerprint), taken) {
+                    slot.give_back(*taken);
+                }
+            }
+        }
+        is_admitted.then(|| taken.iter().map(Option::is_some).collect())
+    };
+    assert!(explore(ignores_the_clock, 300).expect_err("an admission beyond a limit").contains("beyond"));
+}

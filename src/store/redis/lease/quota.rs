@@ -1,0 +1,116 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::config::Lease;
+use super::slot::MAX_UNITS;
+use crate::algorithm::StateEncoding;
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, Name};
+use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
+
+/// A limit of a limiter with leases.
+pub(super) struct LeasedLimit {
+    pub(super) name: Name,
+    pub(super) is_shadow: bool,
+    /// The quota, if it is the same for all keys.
+    pub(super) fixed: Option<Arc<LeasedQuota>>,
+}
+
+impl LeasedLimit {
+    pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
+        let algorithm = limit.fixed_algorithm.as_ref();
+        let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease)));
+        Self { name: limit.name.clone(), is_shadow: limit.shadow, fixed }
+    }
+}
+
+/// The quota of a key at one limit, as leases need it.
+pub(crate) struct LeasedQuota {
+    /// The index of the limit.
+    pub(crate) limit: usize,
+    /// The algorithm, if the key chooses it.
+    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
+    /// The template of reports, with parameters for a cost of 1.
+    pub(crate) template: Arc<OperationTemplate>,
+    /// The run time of a report in the script.
+    pub(crate) weight: usize,
+    /// The units that all leases on the key hold together at most.
+    pub(super) max_held: u64,
+    pub(super) figures: QuotaFigures,
+}
+
+/// The figures of a quota for decisions. Times are in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuotaFigures {
+    pub(super) limit: u64,
+    pub(super) window: u64,
+    pub(super) supports_scheduling: bool,
+}
+
+impl LeasedQuota {
+    pub(super) fn new(index: usize, limit: &LimitInfo, algorithm: &dyn DynLuaAlgorithm, lease: &Lease) -> Self {
+        let idle = match limit.script.state_encoding() {
+            StateEncoding::Full => {
+                algorithm.replay(&mut Vec::new(), Timestamp::EPOCH, AcquireOptions::cost(0), None, 0)
+            }
+            StateEncoding::Header => algorithm.replay_view([0; 3], Timestamp::EPOCH),
+        };
+        let idle = idle.compute();
+        let max_held = lease.max_held(idle.limit).min(MAX_UNITS);
+        let mut template = limit.template(index, Operation::Lease, algorithm, 1, lease.duration_micros());
+        template.arg2 = i64::try_from(max_held).unwrap_or(i64::MAX);
+        Self {
+            limit: index,
+            algorithm: None,
+            template: Arc::new(template),
+            // To find the size of a grant takes several decisions.
+            weight: usize::from(algorithm.weight()).max(1) * 4,
+            max_held,
+            figures: QuotaFigures {
+                limit: idle.limit,
+                window: u64::try_from(idle.window.as_micros()).unwrap_or(u64::MAX),
+                supports_scheduling: algorithm.supports_scheduling(),
+            },
+        }
+    }
+
+    /// The quota by an algorithm that the key chooses.
+    pub(super) fn of_key(index: usize, limit: &LimitInfo, algorithm: Arc<dyn DynLuaAlgorithm>, lease: &Lease) -> Self {
+        let quota = Self::new(index, limit, &*algorithm, lease);
+        Self { algorithm: Some(algorithm), ..quota }
+    }
+}
+
+impl QuotaFigures {
+    /// The time in which `cost` becomes available, at least a microsecond.
+    pub(super) fn time_of(&self, cost: u64) -> Duration {
+        let micros = u128::from(self.window) * u128::from(cost) / u128::from(self.limit.max(1));
+        Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
+    }
+}
+
+/// The figures of the quota of a slot's key, beside the slot: for limits whose quota the key chooses.
+#[derive(Default)]
+pub(super) struct SlotFigures {
+    limit: AtomicU64,
+    window: AtomicU64,
+    supports_scheduling: AtomicBool,
+}
+
+impl SlotFigures {
+    pub(super) fn set(&self, figures: QuotaFigures) {
+        self.limit.store(figures.limit, Ordering::Relaxed);
+        self.window.store(figures.window, Ordering::Relaxed);
+        self.supports_scheduling.store(figures.supports_scheduling, Ordering::Relaxed);
+    }
+
+    /// Returns the figures. A reader beside [`set`](Self::set) may get those of two keys, which are estimates anyway.
+    pub(super) fn get(&self) -> QuotaFigures {
+        QuotaFigures {
+            limit: self.limit.load(Ordering::Relaxed),
+            window: self.window.load(Ordering::Relaxed),
+            supports_scheduling: self.supports_scheduling.load(Ordering::Relaxed),
+        }
+    }
+}

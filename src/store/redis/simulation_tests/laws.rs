@@ -1,0 +1,346 @@
+//! The laws that every simulation must obey.
+
+use std::collections::BTreeMap;
+
+use super::Run;
+use super::callers::{Answer, Observed};
+use super::model::{Execution, Verdict};
+use super::scenario::{Fault, FaultKind, HoldEnd, Kind};
+use super::server::CallRecord;
+
+/// The calls that the server's log cannot tell apart: client, key, kind and cost.
+type Class = (usize, u64, &'static str, u64);
+
+/// The broken laws.
+struct Broken<'a> {
+    run: &'a Run,
+    found: Vec<String>,
+}
+
+/// Returns the broken laws.
+pub(super) fn check(run: &Run) -> Vec<String> {
+    let mut broken = Broken { run, found: Vec::new() };
+    broken.every_call_ends_by_its_deadline();
+    let mut classes: BTreeMap<Class, (Vec<&Observed>, Vec<&Execution>)> = BTreeMap::new();
+    for observed in &run.observed {
+        let call = observed.call;
+        classes.entry((call.client, call.key, call.kind.name(), call.cost)).or_default().0.push(observed);
+    }
+    for execution in &run.executions {
+        let class = (execution.client, execution.key, execution.kind, execution.cost);
+        classes.entry(class).or_default().1.push(execution);
+    }
+    for (class, (observed, executions)) in &classes {
+        broken.at_most_once(*class, observed, executions);
+        broken.answers_are_those_of_the_server(*class, observed, executions);
+        broken.timely_replies_are_answers(*class, observed, executions);
+        broken.nothing_is_sent_without_a_caller(*class, observed, executions);
+    }
+    broken.lost_charges_are_under_way_at_a_fault();
+    broken.only_calls_at_a_cut_fail();
+    broken.holds_are_charged_once();
+    broken.decisions_are_answered_after_recovery();
+    broken.circuit_breakers_close();
+    broken.nothing_leaks();
+    broken.found
+}
+
+impl Broken<'_> {
+    fn report(&mut self, law: &str, detail: impl FnOnce() -> String) {
+        self.found.push(format!("{law}: {}", detail()));
+    }
+
+    /// A caller is answered by its deadline, or when its thread runs again.
+    fn every_call_ends_by_its_deadline(&mut self) {
+        let run = self.run;
+        let deadline = run.scenario.deadline * 1000;
+        let allowed = |from: u64| {
+            let due = from + deadline;
+            run.stalls
+                .iter()
+                .filter(|(from, until)| (*from..*until).contains(&due))
+                .map(|stall| stall.1)
+                .fold(due, u64::max)
+        };
+        for observed in &run.observed {
+            let settled = observed.settled.iter().map(|&(from, until)| ("settlement", from, until));
+            for (what, from, until) in settled.chain([("call", observed.asked_at, observed.ended_at)]) {
+                if until > allowed(from) {
+                    self.report("every call ends by its deadline", || {
+                        format!("{what} {} took {} us of {deadline} us", observed.index, until - from)
+                    });
+                }
+            }
+            if let Answer::Failed(error) = &observed.answer
+                && (error.contains("worker task ended") || error.contains("panicked"))
+            {
+                self.report("no task ends while the limiter lives", || error.clone());
+            }
+        }
+        if run.observed.len() != run.scenario.calls.len() {
+            self.report("every call ends", || format!("{} of {}", run.observed.len(), run.scenario.calls.len()));
+        }
+    }
+
+    /// The server runs each decision at most once, and none that failed with a promise that nothing is charged.
+    fn at_most_once(&mut self, class: Class, observed: &[&Observed], executions: &[&Execution]) {
+        // A hold is sent again in a new session.
+        let runs = executions.iter().filter(|execution| execution.verdict != Verdict::Expired).count();
+        if runs > observed.len() {
+            self.report("no decision runs twice", || format!("{class:?}: {} calls, {runs} runs", observed.len()));
+        }
+        let charged = charged(executions).count();
+        let uncharged = observed.iter().filter(|call| promises_no_charge(call)).count();
+        if charged + uncharged > observed.len() {
+            self.report("a failure that promises no charge charges nothing", || {
+                format!("{class:?}: {} calls, {charged} charges, {uncharged} promises", observed.len())
+            });
+        }
+    }
+
+    /// Each answer is one that the server gave.
+    fn answers_are_those_of_the_server(&mut self, class: Class, observed: &[&Observed], executions: &[&Execution]) {
+        let with_remaining = self.run.scenario.quotas.len() == 1;
+        let answer = |verdict, remaining| (verdict, if with_remaining { remaining } else { 0 });
+        let mut given: Vec<_> =
+            executions.iter().map(|execution| answer(execution.verdict, execution.remaining)).collect();
+        for call in observed {
+            let Answer::Decided(verdict, remaining) = call.answer else { continue };
+            let own = answer(verdict, remaining);
+            match given.iter().position(|given| *given == own) {
+                Some(index) => drop(given.swap_remove(index)),
+                None => self.report("each answer is one of the server", || {
+                    format!("{class:?}: call {} got {own:?}; the server's are {given:?}", call.index)
+                }),
+            }
+        }
+    }
+
+    /// If the whole reply reaches the client before the caller's deadline, the caller gets it.
+    fn timely_replies_are_answers(&mut self, class: Class, observed: &[&Observed], executions: &[&Execution]) {
+        let ([call], true) = (observed, self.run.scenario.has_unique_costs) else { return };
+        let Some(execution) = executions.iter().find(|execution| is_decided(execution)) else { return };
+        let Some(answered_at) = self.run.calls[execution.call].answered_at else { return };
+        let due = call.asked_at + self.run.scenario.deadline * 1000;
+        if answered_at < due && matches!(call.answer, Answer::Failed(_)) {
+            self.report("a reply before the deadline is an answer", || {
+                format!("{class:?}: the reply came at {answered_at} us: {call:?}")
+            });
+        }
+    }
+
+    /// A decision is sent while its caller waits, and runs while a reply can still reach its caller.
+    fn nothing_is_sent_without_a_caller(&mut self, class: Class, observed: &[&Observed], executions: &[&Execution]) {
+        let ([caller], true) = (observed, self.run.scenario.has_unique_costs) else { return };
+        for execution in executions {
+            let call = self.run.calls[execution.call];
+            if call.sent_at > caller.ended_at && !call.is_repeated {
+                self.report("nothing is sent after its caller has gone", || format!("{class:?}: {call:?}, {caller:?}"));
+            }
+            if execution.verdict == Verdict::Allowed
+                && self.knows_the_link(call)
+                && call.ran_at > self.latest_due(execution.call)
+            {
+                self.report("nothing runs after its caller's deadline", || format!("{class:?}: {call:?}, {caller:?}"));
+            }
+        }
+    }
+
+    /// Whether an earlier call on the connection had been answered when this one was sent, so that the client knows how
+    /// long a reply takes.
+    fn knows_the_link(&self, call: CallRecord) -> bool {
+        let is_earlier = |other: &CallRecord| other.connection == call.connection;
+        self.run.calls.iter().any(|other| is_earlier(other) && other.answered_at.is_some_and(|at| at < call.sent_at))
+    }
+
+    /// The latest deadline of a call's decisions.
+    fn latest_due(&self, call: usize) -> u64 {
+        let decisions = self.run.executions.iter().filter(|done| done.call == call);
+        let asked = decisions.filter_map(|done| {
+            let is_same = |observed: &&Observed| {
+                let call = observed.call;
+                (call.client, call.key, call.cost, call.kind.name()) == (done.client, done.key, done.cost, done.kind)
+            };
+            Some(self.run.observed.iter().find(is_same)?.asked_at)
+        });
+        asked.max().unwrap_or(0) + self.run.scenario.deadline * 1000
+    }
+
+    /// If connections are cut and nothing else happens, only the calls of one deadline around the cut fail.
+    fn only_calls_at_a_cut_fail(&mut self) {
+        let run = self.run;
+        if !self.has_only_cuts() {
+            return;
+        }
+        let deadline = run.scenario.deadline * 1000;
+        let is_near = |call: &Observed, cut: u64| call.asked_at <= cut + deadline && call.ended_at >= cut;
+        for call in run.observed.iter().filter(|call| matches!(call.answer, Answer::Failed(_))) {
+            if !run.cuts.iter().any(|cut| is_near(call, *cut)) {
+                self.report("only calls at a cut fail", || format!("cuts {:?}: {call:?}", run.cuts));
+            }
+        }
+    }
+
+    /// Whether connections are cut and nothing else happens, on a fast link to a fast server.
+    fn has_only_cuts(&self) -> bool {
+        let is_cut = |fault: &Fault| {
+            matches!(
+                fault.kind,
+                FaultKind::Cut(_) | FaultKind::CutInRequest(_) | FaultKind::CutInReply(_) | FaultKind::FlushScripts
+            )
+        };
+        self.run.scenario.faults.iter().all(is_cut) && self.run.scenario.is_fast()
+    }
+
+    /// Charges without an answer were under way at a fault: on each connection they were sent within one deadline. If
+    /// the replies are late, one decision at a time is sent after that.
+    fn lost_charges_are_under_way_at_a_fault(&mut self) {
+        let run = self.run;
+        let deadline = run.scenario.deadline * 1000;
+        let mut lost: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (index, call) in run.calls.iter().enumerate() {
+            let has_charged = run.executions.iter().any(|done| done.call == index && done.verdict == Verdict::Allowed);
+            if call.answered_at.is_none() && has_charged {
+                lost.entry(call.connection).or_default().push(index);
+            }
+        }
+        for (connection, calls) in lost {
+            let sent = |call: &usize| run.calls[*call].sent_at;
+            let (first, last) = (sent(&calls[0]), sent(&calls[calls.len() - 1]));
+            let stalled: u64 = run.stalls.iter().map(|(from, until)| until - from).sum();
+            if last - first > deadline + stalled {
+                self.report("lost charges were sent within one deadline", || {
+                    format!("connection {connection}: from {first} us to {last} us, deadline {deadline} us")
+                });
+            }
+        }
+        if run.scenario.faults.is_empty() && run.scenario.is_fast() {
+            for call in run.observed.iter().filter(|call| matches!(call.answer, Answer::Failed(_))) {
+                self.report("without a fault all decisions are answered", || format!("{call:?}"));
+            }
+        }
+    }
+
+    /// A hold charges its actual cost, once. If its session expires, Redis charges the held cost, and the process only
+    /// what exceeds it.
+    fn holds_are_charged_once(&mut self) {
+        let run = self.run;
+        let (mut bounds, mut exact) = (BTreeMap::new(), BTreeMap::new());
+        if !run.scenario.has_unique_costs {
+            return;
+        }
+        let granted = run.executions.iter().filter(|done| done.kind == "hold" && done.verdict == Verdict::Allowed);
+        for hold in granted {
+            let call = run.observed.iter().find(|call| {
+                (call.call.client, call.call.key, call.call.cost) == (hold.client, hold.key, hold.cost)
+                    && matches!(call.call.kind, Kind::Hold(..))
+            });
+            let Some(call) = call else { continue };
+            let Kind::Hold(_, end) = call.call.kind else { continue };
+            let actual = match (call.settled, end) {
+                (None, _) | (_, HoldEnd::Release) => 0,
+                (_, HoldEnd::Settle(actual) | HoldEnd::SettleAndLeave(actual)) => actual,
+                (_, HoldEnd::DropGuard) => hold.cost,
+            };
+            let owner = (hold.client, hold.key);
+            let (least, most) = bounds.entry(owner).or_insert((0, 0));
+            *least += actual.min(hold.cost);
+            *most += actual.max(hold.cost);
+            *exact.entry(owner).or_insert(0) += actual;
+        }
+        for (owner, charged) in &run.store.settled {
+            let most = bounds.get(owner).map_or(0, |bounds| bounds.1);
+            if *charged > most {
+                self.report("no hold is charged twice", || format!("{owner:?}: {charged} charged of at most {most}"));
+            }
+        }
+        if run.has_lost_data {
+            return;
+        }
+        for (owner, (least, _)) in bounds {
+            let charged = run.store.settled.get(&owner).copied().unwrap_or(0);
+            let has_expired = run.store.expired.contains_key(&owner);
+            let actual = exact[&owner];
+            if !has_expired && charged != actual || charged < least {
+                self.report("settlements are charged", || {
+                    format!("{owner:?}: {charged} charged of {actual}, expired: {has_expired}")
+                });
+            }
+            if has_expired && self.has_only_cuts() {
+                self.report("a cut lets no hold expire", || format!("{owner:?}"));
+            }
+        }
+    }
+
+    /// Some time after the last fault all decisions are answered.
+    fn decisions_are_answered_after_recovery(&mut self) {
+        for call in self.run.observed.iter().filter(|call| call.call.is_after_recovery) {
+            if !matches!(call.answer, Answer::Decided(..)) {
+                self.report("decisions are answered after the recovery", || format!("{call:?}"));
+            }
+        }
+    }
+
+    /// A circuit breaker opens after three failures in succession, not after one cut or one fail-over, and closes again.
+    fn circuit_breakers_close(&mut self) {
+        let run = self.run;
+        let faults = &run.scenario.faults;
+        let is_fail_over = matches!(faults[..], [Fault { kind: FaultKind::FailOver(_), .. }]) && run.scenario.is_fast();
+        if (is_fail_over || faults.len() < 3 && self.has_only_cuts()) && !run.breakers.is_empty() {
+            self.report("one cut or fail-over opens no circuit breaker", || format!("{:?}", run.breakers));
+        }
+        for client in 0..run.scenario.clients {
+            let events = run.breakers.iter().filter(|event| event.0 == client).map(|event| event.1);
+            let mut is_open = false;
+            for opens in events {
+                if opens == is_open {
+                    self.report("a circuit breaker opens and closes in turn", || format!("client {client}"));
+                }
+                is_open = opens;
+            }
+            if is_open {
+                self.report("circuit breakers close", || format!("the breaker of client {client} is open"));
+            }
+        }
+    }
+
+    /// A limiter without calls has its worker, and the tasks of two connections. A dropped one has nothing.
+    fn nothing_leaks(&mut self) {
+        let run = self.run;
+        let left = run.leftovers.clone();
+        let clients = run.scenario.clients;
+        if left.idle_tasks > 3 * clients || left.idle_connections > 2 * clients {
+            self.report("an idle limiter has no tasks but its own", || format!("{left:?}"));
+        }
+        let holds_foreign = run.scenario.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Foreign(_)));
+        if left.tasks > 0 || left.connections > 0 || left.observers > 0 {
+            self.report("a dropped limiter leaves nothing", || format!("{left:?}"));
+        }
+        if left.held > 0 && !holds_foreign {
+            self.report("settled holds end", || format!("{left:?}"));
+        }
+    }
+}
+
+fn charged<'a>(executions: &'a [&Execution]) -> impl Iterator<Item = &'a &'a Execution> {
+    executions.iter().filter(|execution| execution.verdict == Verdict::Allowed)
+}
+
+fn is_decided(execution: &Execution) -> bool {
+    matches!(execution.verdict, Verdict::Allowed | Verdict::Denied(_) | Verdict::ExceedsLimit)
+}
+
+/// Whether the caller's error says that nothing is charged.
+fn promises_no_charge(call: &Observed) -> bool {
+    let Answer::Failed(error) = &call.answer else { return false };
+    let promises = [
+        "nothing is charged",
+        "circuit breaker open",
+        "connecting to Redis",
+        "loading its data",
+        "out of memory",
+        "read-only replica",
+        "busy running another script",
+    ];
+    promises.iter().any(|promise| error.contains(promise))
+}

@@ -1,0 +1,226 @@
+//! Deterministic simulation of the Redis client: many small scenarios, each of which depends on its seed only.
+//!
+//! The limiter, its client, the circuit breaker, the holds, `SharedConnection` and the protocol code of the redis crate
+//! are those of production. Below them, sockets, network and server are simulated in tokio's paused time, in one thread.
+//! The server reads the client's bytes, and runs the script's input by an independent model.
+
+mod callers;
+mod laws;
+mod model;
+mod random;
+mod scenario;
+mod server;
+mod stream;
+mod wire;
+mod world;
+
+use std::panic::catch_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::time::{Instant, advance, sleep, sleep_until};
+
+use self::callers::Observed;
+use self::scenario::{FaultKind, Scenario};
+use self::stream::SimulatedConnector;
+use self::world::World;
+use crate::observe::Event;
+use crate::store::redis::{IntoRedisLimits, Redis, RedisLimit, RedisServer};
+use crate::{FixedWindow, Limit, Quota};
+
+/// What is left at the end of a simulation.
+#[derive(Clone, Debug, Default)]
+struct Leftovers {
+    /// Tasks once all calls and holds have ended.
+    idle_tasks: usize,
+    idle_connections: usize,
+    held: u64,
+    sessions: usize,
+    /// Tasks and connections after the limiters were dropped.
+    tasks: usize,
+    connections: usize,
+    observers: usize,
+}
+
+/// All that happened in one simulation.
+struct Run {
+    scenario: Scenario,
+    observed: Vec<Observed>,
+    calls: Vec<server::CallRecord>,
+    executions: Vec<model::Execution>,
+    store: model::Store,
+    has_lost_data: bool,
+    cuts: Vec<u64>,
+    stalls: Vec<(u64, u64)>,
+    /// For each event of a circuit breaker the client, and whether the breaker opened.
+    breakers: Vec<(usize, bool)>,
+    leftovers: Leftovers,
+    trace: Vec<String>,
+}
+
+fn run(seed: u64, is_traced: bool) -> Run {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    runtime.block_on(simulate(Scenario::new(seed), is_traced))
+}
+
+async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
+    let world = World::new(&scenario, is_traced);
+    let driver = tokio::spawn(world.clone().run());
+    let breakers = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let limiters: Vec<_> = (0..scenario.clients)
+        .map(|client| {
+            let (breakers, world) = (Arc::clone(&breakers), world.clone());
+            limiter(&scenario, client, &world.clone(), move |event| {
+                if let Event::Breaker { error, .. } = event {
+                    world.state().note(|| format!("client {client}: circuit breaker: {error:?}"));
+                    breakers.lock().expect("no panic").push((client, error.is_some()));
+                }
+            })
+        })
+        .collect();
+    let stalls: Vec<_> = scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Stall).copied().collect();
+    let started_at = Instant::now();
+    for stall in stalls {
+        let world = world.clone();
+        tokio::spawn(async move {
+            sleep_until(started_at + Duration::from_millis(stall.at)).await;
+            let from = world.state().now();
+            advance(Duration::from_millis(stall.lasts)).await;
+            let mut state = world.state();
+            let until = state.now();
+            state.stalls.push((from, until));
+            state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
+        });
+    }
+    let mut callers = Vec::with_capacity(scenario.calls.len());
+    for (index, call) in scenario.calls.iter().enumerate() {
+        sleep_until(started_at + Duration::from_millis(call.at)).await;
+        callers.push(tokio::spawn(callers::run(index, *call, limiters[call.client].clone(), world.clone())));
+    }
+    let mut observed = Vec::with_capacity(callers.len());
+    for caller in callers {
+        observed.push(caller.await.expect("no caller panics"));
+    }
+    // Sessions end by their last update, or expire; the registry removes them after twice the expiry.
+    sleep(Duration::from_millis(scenario.hold_expiry * 3)).await;
+    let tasks = || Handle::current().metrics().num_alive_tasks() - 1;
+    let mut leftovers = Leftovers { idle_tasks: tasks(), ..Leftovers::default() };
+    {
+        let mut state = world.state();
+        let now = state.now();
+        state.server.expire(now);
+        leftovers.idle_connections = state.connections.iter().filter(|open| !open.is_closed_by_client).count();
+        (leftovers.held, leftovers.sessions) = (state.server.store.held(), state.server.store.sessions());
+    }
+    drop(limiters);
+    sleep(Duration::from_millis(2 * scenario.deadline + 1000)).await;
+    leftovers.tasks = tasks();
+    leftovers.observers = Arc::strong_count(&breakers) - 1;
+    driver.abort();
+    let breakers = std::mem::take(&mut *breakers.lock().expect("no panic"));
+    let mut state = world.state();
+    leftovers.connections = state.connections.iter().filter(|open| !open.is_closed_by_client).count();
+    Run {
+        observed,
+        calls: std::mem::take(&mut state.server.calls),
+        executions: std::mem::take(&mut state.server.executions),
+        store: std::mem::take(&mut state.server.store),
+        has_lost_data: state.server.has_lost_data,
+        cuts: std::mem::take(&mut state.cuts),
+        stalls: std::mem::take(&mut state.stalls),
+        breakers,
+        leftovers,
+        trace: state.trace.take().unwrap_or_default(),
+        scenario,
+    }
+}
+
+fn limiter(
+    scenario: &Scenario,
+    client: usize,
+    world: &World,
+    observe: impl Fn(&Event<'_>) + Send + Sync + 'static,
+) -> Redis<u64> {
+    let window = |(limit, millis)| FixedWindow::new(Quota::new(limit, Duration::from_millis(millis)));
+    let mut limits: Vec<RedisLimit<u64>> = Limit::new("default", window(scenario.quotas[0])).into_limits();
+    if let Some(quota) = scenario.quotas.get(1) {
+        limits.extend(Limit::new("all", window(*quota)).keyed_by(|_: &u64| 0_u64).into_limits());
+    }
+    let settings = redis::Client::open("redis://127.0.0.1").expect("an address");
+    let server = RedisServer::from_connector(Arc::new(SimulatedConnector { world: world.clone(), client, settings }));
+    Redis::builder(server, "api", limits)
+        .deadline(Duration::from_millis(scenario.deadline))
+        .hold_expiry(Duration::from_millis(scenario.hold_expiry))
+        .observe(observe)
+        .build()
+        .expect("valid limits")
+}
+
+/// Runs seeds on all cores. Returns the first seeds that break a law, with the laws.
+fn check_seeds(first: u64, count: u64) -> Vec<(u64, Vec<String>)> {
+    let (next, failures) = (AtomicU64::new(first), std::sync::Mutex::new(Vec::new()));
+    let failed = AtomicU64::new(0);
+    let max_failures = number_from_environment("SIMULATION_FAILURES").unwrap_or(20);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while failed.load(Ordering::Relaxed) < max_failures {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        return;
+                    }
+                    let checked = catch_unwind(|| laws::check(&run(seed, false)));
+                    let broken = checked.unwrap_or_else(|_| vec!["no panic: see the message above".to_owned()]);
+                    if !broken.is_empty() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        failures.lock().expect("no panic").push((seed, broken));
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().expect("no panic");
+    failures.sort();
+    failures
+}
+
+fn number_from_environment(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number: {text}")))
+}
+
+#[test]
+fn seeds_obey_the_laws() {
+    let count = number_from_environment("SIMULATION_SEEDS").unwrap_or(1_000);
+    let failures = check_seeds(number_from_environment("SIMULATION_FIRST").unwrap_or(0), count);
+    if let Some((seed, _)) = failures.first() {
+        let summary: Vec<_> = failures.iter().map(|(seed, broken)| format!("seed {seed}: {}", broken[0])).collect();
+        panic!(
+            "{} of {count} seeds break a law; the trace of the first: SIMULATION_SEED={seed} cargo test --all-features \
+             --lib simulation_tests::one_seed -- --nocapture\n{}",
+            failures.len(),
+            summary.join("\n")
+        );
+    }
+}
+
+/// Prints the scenario and the trace of the seed in `SIMULATION_SEED`, by default of seed 1, and checks the laws.
+#[test]
+fn one_seed() {
+    let seed = number_from_environment("SIMULATION_SEED").unwrap_or(1);
+    let run = run(seed, true);
+    println!("{:#?}", run.scenario);
+    println!("{}", run.trace.join("\n"));
+    let broken = laws::check(&run);
+    assert!(broken.is_empty(), "seed {seed} breaks these laws:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn a_seed_always_has_the_same_trace() {
+    for seed in 0..20 {
+        assert_eq!(run(seed, true).trace, run(seed, true).trace, "seed {seed}");
+    }
+}

@@ -1,0 +1,281 @@
+//! What happens in one simulation: the calls, the faults and the link, chosen by the seed.
+
+use super::random::Random;
+use crate::store::redis::connect::CONNECT_TIMEOUT;
+
+/// All times are in whole milliseconds, the resolution of tokio's timer.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) seed: u64,
+    pub(super) deadline: u64,
+    pub(super) hold_expiry: u64,
+    /// The quota of each limit: units in a period.
+    pub(super) quotas: Vec<(u64, u64)>,
+    /// The limiters, each of which stands for a process.
+    pub(super) clients: usize,
+    /// The least delay of each direction, and the most that is added to it.
+    pub(super) link: (u64, u64),
+    /// The time in microseconds that the server spends on one operation.
+    pub(super) service_micros: u64,
+    /// No two calls of a client have the same key, cost and kind, so the server's log names the call.
+    pub(super) has_unique_costs: bool,
+    /// In the order of their times.
+    pub(super) calls: Vec<Call>,
+    pub(super) faults: Vec<Fault>,
+    /// When the last fault ends.
+    pub(super) faults_end: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) at: u64,
+    pub(super) client: usize,
+    pub(super) key: u64,
+    pub(super) cost: u64,
+    pub(super) kind: Kind,
+    /// The caller drops the future after this time.
+    pub(super) leaves_after: Option<u64>,
+    /// The polls of other tasks before the call.
+    pub(super) yields: u64,
+    /// All faults ended so long ago that the call must be answered.
+    pub(super) is_after_recovery: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Decide,
+    Peek,
+    /// A hold that ends after this time.
+    Hold(u64, HoldEnd),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum HoldEnd {
+    Settle(u64),
+    /// The caller does not wait for the confirmation.
+    SettleAndLeave(u64),
+    Release,
+    DropGuard,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) at: u64,
+    pub(super) lasts: u64,
+    pub(super) kind: FaultKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FaultKind {
+    /// All connections are reset. Data in flight is lost, but for so many bytes of the next reply.
+    Cut(usize),
+    /// The next request during the fault is cut after so many bytes, and its connection is reset.
+    CutInRequest(usize),
+    /// The connection of the next call during the fault is reset after its run, and after so many bytes of the reply.
+    CutInReply(usize),
+    /// Open connections lose all data to the server, to the client, or both. New ones are not established.
+    HalfOpen {
+        to_server: bool,
+        to_client: bool,
+    },
+    /// No data arrives before the end.
+    Delay,
+    /// The server runs nothing: SIGSTOP, or CLIENT PAUSE.
+    Pause,
+    /// The server is down, and then loads its data for a while.
+    Crash {
+        keeps_data: bool,
+        refuses: bool,
+        loading: u64,
+    },
+    FlushScripts,
+    OutOfMemory,
+    Busy,
+    /// A replica that lags by this time becomes the master. Open connections lead to the old one.
+    FailOver(u64),
+    /// A key holds a foreign value.
+    Foreign(u64),
+    /// The client's thread runs nothing.
+    Stall,
+}
+
+impl Scenario {
+    const KEYS: u64 = 3;
+    /// The time between two probes of an open circuit breaker.
+    const PROBE_INTERVAL: u64 = 200;
+
+    pub(super) fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let deadline = random.between(10, 60);
+        // The first decision takes four round trips: to open a connection, to set it up, and to send the script. A link
+        // of the others has a round trip of at most half of the deadline.
+        let part = if random.percent(70) { 17 } else { 8 };
+        let one_way = random.below(deadline / part + 1);
+        let jitter = if random.percent(50) { random.below(deadline / part + 1) } else { 0 };
+        let limits = if random.percent(25) { 2 } else { 1 };
+        let quotas = (0..limits).map(|_| (random.between(5, 200), random.between(20, 2_000))).collect();
+        let mut scenario = Self {
+            seed,
+            deadline,
+            hold_expiry: random.between(100, 400),
+            quotas,
+            clients: if random.percent(30) { 2 } else { 1 },
+            link: (one_way, jitter),
+            service_micros: if random.percent(20) { random.between(100, 3_000) } else { 0 },
+            has_unique_costs: random.percent(75),
+            calls: Vec::new(),
+            faults: Vec::new(),
+            faults_end: 0,
+        };
+        // The circuit breaker can open twice in a long span.
+        let span = if random.percent(20) { random.between(500, 3_000) } else { random.between(50, 500) };
+        scenario.add_faults(span, &mut random);
+        scenario.add_load(span, &mut random);
+        scenario.add_calls_after_faults(span, &mut random);
+        scenario.calls.sort_by_key(|call| call.at);
+        scenario
+    }
+
+    /// The time after the end of the last fault by which all decisions are answered again.
+    ///
+    /// A connection that was being opened during the fault times out. If the breaker is open, the next probe closes it.
+    /// Two connections may be half open, the used and the idle one: each is given up after two deadlines.
+    pub(super) fn recovery(&self) -> u64 {
+        let connect = u64::try_from(CONNECT_TIMEOUT.as_millis()).expect("a short time");
+        connect + Self::PROBE_INTERVAL + 7 * self.deadline
+    }
+
+    /// Whether the server and the link are fast enough for every call, also for the first one.
+    pub(super) fn is_fast(&self) -> bool {
+        self.service_micros == 0 && 8 * (self.link.0 + self.link.1) < self.deadline
+    }
+
+    fn add_faults(&mut self, span: u64, random: &mut Random) {
+        let count = [0, 1, 1, 1, 2, 3][random.index(6)];
+        for _ in 0..count {
+            let kind = self.fault(random);
+            let at = random.between(1, span);
+            let long = if random.percent(20) { 2_500 } else { 6 * self.deadline };
+            let lasts = match kind {
+                FaultKind::Stall => random.between(1, 3 * self.deadline),
+                FaultKind::Cut(_) | FaultKind::FlushScripts | FaultKind::FailOver(_) => 0,
+                _ => random.between(1, long),
+            };
+            self.faults.push(Fault { at, lasts, kind });
+        }
+        let ends = self.faults.iter().map(|fault| match fault.kind {
+            FaultKind::Crash { loading, .. } => fault.at + fault.lasts + loading,
+            _ => fault.at + fault.lasts,
+        });
+        self.faults_end = ends.max().unwrap_or(0);
+    }
+
+    fn fault(&self, random: &mut Random) -> FaultKind {
+        let bytes = random.index(40);
+        match random.below(14) {
+            0 => FaultKind::Cut(bytes),
+            1 => FaultKind::CutInRequest(random.index(400)),
+            2 => FaultKind::CutInReply(bytes),
+            3 => FaultKind::HalfOpen { to_server: true, to_client: true },
+            4 => FaultKind::HalfOpen { to_server: false, to_client: true },
+            5 => FaultKind::Delay,
+            6 => FaultKind::Pause,
+            7 => FaultKind::Crash { keeps_data: true, refuses: random.percent(50), loading: random.below(100) },
+            8 => FaultKind::Crash { keeps_data: false, refuses: random.percent(50), loading: 0 },
+            9 => FaultKind::FlushScripts,
+            10 => [FaultKind::OutOfMemory, FaultKind::Busy][random.index(2)],
+            11 => FaultKind::FailOver(random.below(2 * self.deadline)),
+            12 => FaultKind::Foreign(random.below(Self::KEYS)),
+            _ => FaultKind::Stall,
+        }
+    }
+
+    fn add_load(&mut self, span: u64, random: &mut Random) {
+        let count = random.between(5, 50);
+        let burst = random.percent(30).then(|| random.below(span));
+        for index in 0..count {
+            let at = burst.filter(|_| random.percent(70)).unwrap_or_else(|| random.below(span));
+            let kind = match random.below(10) {
+                0 => Kind::Peek,
+                1..=3 => Kind::Hold(random.below(2 * self.hold_expiry), HoldEnd::Release),
+                _ => Kind::Decide,
+            };
+            let cost = if self.has_unique_costs { 1 + index } else { random.between(1, 2) };
+            self.calls.push(Call {
+                at,
+                client: random.index(self.clients),
+                key: random.below(Self::KEYS),
+                cost,
+                kind: kind.with_end(cost, random),
+                leaves_after: random.percent(10).then(|| random.below(self.deadline)),
+                yields: random.below(3),
+                is_after_recovery: false,
+            });
+        }
+        if self.has_unique_costs {
+            // Small costs: a quota admits several.
+            let mut used = std::collections::BTreeMap::new();
+            for call in &mut self.calls {
+                let next: &mut u64 = used.entry((call.client, call.key, call.kind.name())).or_default();
+                *next += 1;
+                call.cost = *next;
+                call.kind = call.kind.with_end(call.cost, random);
+            }
+        }
+    }
+
+    /// Calls by which the client notices lost connections, and then calls that must be answered.
+    fn add_calls_after_faults(&mut self, span: u64, random: &mut Random) {
+        let faults_end = self.faults_end.max(span);
+        let call = |at, client, cost, is_after_recovery| Call {
+            at,
+            client,
+            key: Self::KEYS,
+            cost,
+            kind: Kind::Decide,
+            leaves_after: None,
+            yields: 0,
+            is_after_recovery,
+        };
+        let mut calls = Vec::new();
+        for client in 0..self.clients {
+            for index in 0..7 {
+                calls.push(call(faults_end + index * self.deadline, client, 1 + index, false));
+            }
+            for index in 0..3 {
+                let at = faults_end + self.recovery() + index * (self.deadline + random.below(20));
+                let mut call = call(at, client, 8 + index, true);
+                if index == 1 {
+                    call.kind = Kind::Hold(random.below(50), HoldEnd::Release).with_end(call.cost, random);
+                }
+                calls.push(call);
+            }
+        }
+        self.calls.extend(calls);
+    }
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Decide => "decide",
+            Self::Peek => "peek",
+            Self::Hold(..) => "hold",
+        }
+    }
+
+    /// Chooses how a hold of this cost ends.
+    fn with_end(self, cost: u64, random: &mut Random) -> Self {
+        let Self::Hold(lasts, _) = self else { return self };
+        let actual = random.below(2 * cost + 1);
+        Self::Hold(
+            lasts,
+            match random.below(4) {
+                0 => HoldEnd::Settle(actual),
+                1 => HoldEnd::SettleAndLeave(actual),
+                2 => HoldEnd::Release,
+                _ => HoldEnd::DropGuard,
+            },
+        )
+    }
+}

@@ -1,0 +1,260 @@
+//! A server that runs the limiter's commands one after the other.
+
+use std::collections::VecDeque;
+
+use super::model::{Execution, Run, Store};
+use super::scenario::FaultKind;
+use super::wire::{Arguments, Input, bulk_string};
+use super::world::Connection;
+
+#[allow(clippy::struct_excessive_bools, reason = "independent faults")]
+pub(super) struct Server {
+    limits: usize,
+    service_micros: u64,
+    pub(super) store: Store,
+    snapshot: Option<Store>,
+    has_script: bool,
+    /// The number of fail-overs. Connections that were opened before the last one lead to a replica.
+    pub(super) master: u64,
+    queue: VecDeque<Command>,
+    busy_until: u64,
+    paused_until: u64,
+    is_down: bool,
+    /// While the server is down, its host answers nothing.
+    loses_connects: bool,
+    pub(super) is_loading: bool,
+    is_out_of_memory: bool,
+    is_busy: bool,
+    /// The bytes of the next reply before a cut.
+    pub(super) cut_in_reply: Option<usize>,
+    /// All runs of the script, and what they decided.
+    pub(super) calls: Vec<CallRecord>,
+    pub(super) executions: Vec<Execution>,
+    pub(super) has_lost_data: bool,
+    is_traced: bool,
+}
+
+/// A command that waits for the server.
+struct Command {
+    connection: usize,
+    arrived_at: u64,
+    written_at: u64,
+    bytes: Vec<u8>,
+    arguments: Arguments,
+}
+
+/// One run of the script.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallRecord {
+    pub(super) connection: usize,
+    /// When the client sent it.
+    pub(super) sent_at: u64,
+    pub(super) ran_at: u64,
+    /// The server had answered NOSCRIPT to the same batch.
+    pub(super) is_repeated: bool,
+    /// When the whole reply was readable for the client.
+    pub(super) answered_at: Option<u64>,
+}
+
+/// A command that has run.
+pub(super) struct Done {
+    pub(super) connection: usize,
+    pub(super) at: u64,
+    pub(super) reply: Vec<u8>,
+    /// The index of the run of the script.
+    pub(super) call: Option<usize>,
+    /// For the trace.
+    pub(super) note: String,
+}
+
+impl Server {
+    /// The server's clock at the start, in microseconds.
+    const EPOCH: u64 = 1_800_000_000_000_000;
+
+    pub(super) fn new(limits: usize, service_micros: u64, is_traced: bool) -> Self {
+        Self {
+            limits,
+            service_micros,
+            store: Store::default(),
+            snapshot: None,
+            has_script: false,
+            master: 0,
+            queue: VecDeque::new(),
+            busy_until: 0,
+            paused_until: 0,
+            is_down: false,
+            loses_connects: false,
+            is_loading: false,
+            is_out_of_memory: false,
+            is_busy: false,
+            cut_in_reply: None,
+            calls: Vec::new(),
+            executions: Vec::new(),
+            has_lost_data: false,
+            is_traced,
+        }
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.is_down
+    }
+
+    pub(super) fn loses_connects(&self) -> bool {
+        self.is_down && self.loses_connects
+    }
+
+    pub(super) fn queue(
+        &mut self,
+        connection: usize,
+        arrived_at: u64,
+        written_at: u64,
+        bytes: Vec<u8>,
+        arguments: Arguments,
+    ) {
+        self.queue.push_back(Command { connection, arrived_at, written_at, bytes, arguments });
+    }
+
+    /// Drops the commands of a connection that has ended.
+    pub(super) fn forget(&mut self, connection: usize) {
+        self.queue.retain(|command| command.connection != connection);
+    }
+
+    /// Returns when the next command can run, if that is later.
+    pub(super) fn ready_at(&self, at: u64) -> Option<u64> {
+        let ready = self.busy_until.max(self.paused_until);
+        (!self.queue.is_empty() && ready > at).then_some(ready)
+    }
+
+    /// Runs the next command, if the server is free.
+    pub(super) fn run_next(&mut self, at: u64, connections: &[Connection]) -> Option<Done> {
+        if self.is_down || self.busy_until.max(self.paused_until) > at {
+            return None;
+        }
+        let command = self.queue.pop_front()?;
+        let start = command.arrived_at.max(self.busy_until).max(self.paused_until);
+        let connection = &connections[command.connection];
+        let (reply, call, note) = self.run(&command, start, connection);
+        Some(Done { connection: command.connection, at: start, reply, call, note })
+    }
+
+    fn run(&mut self, command: &Command, at: u64, connection: &Connection) -> (Vec<u8>, Option<usize>, String) {
+        let arguments: Vec<&[u8]> = command.arguments.iter().map(|range| &command.bytes[range.clone()]).collect();
+        let name = arguments[0];
+        let error = if name == b"CLIENT" || name == b"PING" {
+            None
+        } else if self.is_loading {
+            Some("-LOADING Redis is loading the dataset in memory\r\n")
+        } else if self.is_busy {
+            Some("-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n")
+        } else if name == b"EVALSHA" && !self.has_script {
+            Some("-NOSCRIPT No matching script. Please use EVAL.\r\n")
+        } else if name != b"SCRIPT" && connection.master != self.master {
+            Some("-READONLY You can't write against a read only replica.\r\n")
+        } else if name != b"SCRIPT" && self.is_out_of_memory {
+            Some("-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+        } else {
+            None
+        };
+        let note = |result: &str| {
+            if self.is_traced { format!("server: {}: {result}", String::from_utf8_lossy(name)) } else { String::new() }
+        };
+        if let Some(error) = error {
+            return (error.as_bytes().to_vec(), None, note(error.trim_end()));
+        }
+        match name {
+            b"CLIENT" | b"SET" => (b"+OK\r\n".to_vec(), None, note("OK")),
+            b"PING" => (b"+PONG\r\n".to_vec(), None, note("PONG")),
+            b"SCRIPT" => {
+                let note = note("loaded");
+                self.has_script = true;
+                (bulk_string(&[b'0'; 40]), None, note)
+            }
+            b"EVAL" | b"EVALSHA" => {
+                self.has_script = true;
+                let call = self.calls.len();
+                self.calls.push(CallRecord {
+                    connection: command.connection,
+                    sent_at: command.written_at,
+                    ran_at: at,
+                    is_repeated: name == b"EVAL",
+                    answered_at: None,
+                });
+                let before = self.executions.len();
+                let input = Input::read(arguments.last().expect("the input"), self.limits);
+                let run = Run {
+                    client: connection.client,
+                    call,
+                    now: Self::EPOCH + at,
+                    names: arguments[3..arguments.len() - 1].to_vec(),
+                    executions: &mut self.executions,
+                };
+                assert_eq!(run.names.len(), input.key_counts.iter().sum::<usize>());
+                let reply = self.store.run(&input, run);
+                let steps: u64 = input.steps.iter().map(|step| u64::from(step.repeats)).sum();
+                self.busy_until = at + self.service_micros * steps;
+                let note =
+                    if self.is_traced { self.describe(call, command.connection, before, steps) } else { String::new() };
+                (bulk_string(&reply), Some(call), note)
+            }
+            _ => panic!("the client sent an unknown command: {}", String::from_utf8_lossy(name)),
+        }
+    }
+
+    fn describe(&self, call: usize, connection: usize, before: usize, steps: u64) -> String {
+        let decisions: Vec<_> = self.executions[before..]
+            .iter()
+            .map(|done| format!("{} key {} cost {}: {:?}", done.kind, done.key, done.cost, done.verdict))
+            .collect();
+        let others = steps - decisions.len() as u64;
+        format!("server: call {call} on connection {connection}: [{}] and {others} updates", decisions.join(", "))
+    }
+
+    pub(super) fn expire(&mut self, at: u64) {
+        self.store.expire(Self::EPOCH + at);
+    }
+
+    pub(super) fn take_snapshot(&mut self) {
+        self.snapshot = Some(self.store.clone());
+    }
+
+    pub(super) fn crash(&mut self, keeps_data: bool, loses_connects: bool) {
+        (self.is_down, self.loses_connects, self.has_script) = (true, loses_connects, false);
+        self.queue.clear();
+        if !keeps_data {
+            self.store = Store::default();
+            self.has_lost_data = true;
+        }
+    }
+
+    pub(super) fn restart(&mut self, is_loading: bool) {
+        (self.is_down, self.is_loading) = (false, is_loading);
+    }
+
+    pub(super) fn begin_fault(&mut self, at: u64, kind: FaultKind, until: u64) {
+        match kind {
+            FaultKind::Pause => self.paused_until = self.paused_until.max(until),
+            FaultKind::FlushScripts => self.has_script = false,
+            FaultKind::OutOfMemory => self.is_out_of_memory = true,
+            FaultKind::Busy => self.is_busy = true,
+            FaultKind::FailOver(_) => {
+                self.store = self.snapshot.take().unwrap_or_default();
+                (self.master, self.has_script, self.has_lost_data) = (self.master + 1, false, true);
+            }
+            FaultKind::Foreign(key) => {
+                self.store.set_foreign(key, true);
+                self.has_lost_data = true;
+            }
+            other => unreachable!("the network has this fault: {other:?} at {at}"),
+        }
+    }
+
+    pub(super) fn end_fault(&mut self, kind: FaultKind) {
+        match kind {
+            FaultKind::OutOfMemory => self.is_out_of_memory = false,
+            FaultKind::Busy => self.is_busy = false,
+            FaultKind::CutInReply(_) => self.cut_in_reply = None,
+            FaultKind::Foreign(key) => self.store.set_foreign(key, false),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! The network and the server of one simulation, driven by events in virtual time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::random::Random;
+use super::scenario::{Fault, FaultKind, Scenario};
+use super::server::Server;
+
+/// The network and the server. Clones share them.
+#[derive(Clone)]
+pub(super) struct World {
+    state: Arc<Mutex<WorldState>>,
+    /// An event was added before all others.
+    changed: Arc<Notify>,
+}
+
+pub(super) struct WorldState {
+    started_at: Instant,
+    random: Random,
+    /// In milliseconds: the least delay of each direction, and the most that is added to it.
+    link: (u64, u64),
+    faults: Vec<Fault>,
+    events: BTreeMap<(u64, u64), Event>,
+    event_count: u64,
+    pub(super) connections: Vec<Connection>,
+    pub(super) server: Server,
+    /// Data that is sent now arrives at this time at the earliest.
+    delayed_until: u64,
+    /// Until then, open connections lose their data, and new ones are not established.
+    half_open_until: u64,
+    /// The bytes of the next request before a cut.
+    cut_in_request: Option<usize>,
+    /// When connections were cut.
+    pub(super) cuts: Vec<u64>,
+    /// When the client's thread ran nothing: from, and until.
+    pub(super) stalls: Vec<(u64, u64)>,
+    pub(super) trace: Option<Vec<String>>,
+}
+
+/// All times of the world are in microseconds since its start.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    ToServer(usize),
+    ToClient(usize),
+    ServerReady,
+    FaultBegins(usize),
+    FaultEnds(usize),
+    LoadingEnds,
+    Snapshot,
+}
+
+pub(super) struct Connection {
+    pub(super) client: usize,
+    /// The master that the connection leads to.
+    pub(super) master: u64,
+    to_server: Pipe,
+    to_client: Pipe,
+    /// What has arrived at the server, and is no complete command yet.
+    pub(super) received: Vec<u8>,
+    /// What has arrived at the client, and was not read yet.
+    pub(super) readable: VecDeque<u8>,
+    pub(super) reader: Option<Waker>,
+    /// The client reads the end of the connection after the readable bytes.
+    pub(super) has_ended: bool,
+    pub(super) is_closed_by_client: bool,
+}
+
+#[derive(Default)]
+struct Pipe {
+    data: VecDeque<Data>,
+    last_arrival: u64,
+    loses_data: bool,
+}
+
+impl Pipe {
+    fn next_arrival(&mut self, at: u64) -> Option<Data> {
+        let has_arrived = self.data.front().is_some_and(|data| data.arrives_at <= at);
+        if has_arrived { self.data.pop_front() } else { None }
+    }
+}
+
+struct Data {
+    arrives_at: u64,
+    bytes: Vec<u8>,
+    /// When the sender wrote the data.
+    written_at: u64,
+    /// The call whose reply ends with this data.
+    call: Option<usize>,
+    /// The connection ends after this data.
+    is_last: bool,
+}
+
+impl World {
+    pub(super) fn new(scenario: &Scenario, is_traced: bool) -> Self {
+        let mut state = WorldState {
+            started_at: Instant::now(),
+            random: Random::new(scenario.seed ^ 0x5eed),
+            link: scenario.link,
+            faults: scenario.faults.clone(),
+            events: BTreeMap::new(),
+            event_count: 0,
+            connections: Vec::new(),
+            server: Server::new(scenario.quotas.len(), scenario.service_micros, is_traced),
+            delayed_until: 0,
+            half_open_until: 0,
+            cut_in_request: None,
+            cuts: Vec::new(),
+            stalls: Vec::new(),
+            trace: is_traced.then(Vec::new),
+        };
+        for (index, fault) in scenario.faults.iter().enumerate() {
+            if let FaultKind::FailOver(lag) = fault.kind {
+                state.add_event(fault.at.saturating_sub(lag) * 1000, Event::Snapshot);
+            }
+            state.add_event(fault.at * 1000, Event::FaultBegins(index));
+        }
+        Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) }
+    }
+
+    /// Handles events, forever.
+    pub(super) async fn run(self) {
+        loop {
+            let next = self.state().handle_due();
+            match next {
+                Some(at) => tokio::select! {
+                    biased;
+                    () = sleep_until(at) => {}
+                    () = self.changed.notified() => {}
+                },
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, WorldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes the task that handles events.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut WorldState) -> T) -> T {
+        let mut state = self.state();
+        let before = state.events.first_key_value().map(|(key, _)| key.0);
+        let result = change(&mut state);
+        let first = state.events.first_key_value().map(|(key, _)| key.0);
+        if first != before {
+            self.changed.notify_one();
+        }
+        result
+    }
+
+    /// Opens a connection. Returns its index.
+    ///
+    /// # Errors
+    ///
+    /// If the server refuses it.
+    pub(super) fn connect(&self, client: usize) -> impl Future<Output = std::io::Result<usize>> + Send + use<> {
+        /// A lost SYN is sent again after this time.
+        const RETRANSMISSION: Duration = Duration::from_secs(1);
+        let world = self.clone();
+        async move {
+            loop {
+                let (round_trip, is_lost) = {
+                    let mut state = world.state();
+                    let (now, one_way) = (state.now(), 2 * state.delay());
+                    let late = state.delayed_until.saturating_sub(now);
+                    let is_lost = now < state.half_open_until || state.server.loses_connects();
+                    (Duration::from_micros(one_way + late), is_lost)
+                };
+                if is_lost {
+                    tokio::time::sleep(RETRANSMISSION).await;
+                    continue;
+                }
+                tokio::time::sleep(round_trip).await;
+                let mut state = world.state();
+                if state.server.loses_connects() {
+                    continue;
+                }
+                if state.server.is_down() {
+                    state.note(|| format!("client {client}: connection refused"));
+                    return Err(std::io::ErrorKind::ConnectionRefused.into());
+                }
+                return Ok(state.open(client));
+            }
+        }
+    }
+}
+
+impl WorldState {
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.started_at.elapsed().as_micros()).expect("a short time")
+    }
+
+    /// Adds a line to the trace.
+    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.trace.is_some() {
+            let line = format!("{:>8.3} ms  {}", super::model::to_f64(self.now()) / 1000.0, line());
+            self.trace.get_or_insert_default().push(line);
+        }
+    }
+
+    fn add_event(&mut self, at: u64, event: Event) {
+        self.event_count += 1;
+        self.events.insert((at, self.event_count), event);
+    }
+
+    /// Handles all events that are due. Returns the time of the next one.
+    fn handle_due(&mut self) -> Option<Instant> {
+        let now = self.now();
+        while let Some(entry) = self.events.first_entry() {
+            let at = entry.key().0;
+            if at > now {
+                return Some(self.started_at + Duration::from_micros(at));
+            }
+            let event = entry.remove();
+            self.handle(at, event);
+        }
+        None
+    }
+
+    fn handle(&mut self, at: u64, event: Event) {
+        match event {
+            Event::ToServer(connection) => self.arrive_at_server(at, connection),
+            Event::ToClient(connection) => self.arrive_at_client(at, connection),
+            Event::ServerReady => {}
+            Event::FaultBegins(index) => self.begin_fault(at, index),
+            Event::FaultEnds(index) => self.end_fault(index),
+            Event::LoadingEnds => self.server.is_loading = false,
+            Event::Snapshot => self.server.take_snapshot(),
+        }
+        self.run_server(at);
+    }
+
+    fn open(&mut self, client: usize) -> usize {
+        let index = self.connections.len();
+        self.note(|| format!("client {client}: connection {index} opened"));
+        self.connections.push(Connection {
+            client,
+            master: self.server.master,
+            to_server: Pipe::default(),
+            to_client: Pipe::default(),
+            received: Vec::new(),
+            readable: VecDeque::new(),
+            reader: None,
+            has_ended: false,
+            is_closed_by_client: false,
+        });
+        index
+    }
+
+    /// A random delay of one direction, in microseconds.
+    fn delay(&mut self) -> u64 {
+        let (least, jitter) = self.link;
+        (least + self.random.below(jitter + 1)) * 1000
+    }
+
+    /// Sends data of the client. Returns how many bytes the socket's buffer accepts.
+    pub(super) fn send_to_server(&mut self, index: usize, bytes: &[u8]) -> usize {
+        let accepted = if self.random.percent(5) { 1 + self.random.index(bytes.len()) } else { bytes.len() };
+        let is_request = bytes.len() > 60 && !bytes.starts_with(b"*4\r\n$6\r\nCLIENT");
+        let cut = if is_request { self.cut_in_request.take() } else { None };
+        let sent = cut.map_or(accepted, |bytes| accepted.min(bytes));
+        let data =
+            Data { call: None, is_last: false, arrives_at: 0, written_at: self.now(), bytes: bytes[..sent].to_vec() };
+        self.send(index, data, true);
+        if cut.is_some() {
+            self.note(|| format!("connection {index}: cut after {sent} bytes of a request"));
+            self.end_connection(index);
+        }
+        accepted
+    }
+
+    fn send(&mut self, index: usize, mut data: Data, to_server: bool) {
+        let (now, delay) = (self.now(), self.delay());
+        let connection = &mut self.connections[index];
+        let pipe = if to_server { &mut connection.to_server } else { &mut connection.to_client };
+        if pipe.loses_data {
+            return;
+        }
+        data.arrives_at = (now.max(data.written_at) + delay).max(pipe.last_arrival).max(self.delayed_until);
+        pipe.last_arrival = data.arrives_at;
+        let arrives_at = data.arrives_at;
+        pipe.data.push_back(data);
+        self.add_event(arrives_at, if to_server { Event::ToServer(index) } else { Event::ToClient(index) });
+    }
+
+    fn arrive_at_server(&mut self, at: u64, index: usize) {
+        let connection = &mut self.connections[index];
+        while let Some(data) = connection.to_server.next_arrival(at) {
+            connection.received.extend_from_slice(&data.bytes);
+            let mut start = 0;
+            while let Some((arguments, length)) = super::wire::read_command(&connection.received[start..]) {
+                let bytes = connection.received[start..start + length].to_vec();
+                self.server.queue(index, at, data.written_at, bytes, arguments);
+                start += length;
+            }
+            connection.received.drain(..start);
+        }
+    }
+
+    fn arrive_at_client(&mut self, at: u64, index: usize) {
+        let now = self.now();
+        let connection = &mut self.connections[index];
+        while let Some(data) = connection.to_client.next_arrival(at) {
+            connection.readable.extend(&data.bytes);
+            connection.has_ended |= data.is_last;
+            if let (Some(call), false) = (data.call, connection.has_ended || connection.is_closed_by_client) {
+                self.server.calls[call].answered_at = Some(now);
+            }
+            connection.reader.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Runs the commands that the server can run at this time, and sends the replies.
+    fn run_server(&mut self, at: u64) {
+        while let Some(done) = self.server.run_next(at, &self.connections) {
+            let index = done.connection;
+            self.note(|| done.note);
+            let cut = if done.call.is_some() { self.server.cut_in_reply.take() } else { None };
+            let mut bytes = done.reply;
+            let mut call = done.call;
+            if let Some(cut) = cut {
+                bytes.truncate(cut.min(bytes.len() - 1));
+                call = None;
+                self.note(|| format!("connection {index}: cut after {} bytes of the reply", bytes.len()));
+            }
+            // A reply may arrive in two parts.
+            let first = if self.random.percent(20) { self.random.index(bytes.len().max(1)) } else { 0 };
+            let rest = bytes.split_off(first);
+            for (bytes, call) in [(bytes, None), (rest, call)] {
+                if !bytes.is_empty() {
+                    let data = Data { arrives_at: 0, bytes, written_at: done.at, call, is_last: false };
+                    self.send(index, data, false);
+                }
+            }
+            if cut.is_some() {
+                self.end_connection(index);
+            }
+        }
+        if let Some(ready) = self.server.ready_at(at) {
+            self.add_event(ready, Event::ServerReady);
+        }
+    }
+
+    /// Resets a connection: requests in flight are lost, replies in flight arrive.
+    fn end_connection(&mut self, index: usize) {
+        let now = self.now();
+        self.cuts.push(now);
+        self.server.forget(index);
+        let end = Data { arrives_at: 0, bytes: Vec::new(), written_at: now, call: None, is_last: true };
+        self.send(index, end, false);
+        let connection = &mut self.connections[index];
+        // The server ignores what arrives later: the rest of a command would be no command.
+        connection.received.clear();
+        connection.to_server.data.clear();
+        connection.to_server.loses_data = true;
+        connection.to_client.loses_data = true;
+    }
+
+    /// Resets all open connections. Data in flight is lost, but for so many bytes of the first reply.
+    fn cut_all(&mut self, bytes: usize) {
+        for index in 0..self.connections.len() {
+            let connection = &mut self.connections[index];
+            connection.to_server.data.clear();
+            connection.to_client.data.truncate(1);
+            for data in &mut connection.to_client.data {
+                data.bytes.truncate(bytes.min(data.bytes.len().saturating_sub(1)));
+                data.call = None;
+            }
+            self.end_connection(index);
+        }
+    }
+
+    fn begin_fault(&mut self, at: u64, index: usize) {
+        let Fault { lasts, kind, .. } = self.faults[index];
+        let until = at + lasts * 1000;
+        self.note(|| format!("fault: {kind:?} for {lasts} ms"));
+        match kind {
+            FaultKind::Cut(bytes) => self.cut_all(bytes),
+            FaultKind::CutInRequest(bytes) => self.cut_in_request = Some(bytes),
+            FaultKind::CutInReply(bytes) => self.server.cut_in_reply = Some(bytes),
+            FaultKind::HalfOpen { to_server, to_client } => {
+                self.half_open_until = self.half_open_until.max(until);
+                for connection in &mut self.connections {
+                    for (pipe, loses) in
+                        [(&mut connection.to_server, to_server), (&mut connection.to_client, to_client)]
+                    {
+                        pipe.loses_data |= loses;
+                        if loses {
+                            pipe.data.clear();
+                        }
+                    }
+                }
+            }
+            FaultKind::Delay => {
+                self.delayed_until = self.delayed_until.max(until);
+                for (index, connection) in self.connections.iter_mut().enumerate() {
+                    let (to_server, to_client) = (Event::ToServer(index), Event::ToClient(index));
+                    for (pipe, event) in
+                        [(&mut connection.to_server, to_server), (&mut connection.to_client, to_client)]
+                    {
+                        for data in &mut pipe.data {
+                            data.arrives_at = data.arrives_at.max(until);
+                        }
+                        if !pipe.data.is_empty() {
+                            pipe.last_arrival = pipe.last_arrival.max(until);
+                            self.event_count += 1;
+                            self.events.insert((until, self.event_count), event);
+                        }
+                    }
+                }
+            }
+            FaultKind::Crash { keeps_data, refuses, .. } => {
+                self.cut_all(0);
+                self.server.crash(keeps_data, !refuses);
+            }
+            FaultKind::Stall => {}
+            other => self.server.begin_fault(at, other, until),
+        }
+        self.add_event(until, Event::FaultEnds(index));
+    }
+
+    fn end_fault(&mut self, index: usize) {
+        let Fault { at, lasts, kind } = self.faults[index];
+        if lasts > 0 {
+            self.note(|| format!("fault ends: {kind:?}"));
+        }
+        match kind {
+            FaultKind::Crash { loading, .. } => {
+                self.server.restart(loading > 0);
+                self.add_event((at + lasts + loading) * 1000, Event::LoadingEnds);
+            }
+            FaultKind::CutInRequest(_) => self.cut_in_request = None,
+            other => self.server.end_fault(other),
+        }
+    }
+}

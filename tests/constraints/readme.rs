@@ -1,0 +1,70 @@
+//! README.md and CONTRIBUTING.md name what exists: examples, Cargo features, pages and scripts.
+
+use std::fs;
+use std::path::Path;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect(path)
+}
+
+/// The names in a directory, without extension.
+fn names_in(directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(directory)).expect(directory);
+    let path_of = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").path();
+    let is_listed =
+        |path: &std::path::PathBuf| path.is_dir() || path.extension().is_none_or(|end| end == "rs" || end == "md");
+    let names = entries.map(path_of).filter(is_listed).map(|path| path.file_stem().expect("a name").to_owned());
+    let mut names: Vec<_> = names.map(|name| name.into_string().expect("UTF-8")).collect();
+    names.sort();
+    assert!(names.len() > 5, "{directory} is read");
+    names
+}
+
+/// The features of Cargo.toml, without `default`.
+fn features() -> Vec<String> {
+    let manifest = read("Cargo.toml");
+    let table = manifest.split("\n[features]\n").nth(1).and_then(|rest| rest.split("\n[").next()).expect("features");
+    let is_line = |line: &&str| !line.starts_with('#') && line.contains(" = ");
+    let names = table.lines().filter(is_line).filter_map(|line| line.split(' ').next());
+    names.filter(|name| *name != "default").map(str::to_owned).collect()
+}
+
+/// The section of a Markdown text under a heading of the second level.
+fn section(text: &str, heading: &str) -> String {
+    let section = text.split("\n## ").find(|section| section.starts_with(heading));
+    section.unwrap_or_else(|| panic!("there is no section {heading}")).to_owned()
+}
+
+fn missing(names: Vec<String>, text: &str) -> Vec<String> {
+    names.into_iter().filter(|name| !text.contains(&format!("`{name}`"))).collect()
+}
+
+#[test]
+fn readme_names_each_example() {
+    assert_eq!(missing(names_in("examples"), &section(&read("README.md"), "Examples")), [""; 0]);
+}
+
+#[test]
+fn readme_names_each_feature() {
+    assert_eq!(missing(features(), &section(&read("README.md"), "Cargo features")), [""; 0]);
+}
+
+#[test]
+fn readme_links_to_each_page() {
+    let readme = read("README.md");
+    let pages = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).expect("docs");
+    let pages = pages.map(|page| page.expect("an entry").path()).filter(|page| page.extension() == Some("md".as_ref()));
+    let names = pages.map(|page| page.file_name().expect("a name").to_str().expect("UTF-8").to_owned());
+    let unlinked: Vec<_> = names.filter(|name| !readme.contains(&format!("docs/{name}"))).collect();
+    assert_eq!(unlinked, [""; 0]);
+}
+
+/// Other scripts call the excluded ones.
+#[test]
+fn contributing_names_each_script() {
+    let text = read("CONTRIBUTING.md");
+    let names =
+        names_in("scripts").into_iter().filter(|name| !["foreign", "redis-servers", "redis-cell"].contains(&&**name));
+    let unnamed: Vec<_> = names.filter(|name| !text.contains(&format!("scripts/{name}"))).collect();
+    assert_eq!(unnamed, [""; 0]);
+}

@@ -1,0 +1,116 @@
+//! `docs/testing.md` names only tests, files and scripts that exist.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns whether `tests/BINARY` has this module, and compiles it.
+fn is_module(binary: &str, module: &str) -> bool {
+    let folder = root().join("tests").join(binary);
+    let mut parent = folder.join("main.rs");
+    let mut path = folder;
+    module.split("::").all(|name| {
+        let declares = fs::read_to_string(&parent).is_ok_and(|text| {
+            text.lines().any(|line| line.trim() == format!("mod {name};") || line.starts_with(&format!("fn {name}()")))
+        });
+        path = path.join(name);
+        let (file, module) = (path.with_extension("rs"), path.join("mod.rs"));
+        parent = if file.exists() { file } else { module };
+        declares
+    })
+}
+
+/// Returns what the page names that does not exist.
+fn missing(page: &str) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for line in page.lines() {
+        let cells: Vec<_> = line.split('|').collect();
+        // The last column of a table with three columns names tests.
+        if let ["", _, _, tests, ""] = cells[..] {
+            let mut binary = "";
+            for text in tests.split('`').skip(1).step_by(2) {
+                let test = text.split_once(": ").map_or(text, |(name, test)| {
+                    binary = name;
+                    test
+                });
+                let exists = if test.contains('/') { root().join(test).exists() } else { is_module(binary, test) };
+                named += 1;
+                if !exists {
+                    missing.push(format!("{binary}: {test}"));
+                }
+            }
+        }
+        // A command names the program or the tests that it runs.
+        let words: Vec<_> = line.split_whitespace().map(|word| word.trim_matches(['`', '.', ',', '(', ')'])).collect();
+        missing.extend(words.iter().filter(|word| word.starts_with("scripts/") && !root().join(word).exists()).map(
+            |script| {
+                named += 1;
+                (*script).to_owned()
+            },
+        ));
+        if let Some(at) = words.iter().position(|word| *word == "--test")
+            && let Some(binary) = words.get(at + 1)
+        {
+            let module = words.get(at + 2).filter(|word| !word.starts_with(['-', '#', '`']));
+            if !Path::new(&root().join("tests").join(binary)).exists()
+                || module.is_some_and(|module| !is_module(binary, module))
+            {
+                missing.push(format!("{binary} {module:?}"));
+            }
+        }
+    }
+    assert!(named > 40, "the page names {named} tests: the test does not read it");
+    missing
+}
+
+#[test]
+fn named_tests_and_scripts_exist() {
+    let page = fs::read_to_string(root().join("docs/testing.md")).expect("the page");
+    assert_eq!(missing(&page), [""; 0]);
+
+    let wrong = page
+        .replace("`algorithms: purity`", "`algorithms: impurity`")
+        .replace("`scripts/fuzz`", "`scripts/fizz`")
+        .replace("--test memory linearizability", "--test memory linear");
+    assert_eq!(missing(&wrong).len(), 3, "{:?}", missing(&wrong));
+}
+
+/// Returns for each file of loom models, by its module without `loom_tests`, the number of its models.
+fn loom_models() -> BTreeMap<String, usize> {
+    fn collect(folder: &Path, models: &mut BTreeMap<String, usize>) {
+        for path in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() {
+                collect(&path, models);
+                continue;
+            }
+            let module = path.strip_prefix(root().join("src")).expect("below `src`").with_extension("");
+            let parts: Vec<_> = module.iter().filter_map(|part| part.to_str()).collect();
+            if parts.contains(&"loom_tests") {
+                let count = fs::read_to_string(&path).expect("a source file").matches("#[test]").count();
+                let named: Vec<_> = parts.into_iter().filter(|part| *part != "loom_tests").collect();
+                models.extend((count > 0).then(|| (named.join("::"), count)));
+            }
+        }
+    }
+    let mut models = BTreeMap::new();
+    collect(&root().join("src"), &mut models);
+    models
+}
+
+#[test]
+fn table_lists_all_loom_models() {
+    let page = fs::read_to_string(root().join("docs/testing.md")).expect("the page");
+    let (_, table) = page.split_once("<!-- loom: ").expect("the table");
+    let (table, _) = table.split_once("<!-- end of loom -->").expect("the end of the table");
+    let row = |line: &str| {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        Some(((*cells.get(1)?).to_owned(), cells.get(2)?.parse().ok()?))
+    };
+    let listed: BTreeMap<String, usize> = table.lines().filter_map(row).collect();
+    assert_eq!(listed, loom_models(), "run scripts/loom-table");
+}

@@ -1,0 +1,311 @@
+//! Leases of several limits, of quotas chosen by the key, and of shadow limits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_ratelimit::observe::{Event, Observer};
+use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::{
+    AcquireOptions, Decision, DecisionSource, Detail, FixedWindow, Gcra, Limit, LimitStatus, Limiter as _, Quota,
+    Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
+};
+
+use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::lease_audit::{Audit, Bucket, Entry, audit};
+use crate::leases::{Admitted, acquire_many, until_leased};
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+/// Long, so that a busy machine renews in time.
+const DURATION: Duration = Duration::from_secs(2);
+
+fn leased(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
+    Redis::builder(server, "api", limits).lease(Lease::new(DURATION)).deadline(LONG_DEADLINE).build().expect("limits")
+}
+
+/// Every user has a limit, and all users together.
+fn user_and_all(user: u64, all: u64) -> impl IntoRedisLimits<str> {
+    (
+        Limit::new("user", FixedWindow::new(Quota::per_day(user))),
+        Limit::new("all", FixedWindow::new(Quota::per_day(all))).keyed_by(|_: &str| ()),
+    )
+}
+
+/// Returns what is left of each limit, in Redis.
+async fn rests(server: RedisServer, limits: impl IntoRedisLimits<str>, key: &str) -> Vec<u64> {
+    let direct = Redis::builder(server, "api", limits).deadline(LONG_DEADLINE).build().expect("limits");
+    let peeked = direct.peek(key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    peeked.limits().iter().map(LimitStatus::remaining).collect()
+}
+
+async fn decide(limiter: &Redis<str>, key: &str) -> Decision {
+    acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision
+}
+
+/// Each limit's account is exact, whichever limit ends the admissions.
+#[tokio::test]
+async fn each_limit_admits_what_it_allows() {
+    let (server, limits) = (Server::start(), || user_and_all(1_500, 4_000));
+    let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
+    let mut admitted = [Admitted::default(); 3];
+    for _ in 0..20 {
+        for limiter in &limiters {
+            for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&mut admitted) {
+                acquire_many(limiter, user, 30, admitted).await;
+            }
+        }
+    }
+    for limiter in &limiters {
+        limiter.close().await.expect("an answer");
+    }
+    let all: u64 = admitted.iter().map(|user| user.all()).sum();
+    // On a busy machine renewals are late, and Redis decides more.
+    assert!(admitted.iter().all(|user| user.leased > 100), "{admitted:?}");
+    for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&admitted) {
+        let rests = rests(server.open(), limits(), user).await;
+        assert_eq!(rests, [1_500 - admitted.all(), 4_000 - all], "{user}: {admitted:?}");
+    }
+    // Both limits are reached, and then Redis decides.
+    for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&mut admitted) {
+        acquire_many(&limiters[0], user, 1_500, admitted).await;
+    }
+    let admitted = admitted.map(Admitted::all);
+    assert!(admitted.iter().sum::<u64>() == 4_000 && admitted.iter().all(|user| *user <= 1_500), "{admitted:?}");
+}
+
+/// The processes' leases on a key that all users share: one each.
+#[tokio::test]
+async fn shared_sub_key_has_one_lease_per_process() {
+    let (server, limits) = (Server::start(), || user_and_all(100_000, 1_000_000));
+    let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
+    for limiter in &limiters {
+        for user in ["alice", "bob", "carol"] {
+            until_leased(limiter, user).await;
+        }
+    }
+    // A window has four words. Behind them, the eighth is the number of entries.
+    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 89)";
+    let key = limiters[0].redis_key("all", "alice").expect("a limit");
+    assert_eq!(server.number(&["EVAL", script, "1", &key]), 2);
+    for user in ["alice", "bob", "carol"] {
+        let key = limiters[0].redis_key("user", user).expect("a limit");
+        assert_eq!(server.number(&["EVAL", script, "1", &key]), 2, "{user}");
+    }
+}
+
+/// Units that no decision could spend are not held: the users are cold, so their decisions are made in Redis.
+#[tokio::test]
+async fn cold_sub_keys_keep_shared_units_free() {
+    #[derive(Clone, Default)]
+    struct Reports(Arc<AtomicU64>);
+    impl Observer for Reports {
+        fn observe(&self, event: &Event<'_>) {
+            if let Event::LeaseRenewed { .. } = event {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    let (server, reports) = (Server::start(), Reports::default());
+    let limiter = Redis::builder(server.open(), "api", user_and_all(1_000, 100_000))
+        .lease(Lease::new(DURATION))
+        .deadline(LONG_DEADLINE)
+        .observe(reports.clone())
+        .build()
+        .expect("limits");
+    for user in 0..300 {
+        assert_eq!(decide(&limiter, &user.to_string()).await.source(), DecisionSource::Store);
+    }
+    assert_eq!(reports.0.load(Ordering::Relaxed), 0);
+    // With a hot user, both limits are leased.
+    until_leased(&limiter, "alice").await;
+    assert_eq!(decide(&limiter, "alice").await.limits().len(), 1, "the most restrictive limit");
+    let all = AcquireOptions::default().detail(Detail::All);
+    let decision = acquire(&limiter, "alice", all).await.expect("an answer").decision;
+    assert_eq!(decision.source(), DecisionSource::Lease);
+    assert_eq!(decision.limits().iter().map(LimitStatus::name).collect::<Vec<_>>(), ["user", "all"]);
+    assert_eq!(decision.limits().iter().map(LimitStatus::limit).collect::<Vec<_>>(), [1_000, 100_000]);
+}
+
+/// Requests beside tokens: each limit spends its own cost.
+#[tokio::test]
+async fn limits_have_costs_of_their_own() {
+    let limits = || {
+        (
+            Limit::new("tokens", TokenBucket::new(Quota::per_day(40_000))),
+            Limit::new("requests", SlidingLog::new(Quota::per_day(4_000))).fixed_cost(1),
+        )
+    };
+    let server = Server::start();
+    let limiter = leased(server.open(), limits());
+    let mut admitted = Admitted::default();
+    while admitted.leased < 50 {
+        let decision = acquire(&limiter, "alice", AcquireOptions::cost(10)).await.expect("an answer").decision;
+        assert!(decision.is_allowed(), "{decision:?} after {admitted:?}");
+        match decision.source() {
+            DecisionSource::Lease => admitted.leased += 1,
+            _ => admitted.direct += 1,
+        }
+    }
+    // A cost of 0 at one limit, which Redis decides.
+    let free = acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer").decision;
+    assert_eq!(free.source(), DecisionSource::Store);
+    limiter.close().await.expect("an answer");
+    let requests = admitted.all() + 1;
+    assert_eq!(rests(server.open(), limits(), "alice").await, [40_000 - admitted.all() * 10, 4_000 - requests]);
+}
+
+const FREE: SlidingWindow = SlidingWindow::new(Quota::per_day(800));
+const PAID: SlidingWindow = SlidingWindow::new(Quota::per_day(3_000));
+
+/// Each tier's keys admit what the tier allows.
+#[tokio::test]
+async fn quota_chosen_by_the_key() {
+    let limits = || per_key(|user: &str| if user.starts_with("paid") { PAID } else { FREE });
+    let server = Server::start();
+    for (user, limit) in [("free-alice", 800), ("paid-bob", 3_000)] {
+        let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
+        let mut admitted = Admitted::default();
+        for _ in 0..5 {
+            for limiter in &limiters {
+                acquire_many(limiter, user, 60, &mut admitted).await;
+            }
+        }
+        // Close to its limit, Redis decides for the free user.
+        assert!(admitted.leased > 100, "{user}: {admitted:?}");
+        let decision = decide(&limiters[0], user).await;
+        admitted.direct += u64::from(decision.is_allowed());
+        assert_eq!(decision.most_restrictive().expect("a limit").limit(), limit);
+        for limiter in &limiters {
+            limiter.close().await.expect("an answer");
+        }
+        acquire_many(&limiters[0], user, limit, &mut admitted).await;
+        assert_eq!(admitted.all(), limit, "{user}: {admitted:?}");
+    }
+}
+
+/// A change of the tier takes effect with the next decision of the process.
+#[tokio::test]
+async fn changed_quota_of_a_key_takes_effect_at_once() {
+    static LIMIT: AtomicU64 = AtomicU64::new(3_000);
+    let limits = || per_key(|_: &str| FixedWindow::new(Quota::per_day(LIMIT.load(Ordering::Relaxed))));
+    let server = Server::start();
+    let limiter = leased(server.open(), limits());
+    let mut admitted = until_leased(&limiter, "alice").await;
+    acquire_many(&limiter, "alice", 100, &mut admitted).await;
+    LIMIT.store(50, Ordering::Relaxed);
+    let denied = decide(&limiter, "alice").await;
+    assert!(!denied.is_allowed() && denied.source() == DecisionSource::Store, "{denied:?}");
+    LIMIT.store(4_000, Ordering::Relaxed);
+    let allowed = decide(&limiter, "alice").await;
+    assert!(allowed.is_allowed(), "{allowed:?}");
+    let mut later = until_leased(&limiter, "alice").await;
+    assert_eq!(decide(&limiter, "alice").await.most_restrictive().expect("a limit").limit(), 4_000);
+    later.direct += 2;
+    limiter.close().await.expect("an answer");
+    let left = rests(server.open(), limits(), "alice").await;
+    assert_eq!(left, [4_000 - admitted.all() - later.all()]);
+}
+
+/// A shadow limit without room lists a denial in leased decisions, and does not stop them.
+#[tokio::test]
+async fn shadow_limit_without_room_does_not_stop_leases() {
+    let limits = || {
+        (
+            Limit::new("all", Gcra::new(Quota::per_day(100_000))),
+            Limit::new("trial", FixedWindow::new(Quota::per_day(40))).shadow(),
+        )
+    };
+    let server = Server::start();
+    let limiter = leased(server.open(), limits());
+    let (mut in_trial, mut admitted, mut denied_by_trial) = (0, 0, 0);
+    let began = Instant::now();
+    while denied_by_trial < 200 {
+        assert!(began.elapsed() < LONG_DEADLINE, "{admitted} admitted, {in_trial} in the trial");
+        let decision = decide(&limiter, "alice").await;
+        assert!(decision.is_allowed());
+        assert_eq!(decision.limits().len(), 2);
+        admitted += 1;
+        let is_denied = decision.shadow_denials().count() > 0;
+        in_trial += u64::from(!is_denied);
+        denied_by_trial += u64::from(is_denied && decision.source() == DecisionSource::Lease);
+        if decision.source() == DecisionSource::Lease {
+            let shadow = &decision.limits()[1];
+            assert!(shadow.is_shadow() && shadow.limit() == 40, "{decision:?}");
+        }
+    }
+    assert!(in_trial <= 40, "{in_trial}");
+    // A cost that the shadow could never allow.
+    let large = acquire(&limiter, "alice", AcquireOptions::cost(60)).await.expect("an answer").decision;
+    assert!(
+        large.is_allowed() && large.shadow_denials().any(|limit| limit.verdict() == Verdict::ExceedsLimit),
+        "{large:?}"
+    );
+    limiter.close().await.expect("an answer");
+    let left = rests(server.open(), limits(), "alice").await;
+    assert_eq!(left[0], 100_000 - admitted - 60);
+    assert!(left[1] <= 40 - in_trial, "{left:?}");
+}
+
+/// Three processes, three users, two limits, demand far above both, and replies that are lost.
+#[tokio::test]
+async fn no_limit_is_exceeded_in_any_window() {
+    const USER: u64 = 400;
+    const ALL: u64 = 700;
+    let (server, log) = (Server::start(), Arc::new(Mutex::new(Vec::new())));
+    let processes: Vec<_> = (0..3)
+        .map(|number| {
+            let proxy = Proxy::before(server.socket());
+            let log = Arc::clone(&log);
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                runtime.block_on(contend(number, &proxy, USER, ALL, &log));
+            })
+        })
+        .collect();
+    tokio::task::spawn_blocking(|| processes.into_iter().for_each(|process| process.join().expect("no panic")))
+        .await
+        .expect("a task");
+    let log = std::mem::take(&mut *log.lock().expect("no panic"));
+    let leased = log.iter().filter(|(_, is_leased)| *is_leased).count();
+    assert!(leased > 100, "{leased} by leases");
+    let users: Vec<Entry> = log.into_iter().map(|(entry, _)| entry).collect();
+    let all = users.iter().map(|entry| Entry { key: 0, ..entry.clone() }).collect();
+    let bucket = |rate| Bucket { rate, burst: rate, skew: Duration::from_millis(1) };
+    let audits: [Audit; 2] = [audit(users, bucket(USER)), audit(all, bucket(ALL))];
+    assert!(audits.iter().all(|audit| audit.beyond == 0 && audit.admitted > ALL), "{audits:?}, {leased} by leases");
+}
+
+/// Acquires for three seconds, and logs the admissions, and whether they were leased.
+async fn contend(number: u64, proxy: &Proxy, user: u64, all: u64, log: &Mutex<Vec<(Entry, bool)>>) {
+    let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limits = (
+        Limit::new("user", Gcra::new(Quota::per_second(user))),
+        Limit::new("all", Gcra::new(Quota::per_second(all))).keyed_by(|_: &u32| ()),
+    );
+    let limiter = Redis::<u32>::builder(server, "contended", limits)
+        .lease(Lease::new(Duration::from_millis(300)))
+        .deadline(Duration::from_millis(200))
+        .build()
+        .expect("limits");
+    let (began, mut own, mut round) = (Instant::now(), Vec::new(), number);
+    while began.elapsed() < Duration::from_secs(3) {
+        round += 1;
+        if round % 900 == 0 {
+            proxy.cut_next_reply();
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "below 3")]
+        let key = (round / 40 % 3) as u32;
+        // A decision without a reply may have been charged, and was not admitted.
+        if let Ok(outcome) = acquire(&limiter, &key, AcquireOptions::default()).await {
+            let decision = outcome.decision;
+            let entry = Entry { time: decision.decided_at().as_micros(), key, is_admitted: decision.is_allowed() };
+            own.push((entry, decision.source() == DecisionSource::Lease));
+        }
+        if round % 50 == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    log.lock().expect("no panic").extend(own);
+}
