@@ -8,10 +8,22 @@ pub(crate) trait CapacityListener: Send + Sync {
     fn on_capacity(&self);
 }
 
-static LISTENERS: Mutex<Vec<Weak<dyn CapacityListener>>> = Mutex::new(Vec::new());
+type Listeners = Mutex<Vec<Weak<dyn CapacityListener>>>;
 
+#[cfg(not(loom))]
 fn listeners() -> MutexGuard<'static, Vec<Weak<dyn CapacityListener>>> {
+    static LISTENERS: Listeners = Mutex::new(Vec::new());
     LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The listeners of one model. The test threads run models side by side, and a model that called a listener of another
+/// would use its mutex, which loom does not know there. loom runs all threads of a model on one thread.
+#[cfg(loom)]
+fn listeners() -> MutexGuard<'static, Vec<Weak<dyn CapacityListener>>> {
+    std::thread_local! {
+        static LISTENERS: &'static Listeners = Box::leak(Box::default());
+    }
+    LISTENERS.with(|listeners| listeners.lock()).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Registers a listener until it is dropped.
