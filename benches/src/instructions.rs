@@ -48,6 +48,14 @@ fn main() {
     let Ok(count) = count.parse::<u64>() else { return };
     match case.as_str() {
         "hot" => repeat(count, decide(PLENTY, |_| 7)),
+        "read" => {
+            let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+            repeat(count, |_| {
+                let decision = limiter.check(black_box(&7_u64), AcquireOptions::default());
+                black_box(decision.most_restrictive().map(|limit| limit.snapshot()));
+                decision.is_allowed()
+            });
+        }
         "denied" => repeat(count, decide(Gcra::new(Quota::per_day(1)), |_| 7)),
         "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
         "million-keys" => {

@@ -54,6 +54,11 @@ impl Rate {
     pub(super) const fn span(self, count: u64) -> Span {
         let tokens = self.tokens;
         if let Some(product) = count.checked_mul(self.ticks) {
+            // Nearly all quotas: the period in microseconds is a multiple of the limit. Row "read" of
+            // docs/performance.md.
+            if tokens == 1 {
+                return Span { ticks: product, fraction: 0 };
+            }
             return Span { ticks: product / tokens, fraction: product % tokens };
         }
         let product = count as u128 * self.ticks as u128;
