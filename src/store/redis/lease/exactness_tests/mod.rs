@@ -19,6 +19,7 @@ use self::server::Server;
 use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, RenewalReply, Reply};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::AcquireOptions;
+use crate::encode::EncodeKey as _;
 use crate::observe::Observers;
 use crate::store::redis::RedisLimit;
 use crate::store::redis::script::LimitInfo;
@@ -264,7 +265,8 @@ impl World {
     fn acquire(&mut self, process: usize, user: u32, cost: u64) {
         let keys = [format!("user-{user}"), String::new(), String::new()];
         let (book, infos) = (Arc::clone(&self.processes[process].0), &self.infos);
-        let part = |(limit, key): (usize, &String)| LeasePart { fingerprint: book.fingerprint(limit, key, &[]), cost };
+        let options = AcquireOptions::cost(cost);
+        let part = |(limit, key): (usize, &String)| book.part(limit, options, |hasher| key.hash_key(hasher));
         let parts: Vec<_> = keys.iter().enumerate().map(part).collect();
         let keys: Vec<_> = keys.into_iter().map(String::into_bytes).collect();
         let by_lease = (self.decide)(&book, &parts);
