@@ -7,7 +7,8 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Reservation;
 use tower_ratelimit::store::{IntoRedisLimits, Lease};
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
+    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Quota, Redis, RedisServer, SlidingLog,
+    SlidingWindow,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold, redis_limiter};
@@ -46,7 +47,10 @@ async fn holds_and_reservations_settle_beside_leases() {
 }
 
 /// Requires that an operation stops the leased decisions on alice's keys within the duration. Returns the limiter.
-async fn operation_stops_leases(server: &Server, operate: impl AsyncFnOnce(&Redis<str>) -> Result<(), Error>) -> Redis<str> {
+async fn operation_stops_leases(
+    server: &Server,
+    operate: impl AsyncFnOnce(&Redis<str>) -> Result<(), Error>,
+) -> Redis<str> {
     let limiter = leased(server.open(), two());
     for key in ["bob", "alice"] {
         until_leased(&limiter, key).await;

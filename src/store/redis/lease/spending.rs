@@ -36,8 +36,7 @@ impl LeaseBook {
     ///
     /// A shadow limit without room denies by itself, and charges nothing. A shadow limit without a lease, or whose
     /// renewal is late, has no answer, so Redis decides.
-    // Row "leased" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn decide<const N: usize>(&self, parts: &[LeasePart], options: AcquireOptions) -> Option<Decision> {
         let mut shares = [None; N];
         let shares = first(&mut shares, parts.len());
