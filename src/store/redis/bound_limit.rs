@@ -68,7 +68,9 @@ where
             let mut params = PARAMS.try_with(Cell::take).unwrap_or_default();
             params.clear();
             LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, &mut params);
-            params.iter().for_each(|param| hasher.write_u64(*param));
+            for param in &params {
+                hasher.write_u64(*param);
+            }
             let _ = PARAMS.try_with(|kept| kept.set(params));
         }
     }

@@ -41,13 +41,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         if parts.iter().any(|part| part.cost == 0) {
             return self.acquire_in_redis(key, options);
         }
-        match leases.decide::<N>(parts, options) {
-            Some(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
-            None => {
-                self.count_demand(leases, key, parts);
-                self.acquire_in_redis(key, options)
-            }
+        if let Some(decision) = leases.decide::<N>(parts, options) {
+            return Acquisition::Ready(Ok(Outcome { decision, held: None }));
         }
+        self.count_demand(leases, key, parts);
+        self.acquire_in_redis(key, options)
     }
 
     /// Counts a decision that is made in Redis.

@@ -11,7 +11,7 @@ use crate::decision::{
 };
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct LeasePart {
     /// The hash of the sub-key, never 0: see [`LeaseBook::part`].
     pub(crate) fingerprint: u64,
@@ -154,5 +154,84 @@ fn snapshot(&[limit, window, remaining, idle_at, at]: &[u64; 5]) -> LimitSnapsho
         remaining,
         reset: Duration::from_micros(idle_at.saturating_sub(at)),
         next_token_after: Duration::from_micros(next_token),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::net::IpAddr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::encode::EncodeKey;
+    use crate::observe::Observers;
+    use crate::store::redis::RedisLimit;
+    use crate::store::redis::lease::{Lease, LeaseClock, RenewalReply, Reply};
+    use crate::{Gcra, Limit, Quota};
+
+    const LIMITS: usize = 2;
+    const DURATION: Duration = Duration::from_millis(100);
+
+    fn book(clock: &ManualClock) -> Arc<LeaseBook> {
+        let limit =
+            |name| RedisLimit::<IpAddr>::new(Limit::new(name, Gcra::new(Quota::per_second(1_000_000)))).0.info();
+        let infos = ["a", "b"].map(limit);
+        let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
+        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()))
+    }
+
+    fn parts(book: &LeaseBook, key: &(impl EncodeKey + ?Sized)) -> [LeasePart; LIMITS] {
+        std::array::from_fn(|limit| book.part(limit, AcquireOptions::default(), |hasher| key.hash_key(hasher)))
+    }
+
+    #[test]
+    fn leased_decision_allocates_nothing() {
+        let clock = ManualClock::new();
+        let (book, key) = (book(&clock), IpAddr::from([192, 0, 2, 1]));
+        let decide = || book.decide::<LIMITS>(&parts(&book, &key), AcquireOptions::default());
+        for _ in 0..4 {
+            assert!(decide().is_none(), "nothing is held yet");
+            book.count_demand(&parts(&book, &key), |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
+        }
+        clock.advance(DURATION / 2);
+        for report in book.take_due(true) {
+            report.finish(&RenewalReply { reply: Reply::Applied { held: 100, expiry: 1 }, now: 0, figures: None });
+        }
+        let mut decision = None;
+        let allocations = allocation_counter::measure(|| decision = decide());
+        assert!(decision.is_some_and(|decision| decision.source() == DecisionSource::Lease), "decided by leases");
+        assert_eq!(allocations.count_total, 0);
+    }
+
+    /// Keys of one type find the same lease if they have the same encoding, and otherwise another one.
+    #[test]
+    fn keys_share_a_lease_if_their_encodings_are_equal() {
+        fn check<K: EncodeKey>(keys: &[K]) {
+            let book = book(&ManualClock::new());
+            let fingerprint = |key: &K| parts(&book, key).map(|part| part.fingerprint);
+            let text = |key: &K| {
+                let mut writer = crate::encode::KeyWriter::new();
+                key.encode(&mut writer);
+                writer.as_str().to_owned()
+            };
+            for (a, b) in keys.iter().flat_map(|a| keys.iter().map(move |b| (a, b))) {
+                assert_eq!(fingerprint(a) == fingerprint(b), text(a) == text(b), "{} and {}", text(a), text(b));
+                assert_ne!(fingerprint(a)[0], fingerprint(b)[1], "two limits");
+            }
+        }
+        check(&[0_u64, 1, u64::MAX]);
+        check(&[("a", "bc"), ("ab", "c"), ("", ","), (",", ""), ("a,b", "c")]);
+        check(&[(("a", 1), 2), (("a", 12), 0), (("a1", 2), 0)]);
+        check(&[None, Some(""), Some("-")]);
+        check(&[(None, Some(1)), (Some(1), None), (None, None)]);
+        check(&["192.0.2.1", "::ffff:192.0.2.1", "::"].map(|text| text.parse::<IpAddr>().expect("an address")));
+        check(&[Cow::Borrowed("a"), Cow::Owned("a".to_owned()), Cow::Borrowed("b")]);
+        check(&[[1_u8, 2].as_slice(), &[1, 2, 0], &[], b"%"]);
+        check(&[(), ()]);
+        let book = book(&ManualClock::new());
+        assert_eq!(parts(&book, "a"), parts(&book, &Box::new(Arc::new("a".to_owned()))));
     }
 }
