@@ -20,13 +20,58 @@ const KEYS: usize = 16;
 /// The limit of each key. The requests before the fail-over use a part of it, and the new master admits the rest.
 const LIMIT: u64 = 1_500;
 
-/// A master that is killed and the replica that takes over.
-struct FailOver<'a> {
-    master: &'a mut Server,
-    replica: &'a Server,
-    open: RedisServer,
-    keys: Vec<String>,
+/// A master that is killed, the replica that takes over, and keys of theirs.
+pub(crate) struct FailOver<'a> {
+    pub(crate) fault: &'a str,
+    pub(crate) is_lagging: bool,
+    pub(crate) master: &'a mut Server,
+    pub(crate) replica: &'a Server,
+    pub(crate) open: RedisServer,
+    pub(crate) keys: Vec<String>,
 }
+
+/// Runs a test on a master of a cluster. The keys are those that this node has for each of the limiters.
+pub(crate) async fn in_a_cluster(
+    run: impl AsyncFnOnce(FailOver<'_>),
+    limiters: impl FnOnce(&RedisServer) -> Vec<Redis<str>>,
+    is_lagging: bool,
+) {
+    let mut cluster = Cluster::with_replicas();
+    let open = cluster.open();
+    let limiters = limiters(&open);
+    let is_there = |key: &String| {
+        let mut names = limiters.iter().map(|limiter| limiter.redis_key("default", key).expect("a limit"));
+        names.all(|name| cluster.first_master_of(&name) == 0)
+    };
+    let keys = (1_000..).map(|user| format!("user{user}")).filter(is_there).take(KEYS).collect();
+    let fault = if is_lagging { "a cluster, a lagging replica, kill -9" } else { "a cluster, kill -9" };
+    let (masters, replicas) = cluster.nodes.split_at_mut(MASTERS);
+    run(FailOver { fault, is_lagging, master: &mut masters[0], replica: &replicas[0], open, keys }).await;
+}
+
+/// Runs a test on the master that three Sentinels watch.
+pub(crate) async fn with_sentinel(
+    run: impl AsyncFnOnce(FailOver<'_>),
+    _: impl FnOnce(&RedisServer) -> Vec<Redis<str>>,
+    is_lagging: bool,
+) {
+    let mut watched = SentinelDeployment::start();
+    let (open, keys) = (watched.open(), (1_000..).map(|user| format!("user{user}")).take(KEYS).collect());
+    let fault = if is_lagging { "Sentinel, a lagging replica, kill -9" } else { "Sentinel, kill -9" };
+    run(FailOver { fault, is_lagging, master: &mut watched.master, replica: &watched.replica, open, keys }).await;
+}
+
+/// Defines tests: each runs a function in a deployment, with a replica that lags or not.
+macro_rules! fail_over_tests {
+    ($run:expr, $limiters:expr; $($test:ident: $deployment:ident, $is_lagging:literal;)+) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            $crate::fail_over::$deployment($run, $limiters, $is_lagging).await;
+        }
+    )+};
+}
+
+pub(crate) use fail_over_tests;
 
 impl Server {
     /// The replication offset.
@@ -55,8 +100,8 @@ async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
     least
 }
 
-async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
-    let FailOver { master, replica, open, keys } = pair;
+async fn over_admission(pair: FailOver<'_>) {
+    let FailOver { fault, is_lagging, master, replica, open, keys } = pair;
     let limiter = |name| {
         let limits = FixedWindow::new(Quota::per_day(LIMIT));
         Redis::<str>::builder(open.clone(), name, limits).deadline(DEADLINE).build().expect("limits")
@@ -99,7 +144,7 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
         });
     }
     sleep(Duration::from_millis(300)).await;
-    if lagging {
+    if is_lagging {
         replica.fall_behind();
         sleep(Duration::from_millis(300)).await;
     }
@@ -128,49 +173,20 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
         Duration::from_micros(resumed),
     );
     assert!(allowed <= quota + bound, "{allowed} of {quota}, at most {bound} more");
-    if lagging {
+    if is_lagging {
         assert!(allowed > quota, "no charge was lost, so the test proves nothing");
     }
 }
 
-async fn in_a_cluster(fault: &str, lagging: bool) {
-    let mut cluster = Cluster::with_replicas();
-    let open = cluster.open();
-    let named = Redis::<str>::new(open.clone(), "lost0", FixedWindow::new(Quota::per_day(LIMIT)));
-    let other = Redis::<str>::new(open.clone(), "lost1", FixedWindow::new(Quota::per_day(LIMIT)));
-    let is_there = |limiter: &Redis<str>, key: &str| {
-        cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit")) == 0
-    };
-    let keys = (1_000..).map(|user| format!("user{user}"));
-    let keys = keys.filter(|key| is_there(&named, key) && is_there(&other, key)).take(KEYS).collect();
-    let (masters, replicas) = cluster.nodes.split_at_mut(MASTERS);
-    over_admission(fault, FailOver { master: &mut masters[0], replica: &replicas[0], open, keys }, lagging).await;
+fn limiters(open: &RedisServer) -> Vec<Redis<str>> {
+    let limits = || FixedWindow::new(Quota::per_day(LIMIT));
+    ["lost0", "lost1"].map(|name| Redis::new(open.clone(), name, limits())).into()
 }
 
-async fn with_sentinel(fault: &str, lagging: bool) {
-    let mut watched = SentinelDeployment::start();
-    let open = watched.open();
-    let keys = (1_000..).map(|user| format!("user{user}")).take(KEYS).collect();
-    let pair = FailOver { master: &mut watched.master, replica: &watched.replica, open, keys };
-    over_admission(fault, pair, lagging).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cluster_fail_over_admits_at_most_the_unreplicated_charges_again() {
-    in_a_cluster("a cluster, kill -9", false).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cluster_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again() {
-    in_a_cluster("a cluster, a lagging replica, kill -9", true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_fail_over_admits_at_most_the_unreplicated_charges_again() {
-    with_sentinel("Sentinel, kill -9", false).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again() {
-    with_sentinel("Sentinel, a lagging replica, kill -9", true).await;
+fail_over_tests! {
+    over_admission, limiters;
+    cluster_fail_over_admits_at_most_the_unreplicated_charges_again: in_a_cluster, false;
+    cluster_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: in_a_cluster, true;
+    sentinel_fail_over_admits_at_most_the_unreplicated_charges_again: with_sentinel, false;
+    sentinel_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: with_sentinel, true;
 }

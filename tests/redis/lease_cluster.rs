@@ -10,8 +10,8 @@ use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
 use crate::cluster_server::{Cluster, MASTERS, wait_until};
+use crate::fail_over::{FailOver, fail_over_tests};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
 const LIMIT: u64 = 4_000;
@@ -152,25 +152,18 @@ async fn moving_slot_loses_no_lease() {
     assert_eq!(direct + by_lease + rest, LIMIT, "{direct} direct, {by_lease} by leases, {rest} left");
 }
 
-/// A master with its replica, and a key of theirs.
-struct Pair<'a> {
-    master: &'a mut Server,
-    replica: &'a Server,
-    open: RedisServer,
-    key: String,
-}
-
 /// A process has a lease when the master is killed. Then others take all that the new master admits, and the process
 /// spends the rest of its lease.
-async fn fail_over(fault: &str, pair: Pair<'_>, is_lagging: bool) {
-    let Pair { master, replica, open, key } = pair;
+async fn fail_over(pair: FailOver<'_>) {
+    let FailOver { fault, is_lagging, master, replica, open, keys } = pair;
+    let key = &keys[0];
     let (holder, direct) = (leased(open.clone(), Duration::from_secs(50)), redis_limiter::<str>(open, "api", BUCKET));
-    let mut admitted = take_some(&direct, &key, 100).await;
+    let mut admitted = take_some(&direct, key, 100).await;
     wait_until("the replica has the first charges", || replica.offset() >= master.offset());
     if is_lagging {
         replica.fall_behind();
     }
-    let unreplicated = until_leased(&holder, &key).await;
+    let unreplicated = until_leased(&holder, key).await;
     admitted += unreplicated;
     if !is_lagging {
         wait_until("the replica has the lease", || replica.offset() >= master.offset());
@@ -178,14 +171,14 @@ async fn fail_over(fault: &str, pair: Pair<'_>, is_lagging: bool) {
     master.kill();
     for _ in 0..100 {
         // Without Redis, the process spends its lease.
-        assert!(is_by_lease(&decide(&holder, &key, 1).await));
+        assert!(is_by_lease(&decide(&holder, key, 1).await));
         admitted += 1;
     }
     wait_until("the replica has taken over", || replica.command(&["ROLE"]).contains("master"));
-    let taken = take_rest(&direct, &key).await;
-    let by_lease = spend_lease(&holder, &key).await;
+    let taken = take_rest(&direct, key).await;
+    let by_lease = spend_lease(&holder, key).await;
     holder.close().await.expect("an answer");
-    let all = admitted + taken + by_lease + take_rest(&direct, &key).await;
+    let all = admitted + taken + by_lease + take_rest(&direct, key).await;
     println!(
         "| {fault:<40} | {unreplicated:>4} admitted before the end, {taken:>4} by the new master, {by_lease:>4} by the \
          lease | {all} of {LIMIT} |"
@@ -204,39 +197,10 @@ async fn take_some(direct: &Redis<str>, key: &str, count: u64) -> u64 {
     count
 }
 
-async fn in_a_cluster(fault: &str, is_lagging: bool) {
-    let mut cluster = Cluster::with_replicas();
-    let open = cluster.open();
-    let named = redis_limiter::<str>(open.clone(), "api", BUCKET);
-    let is_there = |key: &String| cluster.first_master_of(&named.redis_key("default", key).expect("a limit")) == 0;
-    let key = (0..100_000).map(|user| format!("user{user}")).find(is_there).expect("a key");
-    let (masters, replicas) = cluster.nodes.split_at_mut(MASTERS);
-    fail_over(fault, Pair { master: &mut masters[0], replica: &replicas[0], open, key }, is_lagging).await;
-}
-
-async fn with_sentinel(fault: &str, is_lagging: bool) {
-    let mut watched = SentinelDeployment::start();
-    let open = watched.open();
-    let pair = Pair { master: &mut watched.master, replica: &watched.replica, open, key: "alice".to_owned() };
-    fail_over(fault, pair, is_lagging).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cluster_fail_over_keeps_a_replicated_lease() {
-    in_a_cluster("a cluster, kill -9", false).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cluster_fail_over_to_a_lagging_replica_admits_at_most_a_share_more() {
-    in_a_cluster("a cluster, a lagging replica, kill -9", true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_fail_over_keeps_a_replicated_lease() {
-    with_sentinel("Sentinel, kill -9", false).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_fail_over_to_a_lagging_replica_admits_at_most_a_share_more() {
-    with_sentinel("Sentinel, a lagging replica, kill -9", true).await;
+fail_over_tests! {
+    fail_over, |open| vec![redis_limiter(open.clone(), "api", BUCKET)];
+    cluster_fail_over_keeps_a_replicated_lease: in_a_cluster, false;
+    cluster_fail_over_to_a_lagging_replica_admits_at_most_a_share_more: in_a_cluster, true;
+    sentinel_fail_over_keeps_a_replicated_lease: with_sentinel, false;
+    sentinel_fail_over_to_a_lagging_replica_admits_at_most_a_share_more: with_sentinel, true;
 }

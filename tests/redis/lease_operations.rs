@@ -7,10 +7,11 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Reservation;
 use tower_ratelimit::store::{IntoRedisLimits, Lease};
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, FixedWindow, Gcra, Limit, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
+    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Quota, Redis, RedisServer, SlidingLog,
+    SlidingWindow,
 };
 
-use crate::helpers::{LONG_DEADLINE, acquire, hold};
+use crate::helpers::{LONG_DEADLINE, acquire, hold, redis_limiter};
 use crate::leases::{Admitted, DURATION, LIMIT, QUOTA, acquire_many, leased, leased_decisions_end, rest, until_leased};
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -45,26 +46,67 @@ async fn holds_and_reservations_settle_beside_leases() {
     assert_eq!(rest(server.open(), two(), "alice").await, LIMIT - admitted.all() - 20 - 7 - 9, "{admitted:?}");
 }
 
-/// A block of one limit stops the decisions of its key within the duration, and no others.
+/// Requires that an operation stops the leased decisions on alice's keys within the duration. Returns the limiter.
+async fn operation_stops_leases(
+    server: &Server,
+    operate: impl AsyncFnOnce(&Redis<str>) -> Result<(), Error>,
+) -> Redis<str> {
+    let limiter = leased(server.open(), two());
+    for key in ["bob", "alice"] {
+        until_leased(&limiter, key).await;
+    }
+    operate(&limiter).await.expect("an answer");
+    leased_decisions_end(&limiter).await;
+    limiter
+}
+
+/// A block of one limit stops the leased decisions of its key, and no others.
 #[tokio::test]
 async fn block_of_one_limit_stops_its_key_only() {
     let server = Server::start();
-    let limiter = leased(server.open(), two());
-    until_leased(&limiter, "bob").await;
-    until_leased(&limiter, "alice").await;
-    limiter.block("user", "alice", Duration::from_secs(60)).await.expect("an answer");
-    leased_decisions_end(&limiter).await;
-    until_leased(&limiter, "bob").await;
+    let block = async |limiter: &Redis<str>| limiter.block("user", "alice", Duration::from_secs(60)).await;
+    until_leased(&operation_stops_leases(&server, block).await, "bob").await;
 }
 
-/// A changed usage of the shared limit stops the leased decisions of all keys within the duration.
 #[tokio::test]
 async fn set_usage_of_a_shared_limit_stops_all_keys() {
     let server = Server::start();
-    let limiter = leased(server.open(), two());
-    until_leased(&limiter, "alice").await;
-    limiter.set_usage("all", "bob", 100_000).await.expect("an answer");
-    leased_decisions_end(&limiter).await;
+    operation_stops_leases(&server, async |limiter| limiter.set_usage("all", "bob", 100_000).await).await;
+}
+
+/// Each call reads a key once, also one whose held costs the script's fast path does not support.
+async fn each_call_reads_a_held_key_once(algorithm: impl LuaAlgorithm + Clone) {
+    let server = Server::start();
+    let (holder, other) = (leased(server.open(), algorithm.clone()), redis_limiter(server.open(), "api", algorithm));
+    until_leased(&holder, "alice").await;
+    let held = hold(&other, "alice", 5).await;
+    let counts = || ["get", "mget", "evalsha"].map(|name| server.number_of(&format!("cmdstat_{name}:calls=")));
+    let before = counts();
+    for _ in 0..50 {
+        for limiter in [&holder, &other] {
+            // No lease has so many units, nor has the key.
+            for (cost, is_allowed) in [(LIMIT, false), (1, true)] {
+                let decision = acquire(limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision;
+                assert_eq!(decision.is_allowed(), is_allowed, "{decision:?}");
+            }
+        }
+    }
+    let after = counts();
+    held.release().await.expect("an answer");
+    let [get, mget, calls] = [0, 1, 2].map(|index| after[index] - before[index]);
+    println!("{calls} calls: {get} GET, {mget} MGET");
+    assert!(calls >= 100, "{calls} calls: without decisions in Redis the test proves nothing");
+    assert_eq!(get + mget, calls, "{get} GET, {mget} MGET");
+}
+
+#[tokio::test]
+async fn each_call_reads_a_bucket_with_holds_once() {
+    each_call_reads_a_held_key_once(Gcra::new(QUOTA)).await;
+}
+
+#[tokio::test]
+async fn each_call_reads_a_window_with_holds_once() {
+    each_call_reads_a_held_key_once(FixedWindow::new(QUOTA)).await;
 }
 
 /// A reset returns what was reported. What leases have spent since then is charged later.

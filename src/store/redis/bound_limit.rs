@@ -1,4 +1,6 @@
 use std::borrow::Borrow as _;
+use std::cell::Cell;
+use std::hash::Hasher;
 use std::sync::Arc;
 
 use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
@@ -17,8 +19,8 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     /// Returns the algorithm for a key, if the limit chooses it by the key.
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>>;
 
-    /// Appends the parameters of the algorithm for a key.
-    fn push_params(&self, key: &Key, params: &mut Vec<u64>);
+    /// Feeds the sub-key to a hasher, and the parameters of the algorithm if the key chooses it.
+    fn hash(&self, key: &Key, hasher: &mut dyn Hasher);
 
     /// Names the limit and the key's sub-key, unless the limit is a shadow.
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
@@ -56,8 +58,21 @@ where
         self.0.algorithm().select_owned(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn DynLuaAlgorithm>)
     }
 
-    fn push_params(&self, key: &Key, params: &mut Vec<u64>) {
-        LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, params);
+    fn hash(&self, key: &Key, hasher: &mut dyn Hasher) {
+        self.0.sub_key().with_sub_key(key, |part| part.hash_key(hasher));
+        if self.0.algorithm().fixed().is_none() {
+            thread_local! {
+                /// Saves allocations.
+                static PARAMS: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+            }
+            let mut params = PARAMS.try_with(Cell::take).unwrap_or_default();
+            params.clear();
+            LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, &mut params);
+            for param in &params {
+                hasher.write_u64(*param);
+            }
+            let _ = PARAMS.try_with(|kept| kept.set(params));
+        }
     }
 
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {

@@ -230,11 +230,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
-        let state = self.state();
-        match state.decide_by_lease(key, options) {
-            Some(decision) => Acquisition::Ready(Ok(decision.into())),
-            None => state.acquire(key, options),
-        }
+        self.state().acquire(key, options)
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -216,7 +216,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Submits a decision that charges or holds.
     #[inline(never)]
-    pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+    pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         let has_limits_in_flight = self.has_limits_in_flight();
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::without_end())

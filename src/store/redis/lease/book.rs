@@ -1,4 +1,4 @@
-use std::hash::BuildHasher as _;
+use std::hash::{BuildHasher as _, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,6 +12,8 @@ use super::ledger::Report;
 use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
 use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::Slot;
+use super::spending::LeasePart;
+use crate::decision::AcquireOptions;
 use crate::observe::{Event, Observers};
 use crate::store::DefaultHashBuilder;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo};
@@ -22,11 +24,12 @@ use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo};
 pub(crate) struct LeaseBook {
     lease: Lease,
     pub(super) limits: Vec<LeasedLimit>,
+    pub(super) has_shadows: bool,
     pub(super) terms: Terms,
     pub(super) clock: LeaseClock,
     hasher: DefaultHashBuilder,
-    /// Sets of [`SET`] slots. The fingerprint selects the set.
-    slots: Box<[Slot]>,
+    /// The fingerprint selects the set.
+    sets: Box<[[Slot; SET]]>,
     /// One for each slot. Empty if all limits have one quota for all keys.
     pub(super) slot_figures: Box<[SlotFigures]>,
     pub(super) leases: Mutex<Leases>,
@@ -78,11 +81,12 @@ impl LeaseBook {
         let figures = if limits.iter().all(|limit| limit.fixed.is_some()) { 0 } else { slots };
         Self {
             lease,
+            has_shadows: limits.iter().any(|limit| limit.is_shadow),
             limits,
             terms: Terms::new(&lease),
             clock,
             hasher: DefaultHashBuilder::default(),
-            slots: (0..slots).map(|_| Slot::new()).collect(),
+            sets: (0..slots / SET).map(|_| std::array::from_fn(|_| Slot::new())).collect(),
             slot_figures: (0..figures).map(|_| SlotFigures::default()).collect(),
             leases: Mutex::new(leases),
             due: Mutex::default(),
@@ -95,14 +99,16 @@ impl LeaseBook {
         }
     }
 
-    /// Returns the hash of a limit's sub-key, never 0. `params` are those of the algorithm that the key chooses, empty
-    /// if all keys have the same: a key with another quota has another lease.
-    pub(crate) fn fingerprint(&self, limit: usize, sub_key: &str, params: &[u64]) -> u64 {
+    /// Returns what a decision needs of a limit. `hash` feeds the sub-key, and the parameters of the algorithm if the key
+    /// chooses it: a key with another quota has another lease.
+    #[inline]
+    pub(crate) fn part(&self, limit: usize, options: AcquireOptions, hash: impl FnOnce(&mut dyn Hasher)) -> LeasePart {
         /// The golden ratio. Its multiples are apart, and so are equal sub-keys of several limits.
         const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-        let hash =
-            if params.is_empty() { self.hasher.hash_one(sub_key) } else { self.hasher.hash_one((sub_key, params)) };
-        hash.wrapping_add(STEP.wrapping_mul(limit as u64)).max(1)
+        let mut hasher = self.hasher.build_hasher();
+        hash(&mut hasher);
+        let fingerprint = hasher.finish().wrapping_add(STEP.wrapping_mul(limit as u64)).max(1);
+        LeasePart { fingerprint, cost: self.limits[limit].cost.options(options).cost }
     }
 
     /// Returns the quota of a key at a limit. `own` is the algorithm that the key chooses.
@@ -130,7 +136,7 @@ impl LeaseBook {
         }
         let mut has_ended = false;
         for index in visited {
-            let slot = &self.slots[index as usize];
+            let slot = self.slot(index);
             let Some(lease) = &mut leases[index as usize] else { continue };
             match lease.due(slot, &self.terms, now, is_closing) {
                 Due::Nothing => {}
@@ -166,7 +172,7 @@ impl LeaseBook {
     }
 
     pub(super) fn finish(&self, index: u32, report: &Report, reply: &RenewalReply) {
-        let slot = &self.slots[index as usize];
+        let slot = self.slot(index);
         let mut moved = Moved::default();
         if let Some(lease) = &mut self.leases().leases[index as usize] {
             if let Some(figures) = reply.figures {
@@ -190,21 +196,24 @@ impl LeaseBook {
     /// The slots in which a key can be. The key's own position is first, so that most keys are found by one look.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "parts of a hash, and at most 2^25 slots")]
-    pub(super) fn set_of(&self, fingerprint: u64) -> impl Iterator<Item = u32> + use<> {
-        let sets = self.slots.len() / SET;
-        let (first, position) = ((fingerprint as usize & (sets - 1)) * SET, (fingerprint >> 32) as usize);
-        (position..position + SET).map(move |position| (first + position % SET) as u32)
+    pub(super) fn set_of(&self, fingerprint: u64) -> impl Iterator<Item = (u32, &Slot)> {
+        let (set, position) = (fingerprint as usize & (self.sets.len() - 1), (fingerprint >> 32) as usize);
+        let slots = &self.sets[set];
+        (position..position + SET).map(move |position| {
+            let position = position % SET;
+            ((set * SET + position) as u32, &slots[position])
+        })
     }
 
     #[inline]
     pub(super) fn find(&self, fingerprint: u64) -> Option<(u32, &Slot)> {
-        let mut set = self.set_of(fingerprint);
-        let index = set.find(|&index| self.slot(index).fingerprint() == fingerprint)?;
-        Some((index, self.slot(index)))
+        self.set_of(fingerprint).find(|(_, slot)| slot.fingerprint() == fingerprint)
     }
 
+    #[inline]
     pub(super) fn slot(&self, index: u32) -> &Slot {
-        &self.slots[index as usize]
+        let index = index as usize;
+        &self.sets[index / SET][index % SET]
     }
 
     #[cold]

@@ -82,11 +82,10 @@ impl LeaseBook {
     fn watch(&self, part: &LeasePart, now: u64) {
         let Ok(leases) = self.leases.try_lock() else { return };
         let mut set = self.set_of(part.fingerprint);
-        let free = set.find(|&index| leases.is_free(index) && self.slot(index).is_cold(now));
-        if let Some(index) = free
+        let free = set.find(|(index, slot)| leases.is_free(*index) && slot.is_cold(now));
+        if let Some((_, slot)) = free
             && self.find(part.fingerprint).is_none()
         {
-            let slot = self.slot(index);
             slot.assign(part.fingerprint);
             slot.count_demand(part.cost, now, self.terms.duration);
         }
@@ -121,9 +120,10 @@ mod tests {
 
     use crate::clock::ManualClock;
     use crate::decision::AcquireOptions;
+    use crate::encode::EncodeKey as _;
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
-    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeasePart, RenewalReply, Reply};
+    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, RenewalReply, Reply};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(100);
@@ -137,7 +137,7 @@ mod tests {
         let infos = [RedisLimit::<str>::new(limit).0.info()];
         let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
         let book = Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()));
-        let parts = [LeasePart { fingerprint: book.fingerprint(0, "alice", &[]), cost: 1 }];
+        let parts = [book.part(0, AcquireOptions::default(), |hasher| "alice".hash_key(hasher))];
         let (mut direct, mut reports, mut expiry) = (0, 0, 1);
         // The task looks at the leases sixteen times in each duration.
         for tick in 0..100 * 16 {

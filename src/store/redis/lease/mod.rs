@@ -43,5 +43,5 @@ pub use self::config::Lease;
 pub(crate) use self::ledger::Reply;
 pub(crate) use self::limits::check_limits;
 pub(crate) use self::renewal::{LeaseRenewal, RenewalReply};
-pub(crate) use self::spending::LeasePart;
+pub(crate) use self::spending::{LeasePart, first};
 pub(crate) use self::task::LeaseTransport;

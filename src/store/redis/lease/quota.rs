@@ -7,12 +7,14 @@ use super::slot::MAX_UNITS;
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Name};
+use crate::limit::LimitCost;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
 
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {
     pub(super) name: Name,
     pub(super) is_shadow: bool,
+    pub(super) cost: LimitCost,
     /// The quota, if it is the same for all keys.
     pub(super) fixed: Option<Arc<LeasedQuota>>,
 }
@@ -21,7 +23,7 @@ impl LeasedLimit {
     pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
         let algorithm = limit.fixed_algorithm.as_ref();
         let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease)));
-        Self { name: limit.name.clone(), is_shadow: limit.shadow, fixed }
+        Self { name: limit.name.clone(), is_shadow: limit.shadow, cost: limit.cost, fixed }
     }
 }
 

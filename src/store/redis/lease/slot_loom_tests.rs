@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 
 use loom::sync::atomic::{AtomicU64, Ordering};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 
 use super::lease_slot::Slot;
 
@@ -98,6 +98,15 @@ impl Model {
         Some(Decision::Failed)
     }
 
+    /// Starts threads that decide.
+    fn deciding(self: &Arc<Self>, threads: usize) -> Vec<JoinHandle<Option<Decision>>> {
+        let start = |_| {
+            let model = Arc::clone(self);
+            thread::spawn(move || model.decide())
+        };
+        (0..threads).map(start).collect()
+    }
+
     /// Reports at the time 1 what was spent of `granted` units, and keeps at most `keep`.
     fn report(&self, granted: u64, keep: u64) -> Reported {
         let early = if self.mistake == Mistake::TwoSteps { Some(self.slot.remaining()) } else { None };
@@ -132,14 +141,15 @@ struct Tally {
     failed: u64,
 }
 
-/// Counts the decisions before the time `end` and from then on.
-fn tally(decisions: impl IntoIterator<Item = Option<Decision>>, end: u64) -> Tally {
+/// Waits for threads that decide. Counts the decisions before the time `end` and from then on.
+fn tally(deciding: Vec<JoinHandle<Option<Decision>>>, end: u64) -> Tally {
     let mut tally = Tally { early: 0, late: 0, failed: 0 };
-    for decision in decisions.into_iter().flatten() {
-        match decision {
-            Decision::Spent(at) if at < end => tally.early += 1,
-            Decision::Spent(_) => tally.late += 1,
-            Decision::Failed => tally.failed += 1,
+    for thread in deciding {
+        match thread.join().unwrap() {
+            Some(Decision::Spent(at)) if at < end => tally.early += 1,
+            Some(Decision::Spent(_)) => tally.late += 1,
+            Some(Decision::Failed) => tally.failed += 1,
+            None => {}
         }
     }
     tally
@@ -150,14 +160,9 @@ fn report_beside_decisions(threads: usize, keep: u64, mistake: Mistake) {
     let preemptions = if threads == 1 { 6 } else { 3 };
     model(preemptions, move || {
         let model = Model::new(2, mistake);
-        let deciding: Vec<_> = (0..threads)
-            .map(|_| {
-                let model = Arc::clone(&model);
-                thread::spawn(move || model.decide())
-            })
-            .collect();
+        let deciding = model.deciding(threads);
         let Reported { charged, kept } = model.report(2, keep);
-        let Tally { early, late, failed } = tally(deciding.into_iter().map(|thread| thread.join().unwrap()), 1);
+        let Tally { early, late, failed } = tally(deciding, 1);
         assert!(late <= kept, "{late} units were spent after the report, which has kept {kept}");
         let (spent, charged) = (early + late, charged + kept.saturating_sub(model.slot.remaining()));
         assert!(spent <= charged, "{spent} units were spent, and {charged} are charged");
@@ -204,14 +209,9 @@ fn mistake_keeping_at_release_is_found() {
 fn expiry_beside_decisions(mistake: Mistake) {
     model(4, move || {
         let model = Model::new(1, mistake);
-        let deciding: Vec<_> = (0..2)
-            .map(|_| {
-                let model = Arc::clone(&model);
-                thread::spawn(move || model.decide())
-            })
-            .collect();
+        let deciding = model.deciding(2);
         model.time.store(DEADLINE, Ordering::Release);
-        let Tally { early, late, .. } = tally(deciding.into_iter().map(|thread| thread.join().unwrap()), DEADLINE);
+        let Tally { early, late, .. } = tally(deciding, DEADLINE);
         assert_eq!(late, 0, "spent after the deadline");
         assert!(early <= 1, "{early} units of one were spent");
         assert_eq!(early + model.slot.remaining(), 1, "a unit was lost");
@@ -246,16 +246,11 @@ fn mistake_never_giving_back_is_found() {
 fn renewal_adds_units_once() {
     model(3, || {
         let model = Model::new(1, Mistake::None);
-        let deciding: Vec<_> = (0..2)
-            .map(|_| {
-                let model = Arc::clone(&model);
-                thread::spawn(move || model.decide())
-            })
-            .collect();
+        let deciding = model.deciding(2);
         let Reported { charged, kept } = model.report(1, u64::MAX);
         model.slot.grant(2, 2 * DEADLINE);
         model.time.store(DEADLINE, Ordering::Release);
-        let Tally { early, late, failed } = tally(deciding.into_iter().map(|thread| thread.join().unwrap()), 1);
+        let Tally { early, late, failed } = tally(deciding, 1);
         assert!(late <= kept + 2, "more was spent than granted");
         let (spent, charged) = (early + late, charged + kept + 2 - model.slot.remaining());
         assert!(spent <= charged && charged <= spent + failed, "{spent} spent, {charged} charged, {failed} failed");
@@ -266,14 +261,11 @@ fn renewal_adds_units_once() {
 fn takeover_beside_a_decision(mistake: Mistake) {
     model(6, move || {
         let model = Model::new(1, mistake);
-        let deciding = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.decide())
-        };
+        let deciding = model.deciding(1);
         let Reported { charged, .. } = model.report(1, 0);
         model.slot.assign(OTHER_KEY);
         model.slot.grant(2, DEADLINE);
-        let Tally { early, late, failed } = tally([deciding.join().unwrap()], 1);
+        let Tally { early, late, failed } = tally(deciding, 1);
         assert_eq!(model.slot.remaining(), 2, "the units of the other key");
         assert_eq!(late, 0, "spent after the release");
         assert!(early <= charged && charged <= early + failed, "{early} spent, {charged} charged, {failed} failed");

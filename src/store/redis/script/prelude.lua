@@ -32,16 +32,17 @@ end
 
 -- The fast path reads `values`, and leaves the rest for fast_reply.lua. By key index: the values before and after the
 -- batch, and the expiry of keys whose TTL must change. By operation: the results. The fast path writes nothing before
--- it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver starts afresh.
+-- it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver starts afresh, with the
+-- values that were read.
 local values, new_values, expiries, results, result_count
 if fast == 1 then
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
   else
     values = { redis.pcall('GET', KEYS[1]) }
-    -- The key has another type. The driver reports that.
+    -- The key has another type, or the user must not call GET. The driver reads by MGET.
     if type(values[1]) == 'table' then
-      fast = 0
+      fast, values = 0, nil
     end
   end
   -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.

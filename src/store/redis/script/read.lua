@@ -167,8 +167,9 @@ do
       full_count = full_count + counts[l]
     end
   end
+  -- The fast path may have read them: it does not support a key with held costs.
   if full_count > 0 then
-    values = call('MGET', table_unpack(KEYS, 1, full_count))
+    values = values or call('MGET', table_unpack(KEYS, 1, full_count))
   else
     values = {}
   end

@@ -1,10 +1,11 @@
-//! Leases of several limits admit no more than each limit's bucket, whatever the schedule: processes with late clocks,
+//! Leases of several limits admit no more than each limit's algorithm, whatever the schedule: processes with late clocks,
 //! reports that are lost, repeated, delayed and reordered, processes that die, threads that are suspended while they
 //! spend. The processes run the code of the crate. The server and the auditor are independent of it.
 
 #[path = "../../../../../tests/redis/lease_audit.rs"]
 mod lease_audit;
 mod server;
+mod usage;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,13 +17,13 @@ use proptest::test_runner::{Config, TestRunner};
 
 use self::lease_audit::{Bucket, Entry, audit};
 use self::server::Server;
+use self::usage::Kind;
 use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, RenewalReply, Reply};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::AcquireOptions;
+use crate::encode::EncodeKey as _;
 use crate::observe::Observers;
-use crate::store::redis::RedisLimit;
 use crate::store::redis::script::LimitInfo;
-use crate::{Gcra, Limit};
 
 /// The duration of leases, in microseconds.
 const DURATION: u64 = 100_000;
@@ -31,8 +32,9 @@ const PROCESSES: usize = 3;
 const USERS: u32 = 2;
 
 struct Quota {
-    /// Tokens in each second.
+    /// The tokens of a bucket in each second.
     rate: u64,
+    /// The burst of a bucket, or the limit of a window.
     burst: u64,
     is_shadow: bool,
 }
@@ -162,6 +164,7 @@ impl Sent {
 type Decide = fn(&LeaseBook, &[LeasePart]) -> Option<Vec<bool>>;
 
 struct World {
+    kind: Kind,
     time: Arc<AtomicU64>,
     server: Arc<Mutex<Server>>,
     infos: Vec<LimitInfo>,
@@ -174,17 +177,13 @@ struct World {
 }
 
 impl World {
-    fn new(decide: Decide) -> Self {
-        let gcra = |quota: &Quota| Gcra::new(crate::Quota::per_second(quota.rate)).burst(quota.burst);
-        let limit = |name, quota: &Quota| {
-            let limit = Limit::new(name, gcra(quota));
-            RedisLimit::<str>::new(if quota.is_shadow { limit.shadow() } else { limit }).0.info()
-        };
-        let infos: Vec<_> =
-            ["user", "all", "trial"].into_iter().zip(&QUOTAS).map(|(n, quota)| limit(n, quota)).collect();
+    fn new(kind: Kind, decide: Decide) -> Self {
+        let limits = ["user", "all", "trial"].into_iter().zip(&QUOTAS);
+        let infos: Vec<_> = limits.map(|(name, quota)| kind.info(name, quota)).collect();
         let mut world = Self {
+            kind,
             time: Arc::new(AtomicU64::new(START)),
-            server: Arc::default(),
+            server: Arc::new(Mutex::new(Server::new(kind))),
             infos,
             processes: Vec::new(),
             sent: Arc::default(),
@@ -262,9 +261,10 @@ impl World {
     }
 
     fn acquire(&mut self, process: usize, user: u32, cost: u64) {
-        let keys = [format!("user-{user}"), String::new(), String::new()];
+        let keys = keys_of(user);
         let (book, infos) = (Arc::clone(&self.processes[process].0), &self.infos);
-        let part = |(limit, key): (usize, &String)| LeasePart { fingerprint: book.fingerprint(limit, key, &[]), cost };
+        let options = AcquireOptions::cost(cost);
+        let part = |(limit, key): (usize, &String)| book.part(limit, options, |hasher| key.hash_key(hasher));
         let parts: Vec<_> = keys.iter().enumerate().map(part).collect();
         let keys: Vec<_> = keys.into_iter().map(String::into_bytes).collect();
         let by_lease = (self.decide)(&book, &parts);
@@ -283,17 +283,33 @@ impl World {
 
     /// The units that were admitted beyond the bound of each limit.
     fn beyond(&mut self) -> Vec<u64> {
-        let bucket = |quota: &Quota| Bucket { rate: quota.rate, burst: quota.burst, skew: Duration::ZERO };
-        QUOTAS.iter().zip(&mut self.logs).map(|(quota, log)| audit(std::mem::take(log), bucket(quota)).beyond).collect()
+        let (kind, server) = (self.kind, self.server.lock().expect("no panic"));
+        let beyond = |(limit, log): (usize, &mut Vec<Entry>)| {
+            if kind == Kind::Bucket {
+                let Quota { rate, burst, .. } = QUOTAS[limit];
+                return audit(std::mem::take(log), Bucket { rate, burst, skew: Duration::ZERO }).beyond;
+            }
+            let of_key = |user: u32| {
+                let times: Vec<_> = log.iter().filter(|entry| entry.key == user).map(|entry| entry.time).collect();
+                server.beyond(&QUOTAS, limit, keys_of(user)[limit].as_bytes(), &times)
+            };
+            (0..USERS).map(of_key).sum()
+        };
+        self.logs.iter_mut().enumerate().map(beyond).collect()
     }
 }
 
+/// The keys of a user at all limits.
+fn keys_of(user: u32) -> [String; 3] {
+    [format!("user-{user}"), String::new(), String::new()]
+}
+
 /// Runs random schedules. Returns how many decisions were leased, or the first schedule that exceeds a bound.
-fn explore(decide: Decide, schedules: u32) -> Result<u64, String> {
+fn explore(kind: Kind, decide: Decide, schedules: u32) -> Result<u64, String> {
     let leased = AtomicU64::new(0);
     let config = Config { cases: schedules, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let explored = TestRunner::new(config).run(&steps(), |steps| {
-        let mut world = World::new(decide);
+        let mut world = World::new(kind, decide);
         for step in &steps {
             world.run(step);
         }
@@ -306,6 +322,14 @@ fn explore(decide: Decide, schedules: u32) -> Result<u64, String> {
     Ok(leased.into_inner())
 }
 
+/// Requires that a wrong decision exceeds a bound of each algorithm.
+fn is_found(wrong: Decide) {
+    for kind in Kind::ALL {
+        let error = explore(kind, wrong, 300).expect_err(&format!("{kind:?}: an admission beyond a limit"));
+        assert!(error.contains("beyond"), "{kind:?}: {error}");
+    }
+}
+
 fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
     let decision = book.decide::<3>(parts, AcquireOptions::default())?;
     Some(decision.limits().iter().map(|limit| limit.verdict().is_allowed()).collect())
@@ -313,9 +337,11 @@ fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
 
 #[test]
 fn no_schedule_exceeds_a_limit() {
-    let leased = explore(decide, 300).expect("no admission beyond a limit");
-    println!("{leased} decisions by leases");
-    assert!(leased > 2_000, "{leased} by leases");
+    for kind in Kind::ALL {
+        let leased = explore(kind, decide, 120).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        println!("{kind:?}: {leased} decisions by leases");
+        assert!(leased > 800, "{kind:?}: {leased} by leases");
+    }
 }
 
 /// The control: a decision that takes its cost from one lease although another lacks it.
@@ -327,7 +353,7 @@ fn spending_of_one_lease_without_the_others_is_found() {
         // A shadow limit is charged only if it allows.
         taken[..2].contains(&true).then(|| vec![true, true, taken[2]])
     };
-    assert!(explore(takes_what_there_is, 100).expect_err("an admission beyond a limit").contains("beyond"));
+    is_found(takes_what_there_is);
 }
 
 /// The control: a thread spends without a look at the clock after it has taken the costs.
@@ -346,5 +372,5 @@ fn spending_without_the_deadline_is_found() {
         }
         is_admitted.then(|| taken.iter().map(Option::is_some).collect())
     };
-    assert!(explore(ignores_the_clock, 300).expect_err("an admission beyond a limit").contains("beyond"));
+    is_found(ignores_the_clock);
 }

@@ -1,7 +1,8 @@
-//! The server's side of leases for buckets, written anew: neither the script nor the algorithms of the crate.
+//! The server's side of leases, written anew: neither the script nor the algorithms of the crate.
 
 use std::collections::BTreeMap;
 
+use super::usage::{Charges, Kind, UNIT};
 use super::{DURATION, Quota};
 use crate::store::redis::lease::Reply;
 
@@ -14,64 +15,65 @@ struct Entry {
     expiry: u64,
 }
 
-/// A bucket. The usage is in millionths of a token.
+/// What a key of one limit has charged, and what is held.
 #[derive(Default)]
-struct Bucket {
-    usage: u64,
-    at: u64,
+struct Account {
+    charges: Charges,
     entries: BTreeMap<u64, Entry>,
 }
 
-const TOKEN: u64 = 1_000_000;
-
-impl Bucket {
-    fn charge(&mut self, quota: &Quota, at: u64, units: u64) {
-        self.usage = self.usage.saturating_sub(quota.rate * at.saturating_sub(self.at)) + units * TOKEN;
-        self.at = self.at.max(at);
-    }
-
-    /// Charges expired entries as of their expiries, and drains until now.
-    fn proceed(&mut self, quota: &Quota, now: u64) {
+impl Account {
+    /// Charges expired entries as of their expiries.
+    fn proceed(&mut self, kind: Kind, quota: &Quota, now: u64) {
         let mut expired: Vec<_> = self.entries.iter().filter(|(_, entry)| entry.expiry <= now).collect();
         expired.sort_by_key(|(_, entry)| entry.expiry);
         let expired: Vec<_> = expired.into_iter().map(|(id, entry)| (*id, *entry)).collect();
         for (id, entry) in expired {
             self.entries.remove(&id);
-            self.charge(quota, entry.expiry, entry.held);
+            self.charges.charge(kind, quota, entry.expiry, entry.held);
         }
-        self.charge(quota, now, 0);
     }
 
     fn held(&self) -> u64 {
         self.entries.values().map(|entry| entry.held).sum()
     }
 
-    fn has_room(&self, quota: &Quota, units: u64) -> bool {
-        self.usage + (self.held() + units) * TOKEN <= quota.burst * TOKEN
+    fn has_room(&self, kind: Kind, quota: &Quota, now: u64, units: u64) -> bool {
+        self.charges.used(kind, quota, now) + (self.held() + units) * UNIT <= quota.burst * UNIT
     }
 }
 
-#[derive(Default)]
 pub(super) struct Server {
-    buckets: BTreeMap<(usize, Vec<u8>), Bucket>,
+    kind: Kind,
+    accounts: BTreeMap<(usize, Vec<u8>), Account>,
 }
 
 impl Server {
-    fn bucket(&mut self, quotas: &[Quota], limit: usize, key: &[u8], now: u64) -> &mut Bucket {
-        let bucket = self.buckets.entry((limit, key.to_vec())).or_default();
-        bucket.proceed(&quotas[limit], now);
-        bucket
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, accounts: BTreeMap::new() }
+    }
+
+    fn account(&mut self, quotas: &[Quota], limit: usize, key: &[u8], now: u64) -> &mut Account {
+        let account = self.accounts.entry((limit, key.to_vec())).or_default();
+        account.proceed(self.kind, &quotas[limit], now);
+        account
+    }
+
+    /// Returns the units that a log admits on a key beyond the bound.
+    pub(super) fn beyond(&self, quotas: &[Quota], limit: usize, key: &[u8], log: &[u64]) -> u64 {
+        let account = self.accounts.get(&(limit, key.to_vec()));
+        account.map_or(0, |account| account.charges.beyond(self.kind, &quotas[limit], log))
     }
 
     /// Decides on the keys of all limits. Returns for each limit whether it was charged, or `None` for a denial.
     pub(super) fn decide(&mut self, quotas: &[Quota], keys: &[Vec<u8>], cost: u64, now: u64) -> Option<Vec<bool>> {
-        let mut charged = Vec::new();
+        let (kind, mut charged) = (self.kind, Vec::new());
         for (limit, key) in keys.iter().enumerate() {
-            charged.push(self.bucket(quotas, limit, key, now).has_room(&quotas[limit], cost));
+            charged.push(self.account(quotas, limit, key, now).has_room(kind, &quotas[limit], now, cost));
         }
         let is_allowed = quotas.iter().zip(&charged).all(|(quota, charged)| quota.is_shadow || *charged);
         for (limit, key) in keys.iter().enumerate().filter(|(limit, _)| is_allowed && charged[*limit]) {
-            self.bucket(quotas, limit, key, now).charge(&quotas[limit], now, cost);
+            self.account(quotas, limit, key, now).charges.charge(kind, &quotas[limit], now, cost);
         }
         is_allowed.then_some(charged)
     }
@@ -79,9 +81,9 @@ impl Server {
     /// Applies a report: `numbers` as it is sent.
     pub(super) fn renew(&mut self, quotas: &[Quota], limit: usize, key: &[u8], numbers: [u64; 7], now: u64) -> Reply {
         let [id, sequence, spent, unconfirmed, keep, want, named_expiry] = numbers;
-        let quota = &quotas[limit];
-        let bucket = self.bucket(quotas, limit, key, now);
-        let entry = bucket.entries.get(&id).copied();
+        let (kind, quota) = (self.kind, &quotas[limit]);
+        let account = self.account(quotas, limit, key, now);
+        let entry = account.entries.get(&id).copied();
         match entry {
             Some(entry) if sequence < entry.sequence => return Reply::Expired,
             Some(entry) if sequence == entry.sequence => {
@@ -90,21 +92,22 @@ impl Server {
             None if named_expiry > 0 && named_expiry <= now => return Reply::Expired,
             _ => {}
         }
-        bucket.charge(quota, now, entry.map_or(unconfirmed, |entry| spent.saturating_sub(entry.spent)));
+        let charged = entry.map_or(unconfirmed, |entry| spent.saturating_sub(entry.spent));
+        account.charges.charge(kind, quota, now, charged);
         let expiry = entry.map_or(named_expiry, |entry| entry.expiry);
-        bucket.entries.insert(id, Entry { held: keep, spent, sequence, expiry });
-        let must_stop = keep > 0 && !bucket.has_room(quota, 0);
-        let mut units = want.saturating_sub(keep).min(quota.max_held().saturating_sub(bucket.held()));
-        while units >= 2 && !bucket.has_room(quota, 2 * units) {
+        account.entries.insert(id, Entry { held: keep, spent, sequence, expiry });
+        let must_stop = keep > 0 && !account.has_room(kind, quota, now, 0);
+        let mut units = want.saturating_sub(keep).min(quota.max_held().saturating_sub(account.held()));
+        while units >= 2 && !account.has_room(kind, quota, now, 2 * units) {
             units /= 2;
         }
         let granted = if must_stop || units < 2 { 0 } else { units };
         if entry.is_none() && keep + granted == 0 {
-            bucket.entries.remove(&id);
+            account.entries.remove(&id);
             return Reply::Applied { held: 0, expiry: 0 };
         }
         let expiry = if must_stop { expiry } else { now + DURATION };
-        bucket.entries.insert(id, Entry { held: keep + granted, spent, sequence, expiry });
+        account.entries.insert(id, Entry { held: keep + granted, spent, sequence, expiry });
         Reply::Applied { held: keep + granted, expiry }
     }
 }
