@@ -296,12 +296,11 @@ impl EncodeKey for Ipv6Addr {
     hash_value!();
 }
 
+/// The encoding of an IPv6 address has no flow information, in contrast to its `Hash`.
 impl EncodeKey for SocketAddr {
     fn encode(&self, key: &mut KeyWriter) {
         key.bytes(self.to_string().as_bytes());
     }
-
-    hash_value!();
 }
 
 /// All keys have the same, empty encoding.

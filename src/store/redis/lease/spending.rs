@@ -163,7 +163,7 @@ fn snapshot(&[limit, window, remaining, idle_at, at]: &[u64; 5]) -> LimitSnapsho
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
-    use std::net::IpAddr;
+    use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -231,6 +231,8 @@ mod tests {
         check(&[None, Some(""), Some("-")]);
         check(&[(None, Some(1)), (Some(1), None), (None, None)]);
         check(&["192.0.2.1", "::ffff:192.0.2.1", "::"].map(|text| text.parse::<IpAddr>().expect("an address")));
+        let flow = |flow| SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 80, flow, 0));
+        check(&[flow(0), flow(1), SocketAddr::from(([192, 0, 2, 1], 80))]);
         check(&[Cow::Borrowed("a"), Cow::Owned("a".to_owned()), Cow::Borrowed("b")]);
         check(&[[1_u8, 2].as_slice(), &[1, 2, 0], &[], b"%"]);
         check(&[(), ()]);
