@@ -77,44 +77,52 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                Projection::Forwarded { response, context, settlement: None } => {
-                    // The common case has an arm of its own: no reference to the result is needed, so it is moved less
-                    // often.
-                    let result = ready!(response.poll(cx));
+        if let Projection::Forwarded { response, context, settlement: None } = state.as_mut().project() {
+            return match response.poll(cx) {
+                Poll::Ready(Ok(response)) => {
                     let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
-                    return Poll::Ready(match result {
-                        Ok(response) => Ok(P::End::on_response(tracker, P::Responder::map_response(context, response))),
-                        Err(error) => Err(error),
-                    });
+                    Poll::Ready(Ok(P::End::on_response(tracker, P::Responder::map_response(context, response))))
                 }
-                Projection::Forwarded { response, context, settlement } => {
-                    let result = ready!(response.poll(cx));
-                    let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
-                    let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
-                    let result = result.map(|response| P::Responder::map_response(context, response));
-                    let result = result.map(|response| P::End::on_response(tracker, response));
-                    match future {
-                        None => return Poll::Ready(result),
-                        Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
-                    }
-                }
-                Projection::Finished { result } => {
-                    return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
-                }
-                Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
-                    PendingOutput::Forwarded(forwarded) => State::from_forwarded(forwarded),
-                    PendingOutput::Finished(result) => State::Finished { result: Some(result) },
-                },
-                Projection::Settling(settling) => {
-                    // The response does not depend on whether the store recorded the settlement.
-                    let _ = ready!(Pin::new(&mut settling.future).poll(cx));
-                    return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
-                }
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
             };
-            state.set(next);
         }
+        poll_slow(state, cx)
+    }
+}
+
+#[inline(never)]
+fn poll_slow<Request, P: Parts<Request>>(
+    mut state: Pin<&mut State<Request, P>>,
+    cx: &mut Context<'_>,
+) -> Poll<ServiceResult<Request, P>> {
+    loop {
+        let next = match state.as_mut().project() {
+            Projection::Forwarded { response, context, settlement } => {
+                let result = ready!(response.poll(cx));
+                let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
+                let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
+                let result = result.map(|response| P::Responder::map_response(context, response));
+                let result = result.map(|response| P::End::on_response(tracker, response));
+                match future {
+                    None => return Poll::Ready(result),
+                    Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
+                }
+            }
+            Projection::Finished { result } => {
+                return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
+            }
+            Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
+                PendingOutput::Forwarded(forwarded) => State::from_forwarded(forwarded),
+                PendingOutput::Finished(result) => State::Finished { result: Some(result) },
+            },
+            Projection::Settling(settling) => {
+                // The response does not depend on whether the store recorded the settlement.
+                let _ = ready!(Pin::new(&mut settling.future).poll(cx));
+                return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
+            }
+        };
+        state.set(next);
     }
 }
 

@@ -138,11 +138,10 @@ impl HttpContext {
     }
 
     #[inline]
-    pub(super) fn map_response<B>(self, response: Response<B>) -> Response<B> {
-        let Some(pending) = self.0 else { return response };
-        // Rebind as `mut` only when headers are added: otherwise the response would be copied once more.
-        let mut response = response;
-        pending.add_to(&mut response);
+    pub(super) fn map_response<B>(self, mut response: Response<B>) -> Response<B> {
+        if let Some(pending) = self.0 {
+            pending.add_to(&mut response);
+        }
         response
     }
 }
