@@ -53,10 +53,11 @@ impl HeaderOptions {
         if self.request_extension {
             extensions.insert(RateLimitInfo::new(decision));
         }
-        HttpContext(self.changes_responses().then(|| {
-            let info = self.response_extension.then(|| Box::new(RateLimitInfo::new(decision)));
-            PendingHeaders::new(self, decision, info)
-        }))
+        if !self.changes_responses() {
+            return HttpContext(None);
+        }
+        let info = self.response_extension.then(|| Box::new(RateLimitInfo::new(decision)));
+        HttpContext(Some(PendingHeaders::new(self, decision, info)))
     }
 
     /// Adds the headers and the extension of a denied request.
