@@ -1,6 +1,6 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-10.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,10 +33,13 @@ impl RateLimitHeaders {
         }
     }
 
-    /// Uses this thread's cache, or an empty one if it is destroyed or borrowed.
+    /// Takes this thread's cache while it is used: a destroyed or taken cache is replaced by an empty one.
     fn from_fields(limits: &[LimitFields<'_>]) -> Option<Self> {
-        let cached = CACHE.try_with(|cache| Some(cache.try_borrow_mut().ok()?.headers(limits)));
-        cached.ok().flatten().unwrap_or_else(|| PolicyCache::new().headers(limits))
+        let cached = CACHE.try_with(Cell::take).ok().flatten();
+        let mut cache = cached.unwrap_or_else(|| Box::new(PolicyCache::new()));
+        let headers = cache.headers(limits);
+        let _ = CACHE.try_with(|cell| cell.set(Some(cache)));
+        headers
     }
 
     /// Appends both headers to the values of a handler or another limiter.
@@ -80,7 +83,7 @@ fn next_token_after(verdict: Verdict, snapshot: &LimitSnapshot) -> Duration {
 
 thread_local! {
     /// Most servers send the same few policies in all responses.
-    static CACHE: RefCell<PolicyCache> = RefCell::new(PolicyCache::new());
+    static CACHE: Cell<Option<Box<PolicyCache>>> = const { Cell::new(None) };
 }
 
 /// The policies that this thread has sent most recently, and its buffer for values of `RateLimit`.
