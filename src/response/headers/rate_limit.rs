@@ -24,17 +24,21 @@ pub(super) struct RateLimitHeaders {
 impl RateLimitHeaders {
     /// Returns `None` if there is no limit that is not a shadow.
     pub(super) fn new(limits: &[LimitStatus]) -> Option<Self> {
-        match limits {
-            [one] if !one.is_shadow() => Self::from_fields(&[LimitFields::new(one)]),
-            several => {
-                let fields: Vec<_> = several.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect();
-                if fields.is_empty() { None } else { Self::from_fields(&fields) }
-            }
+        let (one, several);
+        // The common case allocates nothing.
+        let limits = if let [limit] = limits
+            && !limit.is_shadow()
+        {
+            one = [LimitFields::new(limit)];
+            &one[..]
+        } else {
+            several = limits.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect::<Vec<_>>();
+            &several
+        };
+        if limits.is_empty() {
+            return None;
         }
-    }
-
-    /// Takes this thread's cache while it is used: a destroyed or taken cache is replaced by an empty one.
-    fn from_fields(limits: &[LimitFields<'_>]) -> Option<Self> {
+        // The cache is taken while it is used. A taken or destroyed cache is replaced by an empty one.
         let cached = CACHE.try_with(Cell::take).ok().flatten();
         let mut cache = cached.unwrap_or_else(|| Box::new(PolicyCache::new()));
         let headers = cache.headers(limits);
