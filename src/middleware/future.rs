@@ -75,14 +75,10 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if let Projection::Forwarded { response, settlement: None } = this.state.as_mut().project() {
-            return match response.poll(cx) {
-                Poll::Ready(Ok(response)) => {
-                    let (context, tracker) = this.context.take().expect(POLLED_AFTER_COMPLETION);
-                    Poll::Ready(Ok(P::End::on_response(tracker, P::Responder::map_response(context, response))))
-                }
-                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-                Poll::Pending => Poll::Pending,
-            };
+            return response.poll(cx).map_ok(|response| {
+                let (context, tracker) = this.context.take().expect(POLLED_AFTER_COMPLETION);
+                P::End::on_response(tracker, P::Responder::map_response(context, response))
+            });
         }
         poll_slow(this.state, this.context, cx)
     }
