@@ -23,6 +23,10 @@ pub(super) struct HeaderOptions {
     pub(super) cors_expose: bool,
 }
 
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "by value, each call packs five bytes into a register: 25 instructions of the row `service, default`"
+)]
 impl HeaderOptions {
     pub(super) const EMPTY: Self = Self {
         rate_limit: false,
@@ -34,13 +38,13 @@ impl HeaderOptions {
 
     /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
     #[inline]
-    pub(super) fn detail(self) -> Detail {
+    pub(super) fn detail(&self) -> Detail {
         if self.rate_limit { Detail::All } else { Detail::AllIfDenied }
     }
 
     /// Adds the extension of an allowed or exempt request, and returns the context of its response.
     #[inline]
-    pub(super) fn on_allowed(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
+    pub(super) fn on_allowed(&self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
         if !self.request_extension && !self.changes_responses() {
             return HttpContext(None);
         }
@@ -49,7 +53,7 @@ impl HeaderOptions {
 
     /// Out of line: row "service, `Http::minimal`" of docs/performance.md.
     #[inline(never)]
-    fn prepare(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
+    fn prepare(&self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
         if self.request_extension {
             extensions.insert(RateLimitInfo::new(decision));
         }
@@ -61,14 +65,14 @@ impl HeaderOptions {
     }
 
     /// Adds the headers and the extension of a denied request.
-    pub(super) fn on_denied<B>(self, response: &mut Response<B>, decision: Decision) {
+    pub(super) fn on_denied<B>(&self, response: &mut Response<B>, decision: Decision) {
         let mut pending = PendingHeaders::new(self, Some(&decision), None);
         pending.info = self.response_extension.then(|| Box::new(RateLimitInfo::Decided(decision)));
         pending.add_to(response);
     }
 
     /// Appends to `Access-Control-Expose-Headers` if the option is on.
-    pub(super) fn expose<B>(self, response: &mut Response<B>) {
+    pub(super) fn expose<B>(&self, response: &mut Response<B>) {
         if self.cors_expose {
             legacy::expose(response.headers_mut());
         }
@@ -76,7 +80,7 @@ impl HeaderOptions {
 
     /// Whether the responder adds something to the responses of allowed requests.
     #[inline]
-    fn changes_responses(self) -> bool {
+    fn changes_responses(&self) -> bool {
         self.rate_limit || self.legacy.is_some() || self.response_extension
     }
 }
@@ -97,7 +101,7 @@ struct PendingHeaders {
 }
 
 impl PendingHeaders {
-    fn new(options: HeaderOptions, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> Self {
+    fn new(options: &HeaderOptions, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> Self {
         let rate_limit = decision.filter(|_| options.rate_limit);
         let legacy = decision.zip(options.legacy);
         Self {
