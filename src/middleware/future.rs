@@ -49,10 +49,7 @@ struct Settling<Request, P: Parts<Request>> {
 impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     #[inline]
     pub(crate) fn forwarded(response: InnerFuture<Request, P>, context: P::Context) -> Self {
-        Self {
-            state: State::Forwarded { response, settlement: None },
-            context: Some((context, P::Tracker::default())),
-        }
+        Self { state: State::Forwarded { response, settlement: None }, context: Some((context, P::Tracker::default())) }
     }
 
     pub(crate) fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
@@ -75,9 +72,9 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if let Projection::Forwarded { response, settlement: None } = this.state.as_mut().project() {
-            return response.poll(cx).map_ok(|response| {
+            return response.poll(cx).map(|result| {
                 let (context, tracker) = this.context.take().expect(POLLED_AFTER_COMPLETION);
-                P::End::on_response(tracker, P::Responder::map_response(context, response))
+                result.map(|response| P::End::on_response(tracker, P::Responder::map_response(context, response)))
             });
         }
         poll_slow(this.state, this.context, cx)
