@@ -61,12 +61,24 @@ impl HeaderOptions {
             return HttpContext(None);
         }
         let info = self.response_extension.then(|| Box::new(RateLimitInfo::new(decision)));
-        HttpContext(Some(PendingHeaders::new(self, decision, info)))
+        HttpContext(Some(self.pending(decision, info)))
+    }
+
+    fn pending(&self, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> PendingHeaders {
+        let rate_limit = decision.filter(|_| self.rate_limit);
+        let legacy = decision.zip(self.legacy);
+        PendingHeaders {
+            rate_limit: rate_limit.and_then(|decision| RateLimitHeaders::new(decision.limits())),
+            legacy: legacy.and_then(|(decision, reset)| LegacyHeaders::new(decision, reset)),
+            info,
+            cors_expose: self.cors_expose,
+            observers: Observers::default(),
+        }
     }
 
     /// Adds the headers and the extension of a denied request.
     pub(super) fn on_denied<B>(&self, response: &mut Response<B>, decision: Decision) {
-        let mut pending = PendingHeaders::new(self, Some(&decision), None);
+        let mut pending = self.pending(Some(&decision), None);
         pending.info = self.response_extension.then(|| Box::new(RateLimitInfo::Decided(decision)));
         pending.add_to(response);
     }
@@ -101,18 +113,6 @@ struct PendingHeaders {
 }
 
 impl PendingHeaders {
-    fn new(options: &HeaderOptions, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> Self {
-        let rate_limit = decision.filter(|_| options.rate_limit);
-        let legacy = decision.zip(options.legacy);
-        Self {
-            rate_limit: rate_limit.and_then(|decision| RateLimitHeaders::new(decision.limits())),
-            legacy: legacy.and_then(|(decision, reset)| LegacyHeaders::new(decision, reset)),
-            info,
-            cors_expose: options.cors_expose,
-            observers: Observers::default(),
-        }
-    }
-
     fn add_to<B>(self, response: &mut Response<B>) {
         let headers = response.headers_mut();
         if let Some(rate_limit) = self.rate_limit {
