@@ -32,6 +32,9 @@ use tower_ratelimit::{
 /// Allows every request of a run.
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(1 << 32);
 
+/// Denies every request of a run but the first.
+const NOTHING: Gcra = Gcra::new(Quota::per_day(1));
+
 /// `tower_governor`, without and with headers. Its clock is the system's.
 macro_rules! governed {
     ($($headers:ident)?) => {{
@@ -56,7 +59,7 @@ fn main() {
                 decision.is_allowed()
             });
         }
-        "denied" => repeat(count, decide(Gcra::new(Quota::per_day(1)), |_| 7)),
+        "denied" => repeat(count, decide(NOTHING, |_| 7)),
         "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
         "million-keys" => {
             let limiter =
@@ -99,9 +102,12 @@ fn main() {
             repeat(count, |_| acquire(&limiter, 7));
         }
         "leased" => leased(count),
-        "service" => service(count, limited(Http::new())),
+        "service" => service(count, limited(PLENTY, Http::new())),
         "service-beside-queue" => service_beside_queue(count),
-        "service-minimal" => service(count, limited(Http::minimal())),
+        "service-without-extension" => service(count, limited(PLENTY, Http::new().request_extension(false))),
+        "service-minimal" => service(count, limited(PLENTY, Http::minimal())),
+        "service-rejected" => service(count, limited(NOTHING, Http::new())),
+        "service-rejected-minimal" => service(count, limited(NOTHING, Http::minimal())),
         "service-bare" => service(count, EmptyService),
         "service-governor" => service(count, governed!()),
         "service-governor-headers" => service(count, governed!(use_headers)),
@@ -176,8 +182,11 @@ impl Service<Request<Body>> for EmptyService {
 }
 
 /// The default responder, or the minimal one.
-fn limited<R: Clone>(responder: R) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra, ManualClock>, R> {
-    let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+fn limited<R: Clone>(
+    algorithm: Gcra,
+    responder: R,
+) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra, ManualClock>, R> {
+    let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limit");
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(EmptyService)
 }
 

@@ -21,6 +21,9 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 pub struct ResponseFuture<Request, P: Parts<Request>> {
     #[pin]
     state: State<Request, P>,
+    /// What the response of a forwarded request needs. Not in the state: `call` would copy it once more, which takes 31
+    /// instructions of the row "service, `Http::minimal`" of docs/performance.md.
+    context: Option<(P::Context, P::Tracker)>,
 }
 
 /// Immediate outcomes are stored inline; anything that must wait is boxed to keep the future small.
@@ -29,7 +32,6 @@ enum State<Request, P: Parts<Request>> {
     Forwarded {
         #[pin]
         response: InnerFuture<Request, P>,
-        context: Option<(P::Context, P::Tracker)>,
         settlement: Option<Box<PendingSettlement<Request, P>>>,
     },
     /// The result is known without the inner service: a rejection, or an error before the call.
@@ -40,13 +42,6 @@ enum State<Request, P: Parts<Request>> {
     Settling(Box<Settling<Request, P>>),
 }
 
-impl<Request, P: Parts<Request>> State<Request, P> {
-    fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
-        let Forwarded { response, context, tracker, settlement } = forwarded;
-        Self::Forwarded { response, context: Some((context, tracker)), settlement }
-    }
-}
-
 struct Settling<Request, P: Parts<Request>> {
     future: LimiterFuture<()>,
     result: Option<ServiceResult<Request, P>>,
@@ -55,20 +50,20 @@ struct Settling<Request, P: Parts<Request>> {
 impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     #[inline]
     pub(crate) fn forwarded(response: InnerFuture<Request, P>, context: P::Context) -> Self {
-        let context = Some((context, P::Tracker::default()));
-        Self { state: State::Forwarded { response, context, settlement: None } }
+        Self { state: State::Forwarded { response, settlement: None }, context: Some((context, P::Tracker::default())) }
     }
 
     pub(crate) fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
-        Self { state: State::from_forwarded(forwarded) }
+        let Forwarded { response, context, tracker, settlement } = forwarded;
+        Self { state: State::Forwarded { response, settlement }, context: Some((context, tracker)) }
     }
 
     pub(crate) fn pending(request: PendingRequest<Request, P>) -> Self {
-        Self { state: State::Pending(Box::pin(request)) }
+        Self { state: State::Pending(Box::pin(request)), context: None }
     }
 
     pub(crate) fn finished(result: ServiceResult<Request, P>) -> Self {
-        Self { state: State::Finished { result: Some(result) } }
+        Self { state: State::Finished { result: Some(result) }, context: None }
     }
 }
 
@@ -76,45 +71,55 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
     type Output = ServiceResult<Request, P>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                Projection::Forwarded { response, context, settlement: None } => {
-                    // The common case has an arm of its own: no reference to the result is needed, so it is moved less
-                    // often.
-                    let result = ready!(response.poll(cx));
-                    let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
-                    return Poll::Ready(match result {
-                        Ok(response) => Ok(P::End::on_response(tracker, P::Responder::map_response(context, response))),
-                        Err(error) => Err(error),
-                    });
-                }
-                Projection::Forwarded { response, context, settlement } => {
-                    let result = ready!(response.poll(cx));
-                    let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
-                    let (context, tracker) = context.take().expect(POLLED_AFTER_COMPLETION);
-                    let result = result.map(|response| P::Responder::map_response(context, response));
-                    let result = result.map(|response| P::End::on_response(tracker, response));
-                    match future {
-                        None => return Poll::Ready(result),
-                        Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
-                    }
-                }
-                Projection::Finished { result } => {
-                    return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
-                }
-                Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
-                    PendingOutput::Forwarded(forwarded) => State::from_forwarded(forwarded),
-                    PendingOutput::Finished(result) => State::Finished { result: Some(result) },
-                },
-                Projection::Settling(settling) => {
-                    // The response does not depend on whether the store recorded the settlement.
-                    let _ = ready!(Pin::new(&mut settling.future).poll(cx));
-                    return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
-                }
-            };
-            state.set(next);
+        let mut this = self.project();
+        if let Projection::Forwarded { response, settlement: None } = this.state.as_mut().project() {
+            return response.poll(cx).map(|result| {
+                let (context, tracker) = this.context.take().expect(POLLED_AFTER_COMPLETION);
+                result.map(|response| P::End::on_response(tracker, P::Responder::map_response(context, response)))
+            });
         }
+        poll_slow(this.state, this.context, cx)
+    }
+}
+
+/// Out of line, so that the common case does not save registers for the others: row "service, `Http::minimal`" of
+/// docs/performance.md.
+#[inline(never)]
+fn poll_slow<Request, P: Parts<Request>>(
+    mut state: Pin<&mut State<Request, P>>,
+    response_context: &mut Option<(P::Context, P::Tracker)>,
+    cx: &mut Context<'_>,
+) -> Poll<ServiceResult<Request, P>> {
+    loop {
+        let next = match state.as_mut().project() {
+            Projection::Forwarded { response, settlement } => {
+                let result = ready!(response.poll(cx));
+                let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
+                let (context, tracker) = response_context.take().expect(POLLED_AFTER_COMPLETION);
+                let result = result.map(|response| P::Responder::map_response(context, response));
+                let result = result.map(|response| P::End::on_response(tracker, response));
+                match future {
+                    None => return Poll::Ready(result),
+                    Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
+                }
+            }
+            Projection::Finished { result } => {
+                return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
+            }
+            Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
+                PendingOutput::Forwarded(Forwarded { response, context, tracker, settlement }) => {
+                    *response_context = Some((context, tracker));
+                    State::Forwarded { response, settlement }
+                }
+                PendingOutput::Finished(result) => State::Finished { result: Some(result) },
+            },
+            Projection::Settling(settling) => {
+                // The response does not depend on whether the store recorded the settlement.
+                let _ = ready!(Pin::new(&mut settling.future).poll(cx));
+                return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
+            }
+        };
+        state.set(next);
     }
 }
 

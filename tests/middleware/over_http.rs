@@ -476,3 +476,26 @@ async fn handler_fields_are_kept() {
     let garbage = remaining("plenty").await;
     assert_eq!(legacy(garbage.headers()), Some([5, 3, 40]), "values that cannot be compared are all replaced");
 }
+
+/// Each response states its own numbers, however many other responses of the thread are in use.
+#[tokio::test]
+async fn ratelimit_values_of_responses_in_use_stay_unchanged() {
+    let limiters = [("a", 300), ("another", 300)].map(|(name, limit)| {
+        let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
+        (name, Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter"))
+    });
+    let mut in_use = Vec::new();
+    for sent in 1..=300 {
+        for (name, limiter) in &limiters {
+            let response = send(limiter.clone(), Http::new()).await;
+            // Every third response is dropped while later ones are written.
+            if sent % 3 > 0 {
+                in_use.push((*name, 300 - sent, response));
+            }
+        }
+    }
+    for (name, remaining, response) in in_use {
+        assert_eq!(limits(response.headers()), [(name.to_owned(), remaining, Some(60))]);
+        assert_eq!(policies(response.headers()), [(name.to_owned(), 300, 60)]);
+    }
+}

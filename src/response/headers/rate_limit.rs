@@ -1,10 +1,10 @@
 //! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-10.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
@@ -17,60 +17,42 @@ pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelim
 #[derive(Debug)]
 pub(super) struct RateLimitHeaders {
     policy: Arc<PolicyValue>,
-    remaining: RemainingValues,
-}
-
-/// The varying part of `RateLimit`, per limit of the policy. A single limit is stored inline: no allocation.
-#[derive(Debug)]
-enum RemainingValues {
-    One(RemainingValue),
-    Several(Vec<RemainingValue>),
-}
-
-/// The parameters `r` and `t` of a limit: what remains, and the seconds until more is available.
-#[derive(Clone, Copy, Debug)]
-struct RemainingValue {
-    remaining: u64,
-    next_token_after: u64,
+    /// The value of `RateLimit`.
+    rate_limit: HeaderValue,
 }
 
 impl RateLimitHeaders {
     /// Returns `None` if there is no limit that is not a shadow.
     pub(super) fn new(limits: &[LimitStatus]) -> Option<Self> {
-        match limits {
-            [one] if !one.is_shadow() => {
-                let fields = LimitFields::new(one);
-                Some(Self { remaining: RemainingValues::One(fields.remaining), policy: policy_value(&[fields])? })
-            }
-            several => {
-                let fields: Vec<_> = several.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect();
-                let policy = if fields.is_empty() { None } else { policy_value(&fields) }?;
-                let remaining = RemainingValues::Several(fields.iter().map(|fields| fields.remaining).collect());
-                Some(Self { policy, remaining })
-            }
+        let (one, several);
+        // The common case allocates nothing.
+        let limits = if let [limit] = limits
+            && !limit.is_shadow()
+        {
+            one = [LimitFields::new(limit)];
+            &one[..]
+        } else {
+            several = limits.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect::<Vec<_>>();
+            &several
+        };
+        if limits.is_empty() {
+            return None;
         }
+        // The cache is taken while it is used. A taken or destroyed cache is replaced by an empty one.
+        let cached = CACHE.try_with(Cell::take).ok().flatten();
+        let mut cache = cached.unwrap_or_else(|| Box::new(PolicyCache::new()));
+        let headers = cache.headers(limits);
+        let _ = CACHE.try_with(|cell| cell.set(Some(cache)));
+        headers
     }
 
     /// Appends both headers to the values of a handler or another limiter.
     ///
     /// Emits a warning if these values already contain the name of a limit.
-    pub(super) fn add(&self, headers: &mut HeaderMap, observers: &Observers) {
+    pub(super) fn add(self, headers: &mut HeaderMap, observers: &Observers) {
         observers.warn_once(|| self.policy.repeated_name(headers).map(warning));
         headers.append(RATELIMIT_POLICY, self.policy.value.clone());
-        if let Some(value) = self.rate_limit_value() {
-            headers.append(RATELIMIT, value);
-        }
-    }
-
-    fn rate_limit_value(&self) -> Option<HeaderValue> {
-        let items = &self.policy.items;
-        match &self.remaining {
-            RemainingValues::One(one) => header_value(items.first()?.member(*one)),
-            RemainingValues::Several(several) => {
-                let members: Vec<_> = items.iter().zip(several).map(|(item, &value)| item.member(value)).collect();
-                header_value(members.join(SEPARATOR))
-            }
-        }
+        headers.append(RATELIMIT, self.rate_limit);
     }
 }
 
@@ -79,7 +61,10 @@ struct LimitFields<'a> {
     name: &'a str,
     limit: u64,
     window: Duration,
-    remaining: RemainingValue,
+    /// The parameter `r`: what remains.
+    remaining: u64,
+    /// The parameter `t`: the seconds until more is available.
+    next_token_after: u64,
 }
 
 impl<'a> LimitFields<'a> {
@@ -87,9 +72,8 @@ impl<'a> LimitFields<'a> {
         let snapshot = status.snapshot();
         let LimitSnapshot { limit, window, remaining, .. } = snapshot;
         let next_token_after = ceil_seconds(next_token_after(status.verdict(), &snapshot));
-        let remaining =
-            RemainingValue { remaining: sf_integer(remaining), next_token_after: sf_integer(next_token_after) };
-        Self { name: status.name(), limit, window, remaining }
+        let (remaining, next_token_after) = (sf_integer(remaining), sf_integer(next_token_after));
+        Self { name: status.name(), limit, window, remaining, next_token_after }
     }
 }
 
@@ -103,35 +87,35 @@ fn next_token_after(verdict: Verdict, snapshot: &LimitSnapshot) -> Duration {
 
 thread_local! {
     /// Most servers send the same few policies in all responses.
-    static CACHE: RefCell<PolicyCache> = const { RefCell::new(PolicyCache::new()) };
+    static CACHE: Cell<Option<Box<PolicyCache>>> = const { Cell::new(None) };
 }
 
-/// Returns the policy of these limits from this thread's cache. Builds a new policy if the cache is destroyed or
-/// borrowed.
-fn policy_value(limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
-    let cached = CACHE.try_with(|cache| cache.try_borrow_mut().ok()?.get(limits));
-    cached.ok().flatten().or_else(|| PolicyValue::new(limits))
-}
-
-/// The policies that this thread has sent most recently.
+/// The policies that this thread has sent most recently, and its buffer for values of `RateLimit`.
 struct PolicyCache {
     policies: Vec<Arc<PolicyValue>>,
     /// The index that the next insertion replaces.
     oldest: usize,
+    /// The values are slices of this buffer, which is used again when its values are dropped: no allocation per value.
+    /// Row "service, default" of docs/performance.md.
+    buffer: BytesMut,
 }
 
 impl PolicyCache {
     const MAX_POLICIES: usize = 4;
+    /// Each value in use keeps the buffer that holds it, so the buffer is small: some 40 values.
+    const BUFFER_BYTES: usize = 1024;
 
-    const fn new() -> Self {
-        Self { policies: Vec::new(), oldest: 0 }
+    fn new() -> Self {
+        Self { policies: Vec::new(), oldest: 0, buffer: BytesMut::with_capacity(Self::BUFFER_BYTES) }
     }
 
-    fn get(&mut self, limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
-        match self.policies.iter().find(|policy| policy.matches(limits)) {
-            Some(cached) => Some(Arc::clone(cached)),
-            None => self.insert(limits),
-        }
+    fn headers(&mut self, limits: &[LimitFields<'_>]) -> Option<RateLimitHeaders> {
+        let policy = match self.policies.iter().find(|policy| policy.matches(limits)) {
+            Some(cached) => Arc::clone(cached),
+            None => self.insert(limits)?,
+        };
+        let rate_limit = policy.rate_limit(limits, &mut self.buffer)?;
+        Some(RateLimitHeaders { policy, rate_limit })
     }
 
     #[cold]
@@ -158,8 +142,19 @@ impl PolicyValue {
     fn new(limits: &[LimitFields<'_>]) -> Option<Arc<Self>> {
         let items: Vec<_> = limits.iter().map(PolicyItem::new).collect();
         let members: Vec<_> = items.iter().map(|item| &*item.policy).collect();
-        let value = header_value(members.join(SEPARATOR))?;
+        let value = header_value(Bytes::from(members.join(SEPARATOR)))?;
         Some(Arc::new(Self { items, value }))
+    }
+
+    /// Returns the value of `RateLimit`.
+    fn rate_limit(&self, limits: &[LimitFields<'_>], buffer: &mut BytesMut) -> Option<HeaderValue> {
+        for (index, (item, limit)) in self.items.iter().zip(limits).enumerate() {
+            if index > 0 {
+                buffer.extend_from_slice(SEPARATOR.as_bytes());
+            }
+            item.write_member(limit, buffer);
+        }
+        header_value(buffer.split().freeze())
     }
 
     /// Returns the first limit's name that `headers`, or two limits of this policy, already contain.
@@ -201,20 +196,15 @@ impl PolicyItem {
         Self { name: name.to_owned(), limit, window, policy, state }
     }
 
-    /// Returns the member of `RateLimit`.
-    ///
-    /// The string has no spare capacity: `Bytes` would make one more allocation.
-    fn member(&self, RemainingValue { remaining, next_token_after }: RemainingValue) -> String {
-        let mut buffers = [itoa::Buffer::new(), itoa::Buffer::new()];
-        let [r, t] = &mut buffers;
-        let (separator, t) = if next_token_after > 0 { (";t=", t.format(next_token_after)) } else { ("", "") };
-        let r = r.format(remaining);
-        let mut member = String::with_capacity(self.state.len() + r.len() + separator.len() + t.len());
-        member.push_str(&self.state);
-        member.push_str(r);
-        member.push_str(separator);
-        member.push_str(t);
-        member
+    /// Writes the member of `RateLimit`.
+    fn write_member(&self, limit: &LimitFields<'_>, buffer: &mut BytesMut) {
+        let mut digits = itoa::Buffer::new();
+        buffer.extend_from_slice(self.state.as_bytes());
+        buffer.extend_from_slice(digits.format(limit.remaining).as_bytes());
+        if limit.next_token_after > 0 {
+            buffer.extend_from_slice(b";t=");
+            buffer.extend_from_slice(digits.format(limit.next_token_after).as_bytes());
+        }
     }
 
     /// Whether one of the two headers has a member of this name.
@@ -257,6 +247,6 @@ fn sf_integer(number: u64) -> u64 {
 }
 
 /// Never `None`: the list holds visible ASCII and spaces only.
-fn header_value(list: String) -> Option<HeaderValue> {
-    HeaderValue::from_maybe_shared(Bytes::from(list)).ok()
+fn header_value(list: Bytes) -> Option<HeaderValue> {
+    HeaderValue::from_maybe_shared(list).ok()
 }
