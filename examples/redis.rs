@@ -19,7 +19,8 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use tower_ratelimit::limiter::Fallback;
 use tower_ratelimit::{
-    Decision, DecisionSource, FixedWindow, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Redis, RedisServer,
+    Decision, DecisionSource, FixedWindow, Http, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Redis,
+    RedisServer,
 };
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
@@ -45,10 +46,10 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     })?;
     let local = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
 
-    let app = Router::new()
-        .route("/", get(hello))
-        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, local)))
-        .route("/health", get(async || "ok\n"));
+    // The handler reads the decision.
+    let responder = Http::new().request_extension(true);
+    let layer = RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, local)).responder(responder);
+    let app = Router::new().route("/", get(hello)).layer(layer).route("/health", get(async || "ok\n"));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))

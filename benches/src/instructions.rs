@@ -104,7 +104,7 @@ fn main() {
         "leased" => leased(count),
         "service" => service(count, limited(PLENTY, Http::new())),
         "service-beside-queue" => service_beside_queue(count),
-        "service-without-extension" => service(count, limited(PLENTY, Http::new().request_extension(false))),
+        "service-with-extension" => service(count, limited(PLENTY, Http::new().request_extension(true))),
         "service-minimal" => service(count, limited(PLENTY, Http::minimal())),
         "service-rejected" => service(count, limited(NOTHING, Http::new())),
         "service-rejected-minimal" => service(count, limited(NOTHING, Http::minimal())),

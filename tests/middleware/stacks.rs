@@ -191,7 +191,8 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
         let status = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
         status.name().to_owned()
     }
-    let delta_seconds = || Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
+    let delta_seconds =
+        || Http::new().legacy_headers(ResetFormat::DeltaSeconds).request_extension(true).response_extension(true);
     for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
         let app = Router::new().route("/", get(handler)).layer(
             ServiceBuilder::new()

@@ -287,7 +287,7 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         events.take().iter().filter(|event| event.starts_with("warning: ") && event.contains("\"default\"")).count()
     }
     let request = || http::Request::new(());
-    for responder in [Http::new(), Http::new().request_extension(false)] {
+    for responder in [Http::new(), Http::new().request_extension(true)] {
         let events = RecordedEvents::default();
         let layer = RateLimitLayer::new(Global, two_an_hour()).responder(responder).observe(events.clone());
         for clone in [layer.clone(), layer] {

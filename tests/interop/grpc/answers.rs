@@ -19,9 +19,10 @@ use tower_ratelimit::{
 
 type Page = Response<ResponseBody<Full<Bytes>>>;
 
+/// The body says whether the request has a `RateLimitInfo`.
 async fn ok(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
-    assert!(request.extensions().get::<RateLimitInfo>().is_some(), "the request has a `RateLimitInfo`");
-    Ok(Response::new(Full::from("answer")))
+    let seen = request.extensions().get::<RateLimitInfo>().map_or("nothing", |_| "info");
+    Ok(Response::new(Full::from(seen)))
 }
 
 /// A limiter that always returns the same outcome.
@@ -191,4 +192,9 @@ async fn grpc_responder_parts_are_configurable() {
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);
     assert_eq!(response.headers()["ratelimit-policy"], r#""default";q=2;w=60"#);
+
+    for (responder, expected) in [(Grpc::new(), "nothing"), (Grpc::new().request_extension(true), "info")] {
+        let response = send(StubLimiter(Ok(Verdict::Allowed)), responder).await;
+        assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), expected);
+    }
 }
