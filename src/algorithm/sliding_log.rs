@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -131,7 +131,14 @@ impl Window<'_> {
 
     /// Returns the time at which hits of total weight `amount` have expired.
     fn freed_at(&self, amount: u128) -> u64 {
-        let hits = self.log.hits().range(self.first..);
+        let hits = self.log.hits();
+        // Usually the first or the last hit: row "sliding log" of docs/performance.md.
+        let first = hits.get(self.first).filter(|&&(_, weight)| u128::from(weight) >= amount);
+        let last = hits.back().filter(|&&(_, weight)| weight > 0 && amount == self.used);
+        if let Some(&(time, _)) = first.or(last) {
+            return time.saturating_add(self.period);
+        }
+        let hits = hits.range(self.first..);
         if amount == self.used
             && let Some(&(newest, _)) = hits.clone().rfind(|&&(_, weight)| weight > 0)
         {
@@ -204,11 +211,11 @@ impl Algorithm for SlidingLog {
             // A charge counts all hits under the present period.
             (window.held, window.period) = (held, self.quota.period_micros());
         }
-        (self.decide_in(&window, now, options.into()).verdict(), self.figures(&window, now).into())
+        (self.decide_in(&window, now, options.into()).verdict(), self.figures(&window, now))
     }
 
     fn snapshot(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {
-        self.figures(&self.window(state, now.as_micros()), now).into()
+        self.figures(&self.window(state, now.as_micros()), now)
     }
 
     fn max_reset(&self) -> Duration {
@@ -242,23 +249,18 @@ impl SlidingLog {
         Step::Allow { next, delay }
     }
 
-    fn figures(&self, window: &Window<'_>, now: Timestamp) -> LimitSnapshot {
-        let until = |moment: u64| Duration::from_micros(moment.saturating_sub(now.as_micros()));
+    fn figures(&self, window: &Window<'_>, now: Timestamp) -> LazySnapshot {
+        let until = |moment: u64| moment.saturating_sub(now.as_micros());
         let used = window.used();
         let limit = self.quota.limit();
         let (reset, next_token_after) = if used == 0 {
-            (Duration::ZERO, Duration::ZERO)
+            (0, 0)
         } else {
             let more = 1.max(used.saturating_sub(u128::from(limit - 1)));
             (until(window.all_freed_at()), until(window.freed_at(more)))
         };
-        LimitSnapshot {
-            limit,
-            window: self.quota.period(),
-            remaining: u64::try_from(u128::from(limit).saturating_sub(used)).unwrap_or(0),
-            reset,
-            next_token_after,
-        }
+        let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).unwrap_or(0);
+        LazySnapshot::from_micros([limit, self.quota.period_micros(), remaining, reset, next_token_after])
     }
 }
 
@@ -283,13 +285,13 @@ impl super::LuaAlgorithm for SlidingLog {
 
     fn snapshot_from_view(&self, [used, idle_at, next_token_at]: [u64; 3], now: Timestamp) -> LazySnapshot {
         let limit = self.quota.limit();
-        let snapshot = LimitSnapshot {
+        let until = |moment: u64| moment.saturating_sub(now.as_micros());
+        LazySnapshot::from_micros([
             limit,
-            window: self.quota.period(),
-            remaining: limit.saturating_sub(used),
-            reset: Timestamp::from_micros(idle_at).saturating_since(now),
-            next_token_after: Timestamp::from_micros(next_token_at).saturating_since(now),
-        };
-        snapshot.into()
+            self.quota.period_micros(),
+            limit.saturating_sub(used),
+            until(idle_at),
+            until(next_token_at),
+        ])
     }
 }

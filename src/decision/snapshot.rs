@@ -43,6 +43,18 @@ impl LazySnapshot {
         Self { words, compute }
     }
 
+    /// Creates a snapshot from limit, window, remaining, reset and time to the next token, in microseconds.
+    #[inline]
+    pub(crate) const fn from_micros(words: [u64; 5]) -> Self {
+        Self::new(words, |&[limit, window, remaining, reset, next_token_after]| LimitSnapshot {
+            limit,
+            window: Duration::from_micros(window),
+            remaining,
+            reset: Duration::from_micros(reset),
+            next_token_after: Duration::from_micros(next_token_after),
+        })
+    }
+
     /// Computes the snapshot.
     #[must_use]
     pub fn compute(&self) -> LimitSnapshot {
@@ -54,20 +66,13 @@ impl From<LimitSnapshot> for LazySnapshot {
     /// Stores the snapshot's values. Fractions of a microsecond are dropped.
     fn from(snapshot: LimitSnapshot) -> Self {
         let micros = crate::clock::micros_floor;
-        let words = [
+        Self::from_micros([
             snapshot.limit,
             micros(snapshot.window),
             snapshot.remaining,
             micros(snapshot.reset),
             micros(snapshot.next_token_after),
-        ];
-        Self::new(words, |&[limit, window, remaining, reset, next_token_after]| LimitSnapshot {
-            limit,
-            window: Duration::from_micros(window),
-            remaining,
-            reset: Duration::from_micros(reset),
-            next_token_after: Duration::from_micros(next_token_after),
-        })
+        ])
     }
 }
 

@@ -73,23 +73,19 @@ impl Location {
     }
 }
 
-/// A consistent reading of a key.
-pub(crate) struct Reading<'a, C: AtomicState + 'a> {
-    /// The state: the zero state if the key is absent.
-    pub(crate) state: C::Snapshot<'a>,
+/// What a consistent reading of a key returns besides the state.
+pub(crate) struct Reading {
     /// The horizon of an absent key's sets, zero for a present key: see "Horizons" in the parent module.
     pub(crate) horizon: u64,
     /// The amount held on the key. Zero if the key is absent, as a hold keeps its slot.
     pub(crate) held: u64,
 }
 
-/// The entry of a key, found by one lookup: the state, and the way to store the next one.
-pub(crate) trait TableEntry {
-    type State: State;
-
-    fn state(&self) -> &Self::State;
-
+/// The entry of a key, found by one lookup: the way to store the next state.
+pub(crate) trait TableEntry<'a, C: AtomicState> {
     /// Locks what was read, stores the next state and unlocks. Returns what `read` reads from that state.
+    ///
+    /// `present` is the state that the lookup read.
     ///
     /// # Errors
     ///
@@ -97,8 +93,9 @@ pub(crate) trait TableEntry {
     /// absent key.
     fn store<R>(
         self,
-        next: <Self::State as State>::Next,
-        read: impl FnOnce(&Self::State) -> R,
+        present: &mut C::Snapshot<'a>,
+        next: <C::State as State>::Next,
+        read: impl FnOnce(&C::State) -> R,
     ) -> Result<R, StoreError>;
 }
 
@@ -128,44 +125,37 @@ pub(crate) enum StoreError {
 }
 
 /// A present key.
-pub(crate) struct Entry<'a, C: AtomicState> {
+pub(crate) struct Entry<'a, C> {
     set: &'a Set<C>,
     version: u64,
     slot: u8,
-    state: C::Snapshot<'a>,
 }
 
 // Part of each decision, as all that is in line here: rows "hot key" and "1000 keys" of docs/performance.md.
 impl<'a, C: AtomicState> Entry<'a, C> {
     #[inline(always)]
-    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Result<Self, LookupError> {
-        let state = set.cell(slot).snapshot();
-        if set.validate(version) { Ok(Self { set, version, slot, state }) } else { Err(LookupError::Contended) }
+    fn read(set: &'a Set<C>, version: u64, slot: u8, state: &mut C::Snapshot<'a>) -> Result<Self, LookupError> {
+        set.cell(slot).read(state);
+        if set.validate(version) { Ok(Self { set, version, slot }) } else { Err(LookupError::Contended) }
     }
 
     /// Locks the set, unless anything in it has changed since the reading.
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedEntry<'a, C>, StoreError> {
-        if self.set.try_lock(self.version) {
-            // The state is dropped here, and not moved: a snapshot of a log holds the mutex that a write takes.
-            Ok(LockedEntry { set: self.set, version: self.version, slot: self.slot })
-        } else {
-            Err(StoreError::Changed)
-        }
+        let Self { set, version, slot } = self;
+        if set.try_lock(version) { Ok(LockedEntry { set, version, slot }) } else { Err(StoreError::Changed) }
     }
 }
 
-impl<C: AtomicState> TableEntry for Entry<'_, C> {
-    type State = C::State;
-
-    #[inline]
-    fn state(&self) -> &C::State {
-        &self.state
-    }
-
+impl<'a, C: AtomicState> TableEntry<'a, C> for Entry<'a, C> {
     #[inline(always)]
-    fn store<R>(self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> Result<R, StoreError> {
-        Ok(self.lock()?.store(next, read))
+    fn store<R>(
+        self,
+        present: &mut C::Snapshot<'a>,
+        next: <C::State as State>::Next,
+        read: impl FnOnce(&C::State) -> R,
+    ) -> Result<R, StoreError> {
+        Ok(self.lock()?.store(present, next, read))
     }
 }
 
@@ -176,11 +166,16 @@ pub(crate) struct LockedEntry<'a, C: AtomicState> {
     slot: u8,
 }
 
-impl<C: AtomicState> LockedEntry<'_, C> {
-    /// Stores the next state. The set stays locked.
+impl<'a, C: AtomicState> LockedEntry<'a, C> {
+    /// Stores the next state. The set stays locked. `present` is the state that the lookup read.
     #[inline(always)]
-    pub(crate) fn store<R>(&self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> R {
-        self.set.cell(self.slot).apply(next, read)
+    pub(crate) fn store<R>(
+        &self,
+        present: &mut C::Snapshot<'a>,
+        next: <C::State as State>::Next,
+        read: impl FnOnce(&C::State) -> R,
+    ) -> R {
+        self.set.cell(self.slot).apply(present, next, read)
     }
 }
 
@@ -192,46 +187,42 @@ impl<C: AtomicState> Drop for LockedEntry<'_, C> {
 }
 
 /// An absent key, in a table without inherited debts.
-pub(crate) struct VacantEntry<'a, C: AtomicState> {
+pub(crate) struct VacantEntry<'a, C> {
     table: &'a Table<C>,
-    state: C::Snapshot<'a>,
     now: u64,
     location: Location,
 }
 
-impl<C: AtomicState> VacantEntry<'_, C> {
+impl<C> VacantEntry<'_, C> {
     pub(crate) fn location(&self) -> Location {
         self.location
     }
 }
 
 // In line: row "insertion" of docs/performance.md.
-impl<C: AtomicState> TableEntry for VacantEntry<'_, C> {
-    type State = C::State;
-
-    #[inline]
-    fn state(&self) -> &C::State {
-        &self.state
-    }
-
+impl<'a, C: AtomicState> TableEntry<'a, C> for VacantEntry<'a, C> {
     #[inline(always)]
-    fn store<R>(self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> Result<R, StoreError> {
-        let Self { table, state, now, location } = self;
-        drop(state);
+    fn store<R>(
+        self,
+        present: &mut C::Snapshot<'a>,
+        next: <C::State as State>::Next,
+        read: impl FnOnce(&C::State) -> R,
+    ) -> Result<R, StoreError> {
+        let Self { table, now, location } = self;
         if !table.lock(&location) {
             return Err(StoreError::Changed);
         }
         let _unlock = UnlockGuard { table, location: &location };
         let slot = table.claim_slot(&location, now).ok_or(StoreError::Full)?;
-        Ok(table.cell(slot).apply(next, read))
+        Ok(table.cell(slot).apply(present, next, read))
     }
 }
 
 impl<C: AtomicState> Table<C> {
-    /// Finds a present key without a loop: the lookup of the fast path.
+    /// Finds a present key without a loop, and reads its state: the lookup of the fast path.
     // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline(always)]
-    pub(crate) fn find(&self, hash: u64) -> Result<Entry<'_, C>, LookupError> {
+    pub(crate) fn find<'a>(&'a self, hash: u64, state: &mut C::Snapshot<'a>) -> Result<Entry<'a, C>, LookupError> {
         let fingerprint = fingerprint(hash);
         let first = &self.sets[bounded_index(fingerprint, self.sets.len())];
         let version = first.version();
@@ -240,7 +231,7 @@ impl<C: AtomicState> Table<C> {
             return Err(LookupError::NotApplicable);
         }
         if let Some(slot) = first.find(fingerprint) {
-            return Entry::read(first, version, slot);
+            return Entry::read(first, version, slot, state);
         }
         let second = &self.sets[self.candidate_sets(fingerprint)[1]];
         let version = second.version();
@@ -248,26 +239,32 @@ impl<C: AtomicState> Table<C> {
             return Err(LookupError::NotApplicable);
         }
         match second.find(fingerprint) {
-            Some(slot) => Entry::read(second, version, slot),
+            Some(slot) => Entry::read(second, version, slot, state),
             None => Err(LookupError::NotFound),
         }
     }
 
-    /// Finds an absent key. Returns `None` if the key is present, or must be decided later than `now`, or starts with
-    /// an inherited debt.
+    /// Finds an absent key, and makes `state` its state. Returns `None` if the key is present, or must be decided later
+    /// than `now`, or starts with an inherited debt.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
-    pub(crate) fn find_vacant(&self, hash: u64, now: u64) -> Option<VacantEntry<'_, C>> {
+    pub(crate) fn find_vacant<'a>(
+        &'a self,
+        hash: u64,
+        now: u64,
+        state: &mut C::Snapshot<'a>,
+    ) -> Option<VacantEntry<'a, C>> {
         let mut location = Location::EMPTY;
-        let Reading { state, horizon, .. } = self.read(hash, &mut location);
+        let horizon = self.read(hash, &mut location, state).horizon;
         let is_vacant = location.is_absent() && horizon <= now && !self.carries_debt();
-        is_vacant.then_some(VacantEntry { table: self, state, now, location })
+        is_vacant.then_some(VacantEntry { table: self, now, location })
     }
 
-    /// Reads the state of a key, present or absent. Stores in `location` the versions that the reading depends on.
+    /// Reads the state of a key, present or absent: the zero state if the key is absent. Stores in `location` the
+    /// versions that the reading depends on.
     // Rows "insertion" and "three limits, dynamic" of docs/performance.md.
     #[inline(always)]
-    pub(crate) fn read(&self, hash: u64, location: &mut Location) -> Reading<'_, C> {
+    pub(crate) fn read<'a>(&'a self, hash: u64, location: &mut Location, state: &mut C::Snapshot<'a>) -> Reading {
         location.fingerprint = fingerprint(hash);
         location.candidate_sets = self.candidate_sets(location.fingerprint);
         let mut backoff = Backoff::new();
@@ -276,29 +273,34 @@ impl<C: AtomicState> Table<C> {
             location.versions[0] = first.version();
             if let Some(slot) = first.find(location.fingerprint) {
                 location.position = Position::First(slot);
-                let (state, held) = (first.cell(slot).snapshot(), self.holds.of(location.fingerprint));
+                first.cell(slot).read(state);
+                let held = self.holds.of(location.fingerprint);
                 if first.validate(location.versions[0]) {
-                    return Reading { state, horizon: 0, held };
+                    return Reading { horizon: 0, held };
                 }
-            } else if let Some(reading) = self.read_second_set(location) {
+            } else if let Some(reading) = self.read_second_set(location, state) {
                 return reading;
             }
+            // A snapshot can be a lock guard, and the writer can wait for the lock.
+            *state = C::empty();
             backoff.wait();
         }
     }
 
     /// Reads a key that is not in its first set. Returns `None` if the reading is not consistent.
-    fn read_second_set(&self, location: &mut Location) -> Option<Reading<'_, C>> {
+    fn read_second_set<'a>(&'a self, location: &mut Location, state: &mut C::Snapshot<'a>) -> Option<Reading> {
         let (first, second) = (self.set(location, 0), self.set(location, 1));
         location.versions[1] = second.version();
         if let Some(slot) = second.find(location.fingerprint) {
             location.position = Position::Second(slot);
-            let (state, held) = (second.cell(slot).snapshot(), self.holds.of(location.fingerprint));
-            return second.validate(location.versions[1]).then_some(Reading { state, horizon: 0, held });
+            second.cell(slot).read(state);
+            let held = self.holds.of(location.fingerprint);
+            return second.validate(location.versions[1]).then_some(Reading { horizon: 0, held });
         }
         location.position = Position::Absent;
         let [horizon, of_second] = location.candidate_sets.map(|set| self.horizons.of(set));
+        first.cell(0).read_zero(state);
         let is_absent = first.validate(location.versions[0]) && second.validate(location.versions[1]);
-        is_absent.then(|| Reading { state: first.cell(0).zero(), horizon: horizon.max(of_second), held: 0 })
+        is_absent.then(|| Reading { horizon: horizon.max(of_second), held: 0 })
     }
 }

@@ -192,15 +192,16 @@ impl<C: AtomicState> Table<C> {
         self.sets[slot.set].cell(slot.slot)
     }
 
-    /// Under the lock: stores the next state in a slot, and returns what `read` reads from it.
+    /// Under the lock: stores the next state in a slot whose state is `present`, and returns what `read` reads from it.
     #[inline]
-    pub(crate) fn store<R>(
-        &self,
+    pub(crate) fn store<'a, R>(
+        &'a self,
         slot: SlotIndex,
+        present: &mut C::Snapshot<'a>,
         next: <C::State as State>::Next,
         read: impl FnOnce(&C::State) -> R,
     ) -> R {
-        self.cell(slot).apply(next, read)
+        self.cell(slot).apply(present, next, read)
     }
 
     /// Under the lock: returns the state in a slot.
@@ -242,7 +243,7 @@ impl<C: AtomicState> Table<C> {
         let mut backoff = Backoff::new();
         loop {
             let mut location = Location::EMPTY;
-            let horizon = self.read(hash, &mut location).horizon;
+            let horizon = self.read(hash, &mut location, &mut C::empty()).horizon;
             if location.is_absent() && insert.is_none() {
                 return Ok(());
             }

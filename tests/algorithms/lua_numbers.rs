@@ -130,7 +130,7 @@ fn missing_state_is_the_zero_state() {
     assert_eq!(LeakyQueue::new(quota).decode_state(&[]), [0; 4]);
     assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 4]);
     let sliding = SlidingWindow::new(quota).blocks(4);
-    assert_eq!(*sliding.decode_state(&[]), [0; 9]);
+    assert_eq!(*sliding.decode_state(&[]), [0; 10]);
     let mut numbers = Vec::new();
     sliding.encode_state(&Counters::zero(2), &mut numbers);
     assert!(numbers.is_empty());

@@ -385,7 +385,7 @@ proptest! {
 
     #[test]
     fn algorithms_do_not_panic_on_any_state_time_and_cost(
-        words in proptest::collection::vec(any::<u64>(), 65),
+        words in proptest::collection::vec(any::<u64>(), Counters::MAX_WORDS),
         hits in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..20),
         now in any::<u64>(), cost in any::<u64>(), held in any::<u64>(), delay in any::<u64>(),
     ) {

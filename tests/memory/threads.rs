@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
@@ -376,10 +376,8 @@ impl Count for Counters {
         self[1]
     }
 
-    fn with(&self, count: u64) -> Self {
-        let mut next = self.clone();
-        (next[0], next[1]) = (FOREVER, count);
-        next
+    fn with(&self, count: u64) -> CountersEdit {
+        CountersEdit::new([FOREVER, count, 0, 0], |state, words| state[..2].copy_from_slice(&words[..2]))
     }
 }
 
@@ -411,7 +409,7 @@ impl<S: Count> Algorithm for Panicking<S> {
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
-        // The fast path takes the snapshot of an edited log under the lock, and that of any other state before it.
+        // The fast path takes the snapshot of a state that is edited in place under the lock, and any other before it.
         if PANIC_AT.get() == Some(state.get()) {
             PANIC_AT.set(None);
             panic!("intended panic");

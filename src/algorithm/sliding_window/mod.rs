@@ -1,11 +1,15 @@
+mod layout;
+mod ring;
 mod view;
 
 use std::time::Duration;
 
-use self::view::{HEAD, Live, View, index, quotient};
-use super::{Algorithm, ChargeOptions, Counters, Start, Step};
+use self::layout::{Counts, HEAD, Layout, index};
+use self::ring::Ring;
+use self::view::{Live, Totals, View, quotient, saturating_u64};
+use super::{Algorithm, ChargeOptions, Counters, CountersEdit, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{LazySnapshot, LimitSnapshot};
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -27,7 +31,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with `N` blocks of width `b` and the current block `j`: strict, admit if the sum of blocks
 ///   `j - N` to `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the fraction
 ///   `1 - (now mod b) / b`. `retry_after` is exact in both forms; in the weighted form it may be in a later block.
-/// - **State**: `N + 5` words. All blocks are aligned to the clock.
+/// - **State**: `N + 6` words. All blocks are aligned to the clock.
 /// - **After a change of quota** or of the number of blocks, an old block counts in the new block that contains the
 ///   old block's last microsecond, or the last charge if that was earlier. Until the next charge under the new quota
 ///   the old block expires no later than before; after that charge it expires with the new block.
@@ -46,11 +50,8 @@ use crate::quota::Quota;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     quota: Quota,
-    blocks: u64,
+    layout: Layout,
     weighted: bool,
-    /// The length of a block in microseconds.
-    // Stored: a decision took some 70 divisions otherwise (row "sliding window" of docs/performance.md).
-    width: u64,
 }
 
 impl SlidingWindow {
@@ -66,7 +67,7 @@ impl SlidingWindow {
         while !quota.period_micros().is_multiple_of(blocks) {
             blocks -= 1;
         }
-        Self { quota, blocks, weighted: false, width: quota.period_micros() / blocks }
+        Self { quota, layout: Layout { blocks, width: quota.period_micros() / blocks }, weighted: false }
     }
 
     /// Sets the number of blocks. More blocks are more precise, and take more words per key.
@@ -121,7 +122,7 @@ impl SlidingWindow {
 
     #[cfg(feature = "simulate")]
     pub(crate) const fn block_count(&self) -> u64 {
-        self.blocks
+        self.layout.blocks
     }
 
     const fn with_blocks(self, blocks: u64) -> Self {
@@ -129,17 +130,18 @@ impl SlidingWindow {
             Some(width) => width,
             None => 0,
         };
-        Self { blocks, width, ..self }
+        Self { layout: Layout { blocks, width }, ..self }
     }
 
     const fn validate_const(&self) -> Option<&'static str> {
-        if self.blocks == 0 || self.blocks > Self::MAX_BLOCKS {
+        let Layout { blocks, width } = self.layout;
+        if blocks == 0 || blocks > Self::MAX_BLOCKS {
             Some("a sliding window has 1 to 60 blocks")
-        } else if !self.quota.period_micros().is_multiple_of(self.blocks) {
+        } else if !self.quota.period_micros().is_multiple_of(blocks) {
             Some(
                 "a sliding window's blocks must take a whole number of microseconds; choose a number that divides the period",
             )
-        } else if self.weighted && self.quota.limit() > (1 << 53) / self.width {
+        } else if self.weighted && self.quota.limit() > (1 << 53) / width {
             Some(
                 "a weighted window's limit times its blocks' length in microseconds must be at most 2^53; choose more blocks \
                  or the strict form",
@@ -161,91 +163,51 @@ impl SlidingWindow {
         match self.validate_const() {
             None => Ok(self),
             Some(problem) => {
-                let Self { quota, blocks, .. } = self;
+                let Self { quota, layout: Layout { blocks, .. }, .. } = self;
                 Err(Error::config(format!("{problem}; the quota is {quota}, the number of blocks {blocks}")))
             }
         }
     }
 
-    /// Returns the number of blocks for which a hit counts: its own, and as many full blocks as the period has.
-    const fn kept(&self) -> u64 {
-        self.blocks + 1
-    }
-
-    /// Returns width and number of blocks in one word. They are part of the state, because another quota may have
-    /// written it.
-    const fn layout_word(&self) -> u64 {
-        self.width << 6 | self.blocks
-    }
-
-    /// Returns the hits that count, by blocks of this window.
-    fn counts(&self, view: &View<'_>) -> Counts {
-        let mut counts = Counts { by_age: [0; MAX_LIVE_BLOCKS], at: view.at, current: view.at / self.width };
-        for Live { block, count, .. } in view.live(self) {
-            let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(self.blocks))];
-            *sum = sum.saturating_add(count);
-        }
-        counts
-    }
-
-    fn write(&self, state: &mut Counters, new: &Counts) {
-        let words = &mut **state;
-        let Some((head, counts)) = words.split_at_mut_checked(HEAD) else { return };
-        counts.fill(0);
-        let mut idle_at = 0;
-        for (age, &count) in (0..=self.blocks).zip(&new.by_age) {
-            let Some(block) = new.current.checked_sub(age) else { break };
-            if count > 0 {
-                idle_at = idle_at.max(self.leaves_at(block));
-                if let Some(slot) = counts.get_mut(index(block % self.kept())) {
-                    *slot = count;
+    /// Decides on any state.
+    #[cold]
+    #[inline(never)]
+    fn decide_slow(&self, state: &Counters, now: u64, options: ChargeOptions) -> Step<Counters> {
+        let view = View::new(self.layout, state, now);
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) => {
+                let used = view.live().map(|live| u128::from(live.count)).sum();
+                let spare = self.quota.limit() - options.cost;
+                let admits_at = self.admits_at(view.at, spare, used, view.live());
+                if admits_at > view.at {
+                    return Step::Deny { wait: admits_at - now };
                 }
+                0
             }
-        }
-        head.copy_from_slice(&[idle_at, new.current, new.at, self.layout_word()]);
-    }
-
-    /// Returns the state after a charge of `cost`.
-    fn charged(&self, state: &Counters, view: &View<'_>, cost: u64) -> Counters {
-        if !view.is_own {
-            let mut counts = self.counts(view);
+        };
+        let Layout { blocks, width } = self.layout;
+        let next = CountersEdit::new([now, options.cost, blocks, width], |state, &[now, cost, blocks, width]| {
+            let layout = Layout { blocks, width };
+            let mut counts = Counts::new(&View::new(layout, state, now));
             counts.by_age[0] = counts.by_age[0].saturating_add(cost);
-            let mut next = Counters::zero(state.len());
-            self.write(&mut next, &counts);
-            return next;
-        }
-        // The blocks of the state are those of this window: only the blocks since the last charge change.
-        let (mut next, current, kept) = (state.clone(), view.at / self.width, self.kept());
-        let Some((head, counts)) = next.split_at_mut_checked(HEAD) else { return next };
-        for block in view.newest.saturating_add(1).max(current.saturating_sub(self.blocks))..=current {
-            if let Some(slot) = counts.get_mut(index(block % kept)) {
-                *slot = 0;
-            }
-        }
-        if let Some(slot) = counts.get_mut(index(current % kept)) {
-            *slot = slot.saturating_add(cost);
-        }
-        head.copy_from_slice(&[self.leaves_at(current), current, view.at, self.layout_word()]);
-        next
+            counts.write(layout, state);
+        });
+        Step::Allow { next, delay }
     }
 
-    const fn leaves_at(&self, block: u64) -> u64 {
-        block.saturating_add(self.kept()).saturating_mul(self.width)
+    /// Returns the snapshot of any state.
+    #[cold]
+    #[inline(never)]
+    fn snapshot_slow(&self, state: &Counters, now: u64) -> LazySnapshot {
+        let view = View::new(self.layout, state, now);
+        self.snapshot_of(&view.totals(), || view.live(), now)
     }
 
-    /// Returns the wait from `view.at` until a `cost` of at most the limit is admitted, without other charges.
-    fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
-        self.wait_with(view, cost, view.live(self).map(|live| u128::from(live.count)).sum())
-    }
-
-    /// Works as [`wait`](Self::wait), with `used`, the sum of the blocks that count.
-    fn wait_with(&self, view: &View<'_>, cost: u64, mut used: u128) -> u64 {
-        let spare = u128::from(self.quota.limit().saturating_sub(cost));
-        if used <= spare {
-            return 0;
-        }
-        let mut from = view.at;
-        let mut blocks = view.live(self);
+    /// Returns the time, from `at` on, from which at most `spare` counts. At `at` the blocks contain `used`.
+    #[inline(never)]
+    fn admits_at(&self, at: u64, spare: u64, mut used: u128, mut blocks: impl Iterator<Item = Live> + Clone) -> u64 {
+        let (spare, mut from) = (u128::from(spare), at);
         while used > spare {
             let Some(oldest) = blocks.next() else { break };
             if self.weighted {
@@ -253,100 +215,105 @@ impl SlidingWindow {
                 let same = blocks.clone().take_while(|live| live.block == oldest.block);
                 let sharing = same.fold(u128::from(oldest.count), |sum, live| sum + u128::from(live.count));
                 if let Some(spare) = (spare + sharing).checked_sub(used) {
-                    let admits_at = self.admits_at(oldest.block, sharing, spare).max(from);
+                    let admits_at = self.drained_to(oldest.block, sharing, spare).max(from);
                     if admits_at < oldest.leaves_at {
-                        return admits_at - view.at;
+                        return admits_at;
                     }
                 }
             }
-            used -= u128::from(oldest.count);
+            used = used.saturating_sub(oldest.count.into());
             from = oldest.leaves_at;
         }
-        from.saturating_sub(view.at)
+        from
     }
 
     /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `spare`, which is
     /// less.
-    fn admits_at(&self, block: u64, sharing: u128, spare: u128) -> u64 {
+    fn drained_to(&self, block: u64, sharing: u128, spare: u128) -> u64 {
         // sharing * (width - offset_in_block) <= spare * width, and the quotient is below the width.
-        let left = quotient(spare * u128::from(self.width), sharing);
-        self.leaves_at(block).saturating_sub(left)
+        let left = quotient(spare * u128::from(self.layout.width), sharing);
+        self.layout.leaves_at(block).saturating_sub(left)
     }
-}
 
-const MAX_LIVE_BLOCKS: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
-
-/// The hits that count at a time, by blocks of this window.
-struct Counts {
-    /// The current block's count is first.
-    by_age: [u64; MAX_LIVE_BLOCKS],
-    at: u64,
-    current: u64,
+    /// Returns the snapshot of a state with these totals. `live` returns its blocks.
+    #[inline]
+    fn snapshot_of<L: Iterator<Item = Live> + Clone>(
+        &self,
+        totals: &Totals,
+        live: impl FnOnce() -> L,
+        now: u64,
+    ) -> LazySnapshot {
+        let limit = self.quota.limit();
+        let used = if self.weighted { totals.weighted(self.layout) } else { saturating_u64(totals.used) };
+        let remaining = limit.saturating_sub(used);
+        let reset = if totals.used == 0 { 0 } else { totals.last_leaves_at.saturating_sub(now) };
+        let next_token_after = if remaining == limit {
+            reset
+        } else if !self.weighted && used <= limit {
+            // The oldest block holds at least one.
+            totals.first_leaves_at.saturating_sub(now)
+        } else {
+            let spare = limit.saturating_sub(remaining + 1);
+            self.admits_at(totals.at, spare, totals.used, live()) - now
+        };
+        LazySnapshot::from_micros([limit, self.quota.period_micros(), remaining, reset, next_token_after])
+    }
 }
 
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
     fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
-        let view = View::new(self, state, now.as_micros());
+        let (limit, cost, now) = (self.quota.limit(), options.cost, now.as_micros());
+        if !options.is_forced() && cost > limit {
+            return Step::Exceeds;
+        }
+        let Some(ring) = Ring::new(self.layout, state, now) else { return self.decide_slow(state, now, options) };
+        let totals = ring.totals();
         let delay = match options.start {
             Start::After(delay) => micros_floor(delay),
-            Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
-            Start::Within(_) => match self.wait(&view, options.cost) {
-                0 => 0,
-                wait => return Step::Deny { wait: wait + view.behind },
-            },
+            Start::Within(_) if totals.used <= u128::from(limit - cost) => 0,
+            Start::Within(_) => {
+                let admits_at = self.admits_at(ring.at, limit - cost, totals.used, ring.live());
+                if admits_at > ring.at {
+                    return Step::Deny { wait: admits_at - now };
+                }
+                0
+            }
         };
-        Step::Allow { next: self.charged(state, &view, options.cost), delay }
+        let next = match ring.charged(totals, cost) {
+            Some(totals) => ring.charge(cost).with_snapshot(self.snapshot_of(&totals, || ring.live_after(cost), now)),
+            None => ring.charge(cost),
+        };
+        Step::Allow { next, delay }
     }
 
     /// Keeps the larger of both counts, block by block.
     fn carry_over_debt(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
-        let [own, other] = [&*state, from].map(|state| self.counts(&View::new(self, state, now.as_micros())));
+        let [own, other] = [&*state, from].map(|state| Counts::new(&View::new(self.layout, state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
         let apart = newer.current - older.current;
-        for age in apart..=self.blocks {
+        for age in apart..=self.layout.blocks {
             let count = &mut newer.by_age[index(age)];
             *count = (*count).max(older.by_age[index(age - apart)]);
         }
-        self.write(state, &newer);
+        newer.write(self.layout, state);
     }
 
     fn snapshot(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
-        let view = View::new(self, state, now.as_micros());
-        let limit = self.quota.limit();
-        let totals = view.totals(self);
-        let used = if self.weighted {
-            quotient(totals.weighted + u128::from(self.width - 1), u128::from(self.width))
-        } else {
-            u64::try_from(totals.used).unwrap_or(u64::MAX)
-        };
-        let remaining = limit.saturating_sub(used);
-        let reset = totals.last_leaves_at.map_or(0, |leaves_at| leaves_at - view.at + view.behind);
-        let next_token_after = if remaining == limit {
-            reset
-        } else if !self.weighted && used <= limit {
-            // The oldest block holds at least one.
-            totals.first_leaves_at - view.at + view.behind
-        } else {
-            self.wait_with(&view, remaining + 1, totals.used) + view.behind
-        };
-        LimitSnapshot {
-            limit,
-            window: self.quota.period(),
-            remaining,
-            reset: Duration::from_micros(reset),
-            next_token_after: Duration::from_micros(next_token_after),
+        let now = now.as_micros();
+        match Ring::new(self.layout, state, now) {
+            Some(ring) => self.snapshot_of(&ring.totals(), || ring.live(), now),
+            None => self.snapshot_slow(state, now),
         }
-        .into()
     }
 
     fn max_reset(&self) -> Duration {
-        Duration::from_micros(self.quota.period_micros() + self.width)
+        Duration::from_micros(self.layout.max_reset())
     }
 
     fn counter_words(&self) -> usize {
-        HEAD + index(self.kept())
+        HEAD + index(self.layout.kept())
     }
 }
 
@@ -355,12 +322,12 @@ impl super::LuaAlgorithm for SlidingWindow {
     const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_window2", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        params.extend([self.quota.limit(), self.width, self.blocks, cost, u64::from(self.weighted)]);
+        params.extend([self.quota.limit(), self.layout.width, self.layout.blocks, cost, u64::from(self.weighted)]);
     }
 
     // A decision reads and writes all blocks: about 4 us, and 0.3 us for each block.
     fn weight(&self) -> u16 {
-        u16::try_from(self.blocks.div_ceil(12)).map_or(u16::MAX, |blocks| blocks.saturating_add(1))
+        u16::try_from(self.layout.blocks.div_ceil(12)).map_or(u16::MAX, |blocks| blocks.saturating_add(1))
     }
 
     // In Redis the layout is two numbers: the width, and the number of blocks for which a hit counts.
@@ -371,7 +338,9 @@ impl super::LuaAlgorithm for SlidingWindow {
         // The store's own numbers follow the counts.
         let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
         let mut state = Counters::zero((HEAD + counts.len()).max(self.counter_words()));
-        state[..HEAD].copy_from_slice(&[idle_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
+        let layout = Layout { blocks: kept.saturating_sub(1), width };
+        let total = counts.iter().fold(0, |total: u64, count| total.saturating_add(*count));
+        state[..HEAD].copy_from_slice(&[idle_at, newest, written_at, layout.word(), total]);
         for (word, count) in state[HEAD..].iter_mut().zip(counts) {
             *word = *count;
         }
@@ -379,9 +348,10 @@ impl super::LuaAlgorithm for SlidingWindow {
     }
 
     fn encode_state(&self, state: &Counters, numbers: &mut Vec<u64>) {
-        let &[idle_at, newest, written_at, layout, ref counts @ ..] = &**state else { return };
-        let kept = (layout & 63) + 1;
-        numbers.extend([idle_at, newest, written_at, layout >> 6, kept]);
+        let &[idle_at, newest, written_at, word, _, ref counts @ ..] = &**state else { return };
+        let layout = Layout::from_word(word);
+        let kept = layout.kept();
+        numbers.extend([idle_at, newest, written_at, layout.width, kept]);
         numbers.extend(&counts[..index(kept).min(counts.len())]);
     }
 }

@@ -1,28 +1,22 @@
-use super::SlidingWindow;
-use crate::algorithm::Counters;
+use super::layout::{Layout, index};
 
-/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, and
-/// the layout.
-pub(super) const HEAD: usize = 4;
-
-/// A state at a time, in the blocks of the quota that wrote it.
+/// Any state at a time, in the blocks of the quota that wrote it.
 pub(super) struct View<'a> {
+    /// The blocks of the window that reads.
+    pub(super) layout: Layout,
+    /// The blocks of the window that wrote the state.
+    written: Layout,
     /// Block `j` is at `j % kept`. Empty if no block counts.
     counts: &'a [u64],
-    pub(super) newest: u64,
-    width: u64,
-    kept: u64,
+    newest: u64,
     /// The time of the last charge.
     written_at: u64,
     /// The time at which to decide: now, or the time of the last charge if that is later.
     pub(super) at: u64,
-    /// The time from now until `at`.
-    pub(super) behind: u64,
-    /// Whether a window with the same blocks wrote the state, and some block counts.
-    pub(super) is_own: bool,
 }
 
 /// A block of a state that counts.
+#[derive(Clone, Copy)]
 pub(super) struct Live {
     /// The block of this window in which it counts.
     pub(super) block: u64,
@@ -31,97 +25,94 @@ pub(super) struct Live {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(window: &SlidingWindow, state: &'a Counters, now: u64) -> Self {
-        let mut view =
-            View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0, is_own: false };
-        let &[idle_at, newest, written_at, layout, ref counts @ ..] = &**state else { return view };
+    pub(super) fn new(layout: Layout, state: &'a [u64], now: u64) -> Self {
+        let idle = |at| Self { layout, written: layout, counts: &[], newest: 0, written_at: 0, at };
+        let &[idle_at, newest, written_at, word, _, ref counts @ ..] = state else { return idle(now) };
         let at = now.max(written_at);
-        if at - now > window.quota.period_micros() + window.width {
-            return view;
+        if at - now > layout.max_reset() {
+            return idle(now);
         }
-        (view.at, view.behind) = (at, at - now);
-        if idle_at > at {
-            (view.width, view.kept) = (layout >> 6, (layout & 63) + 1);
-            (view.counts, view.newest, view.written_at) = (counts, newest, written_at);
-            view.is_own = layout == window.layout_word() && newest <= at / window.width;
+        if idle_at <= at {
+            return idle(at);
         }
-        view
+        let written = Layout::from_word(word);
+        let counts = &counts[..index(written.kept()).min(counts.len())];
+        Self { layout, written, counts, newest, written_at, at }
+    }
+
+    /// Returns the block that contains the view's time.
+    pub(super) fn current(&self) -> u64 {
+        self.layout.block_at(self.at, self.newest)
     }
 
     /// Returns the blocks that count at the view's time, oldest first. An older block expires no later than a newer
     /// block.
-    pub(super) fn live<'b>(&'b self, window: &'b SlidingWindow) -> impl Iterator<Item = Live> + Clone + 'b {
-        let oldest = self.newest.saturating_sub(self.kept - 1);
-        let written = (oldest..=self.newest).zip(self.slots(oldest));
-        written.filter_map(move |(written, &count)| {
-            if count == 0 {
-                return None;
-            }
-            let (block, leaves_at) =
-                if self.is_own { (written, window.leaves_at(written)) } else { self.in_window(window, written) };
+    pub(super) fn live(&self) -> impl Iterator<Item = Live> + Clone {
+        let oldest = self.newest.saturating_sub(self.written.blocks);
+        let first = index(oldest % self.written.kept());
+        let (wrapped, first) = self.counts.split_at_checked(first).unwrap_or_default();
+        let written = (oldest..=self.newest).zip(first.iter().chain(wrapped)).filter(|(_, count)| **count > 0);
+        written.filter_map(|(written, &count)| {
+            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted
+            // in the same new block at all times.
+            let last = written.saturating_add(1).saturating_mul(self.written.width).saturating_sub(1);
+            let block = last.min(self.written_at) / self.layout.width;
+            let leaves_at = self.layout.leaves_at(block).min(self.written.leaves_at(written));
             (leaves_at > self.at).then_some(Live { block, leaves_at, count })
         })
     }
 
-    /// Returns the block of `window` in which a block of this state counts, and the time at which it leaves.
-    fn in_window(&self, window: &SlidingWindow, written: u64) -> (u64, u64) {
-        // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted in
-        // the same new block at all times.
-        let last = written.saturating_add(1).saturating_mul(self.width).saturating_sub(1).min(self.written_at);
-        let block = last / window.width;
-        let old_expiry = written.saturating_add(self.kept).saturating_mul(self.width);
-        (block, window.leaves_at(block).min(old_expiry))
-    }
-
     /// Returns what a snapshot needs of the blocks.
-    pub(super) fn totals(&self, window: &SlidingWindow) -> Totals {
-        let current = self.at / window.width;
-        let share = |block: u64| {
-            let is_oldest = block.saturating_add(window.blocks) <= current;
-            u128::from(if is_oldest { window.width - self.at % window.width } else { window.width })
-        };
-        let mut totals = Totals { used: 0, weighted: 0, first_leaves_at: self.at, last_leaves_at: None };
-        for live in self.live(window) {
+    pub(super) fn totals(&self) -> Totals {
+        let Self { at, .. } = *self;
+        let mut totals =
+            Totals { used: 0, oldest: 0, first_leaves_at: at, last_leaves_at: at, at, current: self.current() };
+        for live in self.live() {
             if totals.used == 0 {
                 totals.first_leaves_at = live.leaves_at;
             }
             totals.used += u128::from(live.count);
-            if window.weighted {
-                totals.weighted += u128::from(live.count) * share(live.block);
+            if live.block.saturating_add(self.layout.blocks) <= totals.current {
+                totals.oldest += u128::from(live.count);
             }
-            totals.last_leaves_at = Some(live.leaves_at);
+            totals.last_leaves_at = live.leaves_at;
         }
         totals
-    }
-
-    /// Returns the counts of the blocks, starting with `block`.
-    fn slots(&self, block: u64) -> impl Iterator<Item = &u64> + Clone {
-        let ring = &self.counts[..index(self.kept).min(self.counts.len())];
-        let (wrapped, first) = ring.split_at_checked(index(block % self.kept)).unwrap_or_default();
-        first.iter().chain(wrapped)
     }
 }
 
 /// What a snapshot needs of the blocks that count.
+#[derive(Clone, Copy)]
 pub(super) struct Totals {
     pub(super) used: u128,
-    /// The sum of the counts, each times the microseconds of its block that count. Only in the weighted form.
-    pub(super) weighted: u128,
+    /// The part of `used` in the oldest block of the window.
+    pub(super) oldest: u128,
     /// The time at which the oldest block that counts leaves the window.
     pub(super) first_leaves_at: u64,
-    pub(super) last_leaves_at: Option<u64>,
+    /// The time at which the newest block that counts leaves the window.
+    pub(super) last_leaves_at: u64,
+    /// The time at which to decide, and its block.
+    pub(super) at: u64,
+    pub(super) current: u64,
+}
+
+impl Totals {
+    /// Returns the hits that count in the weighted form.
+    pub(super) fn weighted(&self, Layout { width, .. }: Layout) -> u64 {
+        let left = u128::from(width - (self.at - self.current * width));
+        let oldest = quotient(self.oldest * left + u128::from(width - 1), u128::from(width));
+        saturating_u64(self.used.saturating_sub(self.oldest)).saturating_add(oldest)
+    }
 }
 
 /// Returns the quotient, at most `u64::MAX`. A division of 128 bits takes longer than all else of a decision.
 pub(super) fn quotient(dividend: u128, divisor: u128) -> u64 {
     match (u64::try_from(dividend), u64::try_from(divisor)) {
         (Ok(dividend), Ok(divisor)) => dividend / divisor,
-        _ => u64::try_from(dividend / divisor).unwrap_or(u64::MAX),
+        _ => saturating_u64(dividend / divisor),
     }
 }
 
-/// Converts a number of at most 61, the maximum number of blocks that count.
-#[allow(clippy::cast_possible_truncation, reason = "at most 61")]
-pub(super) const fn index(small: u64) -> usize {
-    small as usize
+pub(super) fn saturating_u64(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }

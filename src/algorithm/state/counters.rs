@@ -2,6 +2,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use super::{AtomicState, State, StateCopy};
+use crate::decision::LazySnapshot;
 use crate::sync::{AtomicU64, Ordering};
 
 /// A state whose number of words is determined when the limiter is built: see
@@ -16,7 +17,7 @@ pub struct Counters {
 
 impl Counters {
     /// The maximum number of words.
-    pub const MAX_WORDS: usize = 65;
+    pub const MAX_WORDS: usize = 66;
 
     /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
     #[must_use]
@@ -45,16 +46,44 @@ impl fmt::Debug for Counters {
     }
 }
 
-impl State for Counters {
-    type Next = Self;
-    type AtomicState = Box<[AtomicU64]>;
+/// A change of a [`Counters`], which is made in place. A copy of all words would take longer than a decision.
+#[derive(Clone, Copy, Debug)]
+pub struct CountersEdit {
+    words: [u64; 4],
+    edit: fn(&mut Counters, &[u64; 4]),
+    snapshot: Option<LazySnapshot>,
+}
 
-    fn apply(&mut self, next: Self) {
-        *self = next;
+impl CountersEdit {
+    /// Creates a change that `edit` makes. `edit` gets `words` and the state on which the algorithm has decided.
+    #[must_use]
+    #[inline]
+    pub const fn new(words: [u64; 4], edit: fn(&mut Counters, &[u64; 4])) -> Self {
+        Self { words, edit, snapshot: None }
     }
 
-    fn preview(next: &Self) -> Option<&Self> {
-        Some(next)
+    /// Adds the [snapshot](super::super::Algorithm::snapshot) of the changed state at the time of the decision. Without
+    /// it, the store reads the changed state once more, under a lock.
+    #[must_use]
+    #[inline]
+    pub const fn with_snapshot(mut self, snapshot: LazySnapshot) -> Self {
+        self.snapshot = Some(snapshot);
+        self
+    }
+}
+
+impl State for Counters {
+    type Next = CountersEdit;
+    type AtomicState = Box<[AtomicU64]>;
+
+    #[inline]
+    fn apply(&mut self, next: CountersEdit) {
+        (next.edit)(self, &next.words);
+    }
+
+    #[inline]
+    fn preview(next: &CountersEdit, _snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
+        next.snapshot
     }
 
     fn idle_at(&self) -> u64 {
@@ -84,16 +113,28 @@ impl AtomicState for Box<[AtomicU64]> {
         (0..words.clamp(1, Counters::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn snapshot(&self) -> StateCopy<Counters> {
-        let mut copy = Counters::zero(self.len());
-        for (copied, word) in copy.iter_mut().zip(self) {
-            *copied = word.load(Ordering::Acquire);
-        }
-        StateCopy(copy)
+    fn empty<'a>() -> StateCopy<Counters>
+    where
+        Self: 'a,
+    {
+        StateCopy(Counters::zero(0))
     }
 
-    fn zero(&self) -> StateCopy<Counters> {
-        StateCopy(Counters::zero(self.len()))
+    fn read(&self, StateCopy(copy): &mut StateCopy<Counters>) {
+        copy.len = self.len().min(Counters::MAX_WORDS);
+        // Four words at a time: row "sliding window" of docs/performance.md.
+        let (fours, rest) = self.as_chunks::<4>();
+        let (copied_fours, _) = copy.words.as_chunks_mut::<4>();
+        for (copied, words) in copied_fours.iter_mut().zip(fours) {
+            *copied = std::array::from_fn(|word| words[word].load(Ordering::Acquire));
+        }
+        for (copied, word) in copy.words[fours.len() * 4..].iter_mut().zip(rest) {
+            *copied = word.load(Ordering::Acquire);
+        }
+    }
+
+    fn read_zero(&self, StateCopy(copy): &mut StateCopy<Counters>) {
+        *copy = Counters::zero(self.len());
     }
 
     fn edit(&self) -> CountersGuard<'_> {
@@ -101,9 +142,16 @@ impl AtomicState for Box<[AtomicU64]> {
         CountersGuard { words: self, state }
     }
 
-    fn apply<R>(&self, next: Counters, read: impl FnOnce(&Counters) -> R) -> R {
-        let result = read(&next);
-        for (cell, word) in self.iter().zip(&*next) {
+    #[inline]
+    fn apply<R>(
+        &self,
+        StateCopy(state): &mut StateCopy<Counters>,
+        next: CountersEdit,
+        read: impl FnOnce(&Counters) -> R,
+    ) -> R {
+        state.apply(next);
+        let result = read(state);
+        for (cell, word) in self.iter().zip(&**state) {
             cell.store(*word, Ordering::Release);
         }
         result

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 
 use super::{AtomicState, State};
+use crate::decision::LazySnapshot;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A log of hits, oldest first, each with its time and its weight. It is on the heap.
@@ -33,6 +34,9 @@ impl HitLog {
 
     /// Returns the sum of the weights of all hits but the `expired` oldest ones.
     pub(crate) fn total_without(&self, expired: usize) -> u128 {
+        if expired == 0 {
+            return self.total;
+        }
         self.total - self.hits.range(..expired).map(|&(_, weight)| u128::from(weight)).sum::<u128>()
     }
 }
@@ -87,7 +91,7 @@ impl State for HitLog {
         }
     }
 
-    fn preview(_next: &HitLogEdit) -> Option<&Self> {
+    fn preview(_next: &HitLogEdit, _snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
         None
     }
 
@@ -106,7 +110,8 @@ impl State for HitLog {
 /// A log in the table.
 ///
 /// Readers lock the mutex while they read, so a snapshot is never torn. The set's version shows whether the snapshot
-/// belongs to the reader's key: writers lock the set before the mutex.
+/// belongs to the reader's key: other writers lock the set before the mutex. A decision locks the mutex when it reads,
+/// and keeps the lock until it has charged. It tries to lock the set, and does not wait, so no deadlock is possible.
 #[derive(Debug)]
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub struct AtomicHitLog {
@@ -139,6 +144,15 @@ impl Deref for HitLogSnapshot<'_> {
     }
 }
 
+impl DerefMut for HitLogSnapshot<'_> {
+    fn deref_mut(&mut self) -> &mut HitLog {
+        match self {
+            Self::Locked(log) => log,
+            Self::Zero(log) => log,
+        }
+    }
+}
+
 impl AtomicState for AtomicHitLog {
     type State = HitLog;
     type Snapshot<'a> = HitLogSnapshot<'a>;
@@ -148,22 +162,37 @@ impl AtomicState for AtomicHitLog {
         Self { idle_at: AtomicU64::new(0), log: Mutex::new(HitLog::default()) }
     }
 
-    fn snapshot(&self) -> HitLogSnapshot<'_> {
-        HitLogSnapshot::Locked(self.lock())
+    fn empty<'a>() -> HitLogSnapshot<'a>
+    where
+        Self: 'a,
+    {
+        HitLogSnapshot::Zero(HitLog::default())
     }
 
-    fn zero(&self) -> HitLogSnapshot<'_> {
-        HitLogSnapshot::Zero(HitLog::default())
+    fn read<'a>(&'a self, snapshot: &mut HitLogSnapshot<'a>) {
+        *snapshot = HitLogSnapshot::Locked(self.lock());
+    }
+
+    fn read_zero<'a>(&'a self, snapshot: &mut HitLogSnapshot<'a>) {
+        *snapshot = Self::empty();
     }
 
     fn edit(&self) -> HitLogGuard<'_> {
         HitLogGuard { idle_at: &self.idle_at, log: self.lock() }
     }
 
-    fn apply<R>(&self, next: HitLogEdit, read: impl FnOnce(&HitLog) -> R) -> R {
-        let mut log = self.edit();
-        log.apply(next);
-        read(&log)
+    fn apply<'a, R>(
+        &'a self,
+        present: &mut HitLogSnapshot<'a>,
+        next: HitLogEdit,
+        read: impl FnOnce(&HitLog) -> R,
+    ) -> R {
+        if matches!(present, HitLogSnapshot::Zero(_)) {
+            *present = HitLogSnapshot::Locked(self.lock());
+        }
+        present.apply(next);
+        self.idle_at.store(present.idle_at, Ordering::Release);
+        read(present)
     }
 
     fn clear(&self) {

@@ -6,8 +6,9 @@ mod words;
 
 use std::ops::{Deref, DerefMut};
 
-pub use self::counters::Counters;
+pub use self::counters::{Counters, CountersEdit};
 pub use self::hit_log::{HitLog, HitLogEdit};
+use crate::decision::LazySnapshot;
 
 /// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
 ///
@@ -16,8 +17,8 @@ pub use self::hit_log::{HitLog, HitLogEdit};
 ///
 /// The trait is sealed, because threads read a state's words while another thread writes them.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
-    /// The result of an allowed request: the next state itself, or for a [`HitLog`], which is edited in place, the
-    /// [edit](HitLogEdit).
+    /// The result of an allowed request: the next state itself, or for a state that is edited in place, the edit: a
+    /// [`CountersEdit`] or a [`HitLogEdit`].
     type Next: Send;
 
     /// Makes this the next state.
@@ -26,9 +27,9 @@ pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
     fn idle_at(&self) -> u64;
 
-    /// Returns the next state, unless it exists only after the edit.
+    /// Returns the snapshot of the next state, which `snapshot` takes, unless it can be taken only after the edit.
     #[doc(hidden)]
-    fn preview(next: &Self::Next) -> Option<&Self>;
+    fn preview(next: &Self::Next, snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot>;
 
     #[doc(hidden)]
     type AtomicState: AtomicState<State = Self>;
@@ -64,15 +65,31 @@ pub trait AtomicState: Send + Sync + 'static {
     fn new(words: usize) -> Self;
 
     /// A copy of the state, or a lock guard on it.
+    ///
+    /// The caller declares it, and passes a reference down to the table: a move of a copy of [`Counters`] would take
+    /// longer than all else of a decision (row "sliding window" of docs/performance.md).
     type Snapshot<'a>: Deref<Target = Self::State>
     where
         Self: 'a;
 
-    /// Reads the state. The result may be torn, or belong to another key, until the caller validates the set's version.
-    fn snapshot(&self) -> Self::Snapshot<'_>;
+    /// Returns a snapshot that nothing was read into.
+    fn empty<'a>() -> Self::Snapshot<'a>
+    where
+        Self: 'a;
 
-    /// Returns the zero state with this state's number of words.
-    fn zero(&self) -> Self::Snapshot<'_>;
+    /// Reads the state. The result may be torn, or belong to another key, until the caller validates the set's version.
+    /// A snapshot that is a lock guard must be dropped before the next reading.
+    fn read<'a>(&'a self, snapshot: &mut Self::Snapshot<'a>);
+
+    /// Makes the snapshot the zero state with this state's number of words.
+    fn read_zero<'a>(&'a self, snapshot: &mut Self::Snapshot<'a>);
+
+    /// Reads the state, and returns the snapshot.
+    fn snapshot(&self) -> Self::Snapshot<'_> {
+        let mut snapshot = Self::empty();
+        self.read(&mut snapshot);
+        snapshot
+    }
 
     /// A guard that stores the changed state when it is dropped.
     type Edit<'a>: DerefMut<Target = Self::State>
@@ -82,8 +99,14 @@ pub trait AtomicState: Send + Sync + 'static {
     /// Edits the state. The caller must have locked the set.
     fn edit(&self) -> Self::Edit<'_>;
 
-    /// Stores the next state, and returns what `read` reads from it. Only under the owner's lock.
-    fn apply<R>(&self, next: <Self::State as State>::Next, read: impl FnOnce(&Self::State) -> R) -> R;
+    /// Stores the next state, and returns what `read` reads from it. The caller must have locked the set, in which
+    /// nothing has changed since `present` was read.
+    fn apply<'a, R>(
+        &'a self,
+        present: &mut Self::Snapshot<'a>,
+        next: <Self::State as State>::Next,
+        read: impl FnOnce(&Self::State) -> R,
+    ) -> R;
 
     /// Sets the zero state. The caller must have locked the set.
     fn clear(&self);

@@ -1,6 +1,7 @@
 use std::ops::{Deref, DerefMut};
 
 use super::{AtomicState, State, StateCopy};
+use crate::decision::LazySnapshot;
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
@@ -13,8 +14,8 @@ impl<const N: usize> State for [u64; N] {
     }
 
     #[inline]
-    fn preview(next: &Self) -> Option<&Self> {
-        Some(next)
+    fn preview(next: &Self, snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
+        Some(snapshot(next))
     }
 
     #[inline]
@@ -46,13 +47,21 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
     }
 
     #[inline]
-    fn snapshot(&self) -> StateCopy<[u64; N]> {
-        StateCopy(std::array::from_fn(|word| self[word].load(Ordering::Acquire)))
+    fn empty<'a>() -> StateCopy<[u64; N]>
+    where
+        Self: 'a,
+    {
+        StateCopy([0; N])
     }
 
     #[inline]
-    fn zero(&self) -> StateCopy<[u64; N]> {
-        StateCopy([0; N])
+    fn read(&self, copy: &mut StateCopy<[u64; N]>) {
+        *copy = StateCopy(std::array::from_fn(|word| self[word].load(Ordering::Acquire)));
+    }
+
+    #[inline]
+    fn read_zero(&self, copy: &mut StateCopy<[u64; N]>) {
+        *copy = StateCopy([0; N]);
     }
 
     #[inline]
@@ -61,7 +70,7 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
     }
 
     #[inline]
-    fn apply<R>(&self, next: [u64; N], read: impl FnOnce(&[u64; N]) -> R) -> R {
+    fn apply<R>(&self, _present: &mut StateCopy<[u64; N]>, next: [u64; N], read: impl FnOnce(&[u64; N]) -> R) -> R {
         let result = read(&next);
         for (cell, word) in self.iter().zip(next) {
             cell.store(word, Ordering::Release);

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64 as Until, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crate::algorithm::AtomicState;
 use crate::clock::Timestamp;
 use crate::sync::AtomicU64;
 use crate::table::{EvictionPolicy, Location, Table, WhenFull};
@@ -34,7 +35,9 @@ impl Blocks {
 
     #[cold]
     fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-        let [until] = *self.table.get()?.read(hash, &mut { Location::EMPTY }).state;
+        let mut state = <[AtomicU64; 1]>::empty();
+        self.table.get()?.read(hash, &mut { Location::EMPTY }, &mut state);
+        let [until] = *state;
         let until = Timestamp::from_micros(until);
         (until > now).then(|| until.saturating_since(now))
     }

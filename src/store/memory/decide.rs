@@ -8,9 +8,9 @@
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 
-use super::limit_table::{AtomicStateOf, LimitTable, StateOf};
+use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
 use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
-use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
@@ -53,8 +53,9 @@ where
     if context.options.hold || !limit.allows_fast_path(context.now) {
         return Err(LookupError::NotApplicable);
     }
-    let entry = limit.table.find(limit.key_hash(context.key, context.hasher))?;
-    match acquire_entry::<COMPLETE, _, _, _, _, _>(limit, context, entry) {
+    let mut state = CellOf::<C>::empty();
+    let entry = limit.table.find(limit.key_hash(context.key, context.hasher), &mut state)?;
+    match acquire_entry::<COMPLETE, _, _, _, _, _>(limit, context, entry, &mut state) {
         Ok(decision) => Ok(decision),
         Err(EntryError::Store(_)) => Err(LookupError::Contended),
         Err(EntryError::Uncommon) => Err(LookupError::Uncommon),
@@ -67,34 +68,35 @@ where
 /// In line is the common case: a request that is allowed immediately, or denied. The complete case is out of line.
 // Rows "hot key" (126 instructions instead of 222) and "1000 keys" of docs/performance.md.
 #[inline(always)]
-fn acquire_entry<const COMPLETE: bool, Key, C, P, S, E>(
-    limit: &LimitTable<C, P>,
+fn acquire_entry<'a, const COMPLETE: bool, Key, C, P, S, E>(
+    limit: &'a LimitTable<C, P>,
     context: &AcquireContext<'_, Key, S>,
     entry: E,
+    state: &mut <CellOf<C> as AtomicState>::Snapshot<'a>,
 ) -> Result<Decision, EntryError>
 where
     Key: ?Sized,
     C: SelectAlgorithm<Key>,
-    E: TableEntry<State = StateOf<C>>,
+    E: TableEntry<'a, CellOf<C>>,
 {
     let &AcquireContext { now, .. } = context;
     let options = limit.options(context);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
-    if limit.is_ahead(entry.state(), now, algorithm) {
+    if limit.is_ahead(state, now, algorithm) {
         return Err(EntryError::NotApplicable);
     }
     let charge = ChargeOptions::from(options);
     let charge = if COMPLETE { charge } else { charge.in_line() };
-    let (wait, snapshot) = match algorithm.decide(entry.state(), now, charge) {
-        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, next, algorithm, now)?),
-        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(entry.state(), now)),
+    let (wait, snapshot) = match algorithm.decide(state, now, charge) {
+        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, state, next, algorithm, now)?),
+        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
         _ if !COMPLETE => return Err(EntryError::Uncommon),
         step => {
             let verdict = step.verdict();
             let snapshot = match step {
-                Step::Allow { next, .. } if options.cost > 0 => store(entry, next, algorithm, now)?,
-                _ => algorithm.snapshot(entry.state(), now),
+                Step::Allow { next, .. } if options.cost > 0 => store(entry, state, next, algorithm, now)?,
+                _ => algorithm.snapshot(state, now),
             };
             let status = LimitStatus::from_verdict(limit.limit.name_handle().clone(), verdict, snapshot, false);
             return Ok(Decision::from_store(now, algorithm.supports_scheduling(), status));
@@ -108,17 +110,22 @@ where
 /// Locks what was read, stores the next state and unlocks. Returns the snapshot of that state.
 // Row "insertion" of docs/performance.md: 677 instructions instead of 754.
 #[inline(always)]
-fn store<A: Algorithm>(
-    entry: impl TableEntry<State = A::State>,
+fn store<'a, A: Algorithm>(
+    entry: impl TableEntry<'a, AtomicStateOf<A>>,
+    present: &mut <AtomicStateOf<A> as AtomicState>::Snapshot<'a>,
     next: <A::State as State>::Next,
     algorithm: &A,
     now: Timestamp,
 ) -> Result<LazySnapshot, StoreError> {
     // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used.
     // Row "hot key" of docs/performance.md.
-    match A::State::preview(&next).map(|state| algorithm.snapshot(state, now)) {
-        Some(snapshot) => entry.store(next, |_| ()).map(|()| snapshot),
-        None => entry.store(next, |state| algorithm.snapshot(state, now)),
+    match A::State::preview(&next, |state| algorithm.snapshot(state, now)) {
+        Some(snapshot) => {
+            let is_same = |state: &A::State| snapshot.compute() == algorithm.snapshot(state, now).compute();
+            entry.store(present, next, |state| debug_assert!(is_same(state), "the snapshot of another state"))?;
+            Ok(snapshot)
+        }
+        None => entry.store(present, next, |state| algorithm.snapshot(state, now)),
     }
 }
 
@@ -172,9 +179,11 @@ where
 {
     let hash = limit.key_hash(context.key, context.hasher);
     loop {
-        let entry = limit.table.find_vacant(hash, context.now.as_micros()).ok_or(LookupError::NotApplicable)?;
+        let mut state = CellOf::<C>::empty();
+        let entry = limit.table.find_vacant(hash, context.now.as_micros(), &mut state);
+        let entry = entry.ok_or(LookupError::NotApplicable)?;
         let location = entry.location();
-        match acquire_entry::<false, _, _, _, _, _>(limit, context, entry) {
+        match acquire_entry::<false, _, _, _, _, _>(limit, context, entry, &mut state) {
             Ok(decision) => return Ok(decision),
             Err(EntryError::Store(StoreError::Full)) => {
                 let chosen = limit.limit.algorithm().select(context.key);
@@ -200,7 +209,11 @@ pub(super) struct Prepared<'a, Chosen, A: Algorithm> {
 impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
     /// Finds the entry and decides. `None` leaves the request to the transaction.
     #[inline]
-    pub(super) fn new<Key, C, P, S>(limit: &'a LimitTable<C, P>, context: &AcquireContext<'_, Key, S>) -> Option<Self>
+    pub(super) fn new<Key, C, P, S>(
+        limit: &'a LimitTable<C, P>,
+        context: &AcquireContext<'_, Key, S>,
+        state: &mut <AtomicStateOf<A> as AtomicState>::Snapshot<'a>,
+    ) -> Option<Self>
     where
         Key: ?Sized,
         C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A>,
@@ -211,9 +224,9 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if !limit.allows_fast_path(context.now) {
             return None;
         }
-        let entry = limit.table.find(limit.key_hash(context.key, context.hasher)).ok()?;
+        let entry = limit.table.find(limit.key_hash(context.key, context.hasher), state).ok()?;
         let chosen = limit.limit.algorithm().select(context.key);
-        if limit.is_ahead(entry.state(), context.now, chosen.borrow()) {
+        if limit.is_ahead(state, context.now, chosen.borrow()) {
             return None;
         }
         let options = limit.options(context);
@@ -221,10 +234,10 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
             return None;
         }
         let options = ChargeOptions::from(options).in_line();
-        match chosen.borrow().decide(entry.state(), context.now, options) {
+        match chosen.borrow().decide(state, context.now, options) {
             Step::Allow { next, delay: 0 } => {
                 // As in `store`: row "three limits" of docs/performance.md.
-                let preview = A::State::preview(&next).map(|state| chosen.borrow().snapshot(state, context.now));
+                let preview = A::State::preview(&next, |state| chosen.borrow().snapshot(state, context.now));
                 Some(Self { entry, next, preview, name: limit.limit.name_handle(), chosen })
             }
             _ => None,
@@ -251,15 +264,19 @@ pub(super) struct LockedLimit<'a, Chosen, A: Algorithm> {
 impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
     /// Charges the limit, which stays locked until the first value is dropped.
     #[inline]
-    pub(super) fn charge(self, now: Timestamp) -> (LockedEntry<'a, AtomicStateOf<A>>, Charged<'a>) {
+    pub(super) fn charge(
+        self,
+        now: Timestamp,
+        present: &mut <AtomicStateOf<A> as AtomicState>::Snapshot<'a>,
+    ) -> (LockedEntry<'a, AtomicStateOf<A>>, Charged<'a>) {
         let Self { entry, next, preview, name, chosen } = self;
         let algorithm: &A = chosen.borrow();
         let snapshot = match preview {
             Some(snapshot) => {
-                entry.store(next, |_| ());
+                entry.store(present, next, |_| ());
                 snapshot
             }
-            None => entry.store(next, |state| algorithm.snapshot(state, now)),
+            None => entry.store(present, next, |state| algorithm.snapshot(state, now)),
         };
         (entry, Charged { name, snapshot, supports_scheduling: algorithm.supports_scheduling() })
     }

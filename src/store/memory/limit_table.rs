@@ -4,19 +4,18 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{
-    AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, ReadMode, TransactionLimit, read_clock,
-};
-use super::usage::{KeyId, TopKey, Usage};
-use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
-use crate::clock::{Clock, Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Name, Verdict};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, ReadMode, TransactionLimit};
+use super::usage::KeyId;
+use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
+use crate::clock::{Timestamp, micros_floor};
+use crate::decision::{AcquireOptions, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::table::{EvictionPolicy, Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+use crate::table::{Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -24,40 +23,18 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     pub(super) limit: Limit<C, P>,
     pub(super) table: Table<CellOf<C>>,
     /// Shared with the limits that replace this one.
-    blocks: Arc<Blocks>,
+    pub(super) blocks: Arc<Blocks>,
     /// Shared with the limits that replace this one, too.
-    deadlines: Arc<Deadlines>,
+    pub(super) deadlines: Arc<Deadlines>,
     capacity: Capacity,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
 }
 
-/// The eviction policy of a limit: the algorithm determines the usage.
-struct AlgorithmEviction<'a, A> {
-    algorithm: &'a A,
-    now: Timestamp,
-    when_full: WhenFull,
-}
-
-impl<A: Algorithm> EvictionPolicy<A::State> for AlgorithmEviction<'_, A> {
-    fn usage_rank(&self, state: &A::State) -> (u64, u64) {
-        let figures = self.algorithm.snapshot(state, self.now).compute();
-        (figures.limit.saturating_sub(figures.remaining), micros_floor(figures.reset))
-    }
-
-    fn carry_over(&self, state: &mut A::State, from: &A::State) {
-        self.algorithm.carry_over_debt(state, from, self.now);
-    }
-
-    fn when_full(&self) -> WhenFull {
-        self.when_full
-    }
-}
-
 pub(super) type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
 pub(super) type AtomicStateOf<A> = <<A as Algorithm>::State as State>::AtomicState;
-type CellOf<C> = AtomicStateOf<<C as AlgorithmSelector>::Algorithm>;
+pub(super) type CellOf<C> = AtomicStateOf<<C as AlgorithmSelector>::Algorithm>;
 
 impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
     /// The maximum of `max_reset`: the sum with any time of a clock does not overflow.
@@ -134,7 +111,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.blocks.any(now)
     }
 
-    fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
+    pub(super) fn eviction_policy<'a>(
+        &self,
+        algorithm: &'a C::Algorithm,
+        now: Timestamp,
+    ) -> AlgorithmEviction<'a, C::Algorithm> {
         AlgorithmEviction { algorithm, now, when_full: self.when_full() }
     }
 
@@ -227,7 +208,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     }
 
     /// Ends the holds whose requests last longer than the maximum.
-    fn end_overdue_holds(&self, now: Timestamp) {
+    pub(super) fn end_overdue_holds(&self, now: Timestamp) {
         if C::Algorithm::HELD_UNTIL_END {
             while let Some(overdue) = self.deadlines.pop_overdue(now) {
                 self.end_hold(overdue.hash, overdue.held, now);
@@ -236,7 +217,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     }
 
     /// Ends a hold that is never charged. This needs no slot, so it cannot fail.
-    fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
+    pub(super) fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
         let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
@@ -263,14 +244,15 @@ where
         let hash = self.key_hash(context.key, context.hasher);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let reading = self.table.read(hash, &mut read.location);
+        let mut state = CellOf::<C>::empty();
+        let reading = self.table.read(hash, &mut read.location, &mut state);
         read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
         read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
         read.shadow = self.limit.is_shadow();
         read.held = reading.held;
         match self.inherited_debt(&read.location, algorithm, read.now) {
-            None => self.evaluate(algorithm, &reading.state, hash, context, mode, read),
+            None => self.evaluate(algorithm, &state, hash, context, mode, read),
             Some(state) if self.table.is_current(&read.location) => {
                 self.evaluate(algorithm, &state, hash, context, mode, read);
             }
@@ -322,14 +304,15 @@ where
         let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
         let charge =
             if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
-        let mut step = algorithm.decide(&self.table.state(slot), read.now, charge);
+        let mut state = self.table.state(slot);
+        let mut step = algorithm.decide(&state, read.now, charge);
         if !matches!(step, Step::Allow { .. }) {
             // The chooser returned another algorithm meanwhile.
-            step = algorithm.decide(&self.table.state(slot), read.now, ChargeOptions::forced(options.cost, delay));
+            step = algorithm.decide(&state, read.now, ChargeOptions::forced(options.cost, delay));
         }
         let Step::Allow { next, .. } = step else { return };
         // The snapshot is that of the next request.
-        read.snapshot = self.table.store(slot, next, |state| {
+        read.snapshot = self.table.store(slot, &mut state, next, |state| {
             if read.held == 0 {
                 algorithm.snapshot(state, context.now)
             } else {
@@ -393,87 +376,6 @@ where
         let (name, cost) = (self.limit.name(), self.limit.cost());
         self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_limit(name, sub_key, cost, max_waiting));
     }
-}
-
-impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn table_id(&self) -> u64 {
-        self.table.id()
-    }
-
-    fn name(&self) -> &Name {
-        self.limit.name_handle()
-    }
-
-    fn is_held_until_end(&self) -> bool {
-        C::Algorithm::HELD_UNTIL_END
-    }
-
-    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
-        if limit.until_end {
-            if limit.deadline.is_none_or(|deadline| self.deadlines.remove(deadline)) {
-                self.end_hold(limit.hash, limit.held, read_clock(clock));
-            }
-            return Ok(());
-        }
-        let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
-        let now = read_clock(clock);
-        let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
-        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
-            table.end_hold(limit.hash, limit.held);
-            if actual > 0 {
-                let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
-                let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
-                algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, actual);
-            }
-        };
-        if actual > 0 {
-            self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end)
-        } else {
-            self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
-        }
-    }
-
-    fn usage(&self, now: Timestamp) -> Usage {
-        self.end_overdue_holds(now);
-        let (held_keys, held) = self.table.holds();
-        Usage {
-            limit: self.limit.name().to_owned(),
-            live_keys: self.table.count_live(now.as_micros()),
-            capacity: self.table.capacity(),
-            bytes: self.table.bytes() + self.blocks.bytes(),
-            evicted: self.table.evicted(),
-            held_keys,
-            held,
-        }
-    }
-
-    fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey> {
-        let algorithm = self.limit.algorithm().fixed();
-        let mut keys = Vec::new();
-        self.table.for_each_live(now.as_micros(), |id, idle_at, state| {
-            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
-            let reset = Timestamp::from_micros(idle_at).saturating_since(now);
-            keys.push(TopKey { id: KeyId::new(id), reset, figures });
-        });
-        keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
-        keys.truncate(max);
-        keys
-    }
-}
-
-/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from
-/// a clock that was ahead.
-fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
-    if !is_ahead_of_clock(idle_at, before, algorithm) {
-        return before;
-    }
-    // No thread has charged the key later than this time.
-    let now = read_clock(clock);
-    if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
 }
 
 /// Returns whether a state is so far ahead of `now` that the algorithm may decide as on the zero state, as after a

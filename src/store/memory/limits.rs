@@ -1,10 +1,10 @@
 use std::hash::{BuildHasher, Hash};
 
 use super::decide::{self, Prepared};
-use super::limit_table::LimitTable;
+use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, AtomicState};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
@@ -125,10 +125,12 @@ macro_rules! tuple {
                 if options.detail == Detail::All || options.hold {
                     return Err(LookupError::NotApplicable);
                 }
-                $(let $table = Prepared::new(&tables.$index, context).ok_or(LookupError::NotApplicable)?;)+
+                let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
+                $(let $table =
+                    Prepared::new(&tables.$index, context, &mut states.$index).ok_or(LookupError::NotApplicable)?;)+
                 $(let $table = $table.lock().ok_or(LookupError::NotApplicable)?;)+
                 // All limits stay locked until all are charged.
-                $(let $table = $table.charge(now);)+
+                $(let $table = $table.charge(now, &mut states.$index);)+
                 $(let $table = { drop($table.0); $table.1 };)+
                 // The most restrictive limit has the least remaining. Of equals, it is the first one.
                 let least = [$($table.remaining()),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);

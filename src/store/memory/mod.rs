@@ -3,11 +3,13 @@
 //! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a
 //! `transaction`.
 
+mod algorithm_eviction;
 mod blocks;
 mod builder;
 mod deadlines;
 mod decide;
 mod hasher;
+mod limit_info;
 mod limit_table;
 mod limiter;
 mod limits;

@@ -67,8 +67,9 @@ fn removed_key_keeps_its_held_amount_and_its_slot() {
     hold(&table, keys[0], 1, 5);
     table.remove(keys[0]);
     let mut location = Location::EMPTY;
-    let seen = table.read(keys[0], &mut location);
-    assert_eq!((*seen.state, seen.held, location.is_absent()), ([0, 0], 5, false));
+    let mut state = Cell::empty();
+    let seen = table.read(keys[0], &mut location, &mut state);
+    assert_eq!((*state, seen.held, location.is_absent()), ([0, 0], 5, false));
     assert!(!try_put(&table, 9, 1, 1000), "no free slot");
     end_hold(&table, keys[0], 5);
     assert!(try_put(&table, 9, 1, 1000));

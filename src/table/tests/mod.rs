@@ -22,7 +22,8 @@ use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
 
 /// A state is the time at which the key is idle, and the hash of the key.
-type Words = Table<[AtomicU64; 2]>;
+type Words = Table<Cell>;
+type Cell = [AtomicU64; 2];
 
 /// Hashes like those of a good hasher (splitmix64). They are the same in each run.
 struct Hashes(u64);
@@ -45,7 +46,7 @@ fn table_of(sets: usize) -> Words {
 /// Reads the key, and returns its location.
 fn location(table: &Words, hash: u64) -> Location {
     let mut location = Location::EMPTY;
-    let _ = table.read(hash, &mut location);
+    table.read(hash, &mut location, &mut Cell::empty());
     location
 }
 
@@ -114,14 +115,15 @@ fn end_hold(table: &Words, hash: u64, amount: u64) {
 }
 
 fn held(table: &Words, hash: u64) -> u64 {
-    table.read(hash, &mut { Location::EMPTY }).held
+    table.read(hash, &mut { Location::EMPTY }, &mut Cell::empty()).held
 }
 
 /// Returns the idle time of a present key, or the horizon of an absent key as an error.
 fn get(table: &Words, hash: u64) -> Result<u64, u64> {
     let mut location = Location::EMPTY;
-    let seen = table.read(hash, &mut location);
-    let [until, owner] = *seen.state;
+    let mut state = Cell::empty();
+    let seen = table.read(hash, &mut location, &mut state);
+    let [until, owner] = *state;
     if location.is_absent() {
         assert_eq!([until, owner], [0, 0], "an absent key is idle");
         Err(seen.horizon)

@@ -23,7 +23,9 @@ use std::time::Duration;
 
 use loom::thread;
 
-use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
+use crate::algorithm::{
+    Algorithm, AtomicState, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step,
+};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::MemoryLimits;
 use crate::sync::{AtomicU64, explore, report_orders};
@@ -106,10 +108,8 @@ impl TestState for Counters {
         [self[0], self[1]]
     }
 
-    fn with(&self, words: [u64; 2]) -> Self {
-        let mut next = self.clone();
-        next.copy_from_slice(&words);
-        next
+    fn with(&self, [arrival, complement]: [u64; 2]) -> CountersEdit {
+        CountersEdit::new([arrival, complement, 0, 0], |state, words| state.copy_from_slice(&words[..2]))
     }
 }
 
@@ -270,7 +270,7 @@ fn reset<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model
 /// Inserts the key, which is idle 100 microseconds after `now`.
 fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
     let mut location = Location::EMPTY;
-    drop(table.read(key, &mut location));
+    table.read(key, &mut location, &mut <[AtomicU64; 2]>::empty());
     assert!(table.lock(&location), "no other thread writes");
     let slot = table.ensure_slot(&location, now, &ByIdleTime).expect("a free slot");
     *table.edit(slot) = [now + 100, key];

@@ -1,0 +1,95 @@
+//! The operations on a limit that need no key.
+
+use std::any::Any;
+use std::time::Duration;
+
+use super::algorithm_eviction::AlgorithmEviction;
+use super::limit_table::{CellOf, LimitTable, clamp_to_horizon, is_ahead_of_clock};
+use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
+use super::usage::{KeyId, TopKey, Usage};
+use crate::algorithm::Algorithm;
+use crate::clock::{Clock, Timestamp};
+use crate::decision::Name;
+use crate::limit::AlgorithmSelector;
+use crate::table::{SlotIndex, Table, TableFull};
+
+impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn table_id(&self) -> u64 {
+        self.table.id()
+    }
+
+    fn name(&self) -> &Name {
+        self.limit.name_handle()
+    }
+
+    fn is_held_until_end(&self) -> bool {
+        C::Algorithm::HELD_UNTIL_END
+    }
+
+    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        if limit.until_end {
+            if limit.deadline.is_none_or(|deadline| self.deadlines.remove(deadline)) {
+                self.end_hold(limit.hash, limit.held, read_clock(clock));
+            }
+            return Ok(());
+        }
+        let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
+        let now = read_clock(clock);
+        let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
+        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
+            table.end_hold(limit.hash, limit.held);
+            if actual > 0 {
+                let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
+                let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
+                algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, actual);
+            }
+        };
+        if actual > 0 {
+            self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end)
+        } else {
+            self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
+        }
+    }
+
+    fn usage(&self, now: Timestamp) -> Usage {
+        self.end_overdue_holds(now);
+        let (held_keys, held) = self.table.holds();
+        Usage {
+            limit: self.limit.name().to_owned(),
+            live_keys: self.table.count_live(now.as_micros()),
+            capacity: self.table.capacity(),
+            bytes: self.table.bytes() + self.blocks.bytes(),
+            evicted: self.table.evicted(),
+            held_keys,
+            held,
+        }
+    }
+
+    fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey> {
+        let algorithm = self.limit.algorithm().fixed();
+        let mut keys = Vec::new();
+        self.table.for_each_live(now.as_micros(), |id, idle_at, state| {
+            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
+            let reset = Timestamp::from_micros(idle_at).saturating_since(now);
+            keys.push(TopKey { id: KeyId::new(id), reset, figures });
+        });
+        keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
+        keys.truncate(max);
+        keys
+    }
+}
+
+/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from
+/// a clock that was ahead.
+fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
+    if !is_ahead_of_clock(idle_at, before, algorithm) {
+        return before;
+    }
+    // No thread has charged the key later than this time.
+    let now = read_clock(clock);
+    if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
+}
