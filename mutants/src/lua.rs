@@ -56,6 +56,7 @@ fn add(file: &str, text: &str, mutants: &mut Vec<LuaMutant>) {
                 function: function.clone(),
                 change,
                 key: String::new(),
+                source: text[range.start..].lines().next().unwrap_or_default().trim_end().to_owned(),
             };
             let mutated = format!("{}{to}{}", &text[..range.start], &text[range.end..]);
             mutants.push(LuaMutant { mutant, original: text.to_owned(), mutated });
