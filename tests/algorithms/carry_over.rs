@@ -299,7 +299,8 @@ fn carry_over_of_a_full_log_adds_older_penalties_to_the_oldest_hit() {
     };
     let (mut own, other) = (charged(&[(10, 1), (40, 1)]), charged(&[(0, 3), (30, 2)]));
     log.carry_over_debt(&mut own, &other, Timestamp::from_micros(1_000_050));
-    let used_at = |time: u64| own.hits().iter().filter(|hit| hit.0 + 1_000 > 1_000_000 + time).map(|hit| hit.1).sum::<u64>();
+    let used_at =
+        |time: u64| own.hits().iter().filter(|hit| hit.0 + 1_000 > 1_000_000 + time).map(|hit| hit.1).sum::<u64>();
     assert_eq!([1_000, 1_029, 1_030, 1_039, 1_040].map(used_at), [5, 5, 1, 1, 0]);
     assert!(own.hits().capacity() <= 2, "a log reserves at most its limit");
     // The same number of bytes if one of both has no hits.

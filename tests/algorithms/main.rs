@@ -22,6 +22,7 @@ mod options;
 mod purity;
 mod quota_text;
 mod retry;
+mod saturation;
 mod schedule;
 mod sliding;
 mod span;
