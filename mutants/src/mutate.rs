@@ -25,7 +25,7 @@ pub(crate) struct Mutant {
     pub(crate) change: String,
     /// Identifies the mutant in builds of other versions.
     pub(crate) key: String,
-    /// The text of the line, from the change on.
+    /// The text of the line, with a mark before the change.
     pub(crate) source: String,
 }
 
@@ -33,8 +33,14 @@ impl Mutant {
     /// Returns the line of `mutants/equivalent.txt` that lists this mutant. It holds no line number, so that a change
     /// elsewhere in the file does not matter.
     pub(crate) fn listed_as(&self) -> String {
-        format!("{} `{}`: {} at `{}`", self.file, self.function, self.change, self.source)
+        format!("{} `{}`: {}: {}", self.file, self.function, self.change, self.source)
     }
+}
+
+/// Returns a line with a mark before the character `column`.
+pub(crate) fn marked(line: &str, column: usize) -> String {
+    let (before, after): (String, String) = (line.chars().take(column).collect(), line.chars().skip(column).collect());
+    format!("{}»{}", before.trim_start(), after.trim_end())
 }
 
 /// The mutants of all files, and what is not mutated.
@@ -84,7 +90,7 @@ impl Rewriter<'_> {
         // The text of the line instead of its number, so that a change elsewhere in the file does not matter.
         let line = self.lines[start.line - 1];
         let key = format!("{} {} {} {change}", self.file, line.trim(), start.column);
-        let source = line.chars().skip(start.column).collect::<String>().trim_end().to_owned();
+        let source = marked(line, start.column);
         if self.mutants.invalid.contains(&key) {
             self.mutants.left_out += 1;
             return None;

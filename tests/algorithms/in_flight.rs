@@ -59,6 +59,15 @@ fn number() -> impl Strategy<Value = u64> {
 }
 
 #[test]
+fn cost_exceeds_the_in_flight_limit_only_above_the_maximum() {
+    for (cost, exceeds) in [(0, false), (2, false), (3, false), (4, true)] {
+        let options = AcquireOptions::cost(cost).into();
+        let step = InFlight::new(3).decide(&[0], Timestamp::from_micros(1), options);
+        assert_eq!(step.verdict() == Verdict::ExceedsLimit, exceeds, "{cost}");
+    }
+}
+
+#[test]
 fn in_flight_limit_accepts_maximums_from_1_to_below_2_to_the_53rd() {
     for (max, is_valid) in
         [(0, false), (1, true), (2, true), ((1 << 53) - 1, true), (1 << 53, false), (u64::MAX, false)]

@@ -58,61 +58,80 @@ fn assert_idle_later<A: Algorithm>(
     Ok(())
 }
 
-/// The window that a charge opens in the last microseconds of the clock does not end.
+/// The window that a charge opens in the last microseconds of the clock does not end, also for another number of blocks.
 #[test]
 fn windows_limit_in_the_last_microseconds_of_the_clock() {
-    fn check<A: Algorithm>(algorithm: &A, mut state: A::State) {
-        for now in [u64::MAX - 40, u64::MAX - 40, u64::MAX - 3] {
-            let now = Timestamp::from_micros(now);
-            assert_eq!(algorithm.peek(&state, now, AcquireOptions::default()), Verdict::Allowed, "{algorithm:?}");
-            algorithm.charge(&mut state, now, Duration::ZERO, 1);
-        }
-        for now in [u64::MAX - 3, u64::MAX - 2] {
-            let now = Timestamp::from_micros(now);
-            let verdict = algorithm.peek(&state, now, AcquireOptions::default());
-            assert!(
-                matches!(verdict, Verdict::Denied { retry_after } if retry_after > Duration::ZERO),
-                "{algorithm:?}"
-            );
-            assert_eq!(algorithm.snapshot(&state, now).compute().remaining, 0, "{algorithm:?}");
+    fn check<A: Algorithm>(tiers: &[A], zero: A::State) {
+        for (algorithm, times) in tiers.iter().flat_map(|tier| [(tier, [40, 40, 3]), (tier, [3, 3, 3])]) {
+            let mut state = zero.clone();
+            for before_end in times {
+                let now = Timestamp::from_micros(u64::MAX - before_end);
+                assert_eq!(algorithm.peek(&state, now, AcquireOptions::default()), Verdict::Allowed, "{algorithm:?}");
+                algorithm.charge(&mut state, now, Duration::ZERO, 1);
+            }
+            for now in [u64::MAX - 3, u64::MAX - 2].map(Timestamp::from_micros) {
+                let mut carried = zero.clone();
+                algorithm.carry_over_debt(&mut carried, &state, now);
+                assert!(carried.idle_at() > now.as_micros(), "{algorithm:?}");
+                for (tier, state) in tiers.iter().flat_map(|tier| [(tier, &state), (tier, &carried)]) {
+                    assert_full(tier, state, now);
+                }
+            }
         }
     }
     let quota = Quota::new(3, ticks(60));
-    check(&FixedWindow::new(quota), [0; 4]);
-    check(&SlidingLog::new(quota), HitLog::default());
-    for blocks in [1, 6] {
-        let window = SlidingWindow::new(quota).blocks(blocks);
-        check(&window, Counters::zero(window.counter_words()));
-    }
+    check(&[FixedWindow::new(quota)], [0; 4]);
+    check(&[SlidingLog::new(quota)], HitLog::default());
+    let window = SlidingWindow::new(quota);
+    check(&[1, 6, 60].map(|blocks| window.blocks(blocks)), Counters::zero(Counters::MAX_WORDS));
 }
 
-/// Surcharges of 2^64 - 1 each: their sum exceeds 64 bits, and the key remains without quota.
+/// Surcharges whose sum exceeds 64 bits: the key remains without quota, whatever quota reads the state.
 #[test]
 fn sum_of_surcharges_saturates() {
     fn check<A: Algorithm>(tiers: &[A], zero: A::State, period: u64) {
-        let mut state = zero.clone();
-        let mut now = 1_000_000;
-        for step in 0..8 {
-            for tier in tiers {
-                tier.charge(&mut state, Timestamp::from_micros(now), Duration::ZERO, u64::MAX - step % 2);
-                let mut carried = zero.clone();
-                tier.charge(&mut carried, Timestamp::from_micros(now), Duration::ZERO, 1);
-                tier.carry_over_debt(&mut carried, &state, Timestamp::from_micros(now));
-                for state in [&state, &carried] {
-                    let snapshot = tier.snapshot(state, Timestamp::from_micros(now)).compute();
-                    assert_eq!(snapshot.remaining, 0, "{tier:?}: {snapshot:?}");
-                    assert!(snapshot.next_token_after > Duration::ZERO, "{tier:?}: {snapshot:?}");
+        for (writer, gap) in tiers.iter().flat_map(|tier| [(tier, 0), (tier, period / 10)]) {
+            let mut state = zero.clone();
+            for step in 0..6 {
+                let now = Timestamp::from_micros(1_000_000 * period + step * gap);
+                let cost = if step % 2 == 0 { u64::MAX } else { 2 };
+                writer.charge(&mut state, now, Duration::ZERO, cost);
+                for tier in tiers {
+                    assert_full(tier, &state, now);
+                    let mut charged = state.clone();
+                    tier.charge(&mut charged, now, Duration::ZERO, 2);
+                    assert_full(tier, &charged, now);
+                    let [mut own, mut other] = [(); 2].map(|()| zero.clone());
+                    tier.charge(&mut own, now, Duration::ZERO, 1);
+                    tier.charge(&mut other, now, Duration::ZERO, 1);
+                    tier.carry_over_debt(&mut own, &state, now);
+                    assert_full(tier, &own, now);
+                    let mut carried = state.clone();
+                    tier.carry_over_debt(&mut carried, &other, now);
+                    assert_full(tier, &carried, now);
                 }
             }
-            now += period / 10;
         }
     }
     let quota = |period| Quota::new(3, ticks(period));
     check(&[FixedWindow::new(quota(600)), FixedWindow::new(quota(600)).aligned_to_clock()], [0; 4], 600);
     check(&[SlidingLog::new(quota(600)), SlidingLog::new(quota(700))], HitLog::default(), 600);
     let window = |blocks| SlidingWindow::new(quota(600)).blocks(blocks);
-    check(&[window(10), window(2), window(2).weighted(), window(60)], Counters::zero(Counters::MAX_WORDS), 600);
-    check(&[TokenBucket::new(quota(600)), TokenBucket::new(Quota::new((1 << 32) - 1, ticks(1)))], [0; 4], 600);
+    let windows = [window(10), window(1).weighted(), window(2), window(60).weighted()];
+    check(&windows, Counters::zero(Counters::MAX_WORDS), 600);
+    check(&[TokenBucket::new(quota(600)), TokenBucket::new(quota(900))], [0; 4], 600);
+}
+
+/// Nothing is allowed now, with or without held costs.
+fn assert_full<A: Algorithm>(algorithm: &A, state: &A::State, now: Timestamp) {
+    for (cost, held) in [(1, 0), (3, 0), (1, 3), (3, 3)] {
+        let (verdict, snapshot) = algorithm.peek_with_held(state, now, AcquireOptions::cost(cost), held);
+        let snapshot = snapshot.compute();
+        let context = || format!("{algorithm:?} at {now:?}: {verdict:?}, {snapshot:?}");
+        assert!(matches!(verdict, Verdict::Denied { retry_after } if retry_after > Duration::ZERO), "{}", context());
+        assert!(snapshot.next_token_after > Duration::ZERO && snapshot.reset > Duration::ZERO, "{}", context());
+        assert_eq!(snapshot.remaining, 0, "{}", context());
+    }
 }
 
 /// At the time after which a denial allows a retry, a request starts without a delay, whatever the horizon for delayed

@@ -214,20 +214,26 @@ fn bucket_of(tokens: u64, ticks: u64, burst: u64) -> Bucket {
     Bucket::unwrap_or_panic(Bucket::new(Quota::new(tokens, Duration::from_micros(ticks)), burst))
 }
 
-/// The debt of 200 years at the fastest rate is more tokens than 64 bits hold: the slowest rate caps it.
+/// A debt at a fast rate is up to 2^85 tokens, which take up to 2^137 ticks at a slow rate: the longest period caps it.
 #[test]
-fn conversion_caps_a_debt_that_exceeds_the_longest_period() {
-    let fastest = bucket_of((1 << 32) - 1, 1, 1);
-    let slowest = bucket_of(1, MAX_PERIOD_MICROS, 1);
+fn conversion_caps_a_debt_that_exceeds_128_bits() {
     let now = Timestamp::from_micros(1_000);
-    let delayed = ChargeOptions::forced(1, Duration::from_micros(MAX_PERIOD_MICROS));
-    let Step::Allow { next, .. } = fastest.decide(&[0; 4], now, delayed, false) else { panic!("the charge is forced") };
-    let reset = slowest.snapshot(&next, now).compute().reset;
-    // At the faster rate usage drains as before; a charge at the slower rate converts it.
-    assert_eq!(reset, Duration::from_micros(MAX_PERIOD_MICROS));
-    let charge = ChargeOptions::forced(1, Duration::ZERO);
-    let Step::Allow { next, .. } = slowest.decide(&next, now, charge, false) else { panic!("the charge is forced") };
-    assert_eq!(next, [1_000 + MAX_PERIOD_MICROS, 0, slowest.rate.packed, 1_000]);
+    // The products are multiples of 2^128, or almost: they would wrap around to a small number.
+    for (tokens, ticks, delay, slow) in [
+        ((1 << 32) - 1, 1, MAX_PERIOD_MICROS, MAX_PERIOD_MICROS),
+        (1 << 31, 1, 1 << 45, 1 << 52),
+        (1 << 31, 3, 1 << 52, 1 << 52),
+    ] {
+        let (fast, slow) = (bucket_of(tokens, ticks, 1), bucket_of(1, slow, 1));
+        let forced = ChargeOptions::forced(1, Duration::from_micros(delay));
+        let Step::Allow { next, .. } = fast.decide(&[0; 4], now, forced, false) else { panic!("forced") };
+        // At the faster rate usage drains as before; a charge at the slower rate converts it.
+        assert!(slow.snapshot(&next, now).compute().reset >= Duration::from_micros(delay));
+        let Step::Allow { next, .. } = slow.decide(&next, now, ChargeOptions::forced(1, Duration::ZERO), false) else {
+            panic!("forced")
+        };
+        assert_eq!(next, [1_000 + MAX_PERIOD_MICROS, 0, slow.rate.packed, 1_000]);
+    }
 }
 
 /// A word that no quota packs: without tokens or without ticks.
