@@ -59,10 +59,9 @@ fn atomic_counters_keep_states() {
     assert_atomic_form_keeps_states(&[counters(&[7, 8, 9]), counters(&[0; 3])], 3, parts);
     assert_next_state_is_stored(&counters(&[7, 8, 9]), || counters(&[4, 5, 6]), 3, parts);
     assert_eq!(Counters::preview(&counters(&[4, 5])).map(parts), Some(vec![4, 5]));
-    type Words = <Counters as State>::AtomicState;
     // The first word must exist: it is the time at which the key is idle.
     for (words, expected) in [(0, 1), (1, 1), (7, 7), (65, 65), (66, 65)] {
-        let atomic = Words::new(words);
+        let atomic = <Counters as State>::AtomicState::new(words);
         assert_eq!((atomic.zero().len(), atomic.heap_bytes()), (expected, expected * size_of::<u64>()));
     }
     assert_eq!((Counters::zero(0).idle_at(), Counters::zero(70).len()), (0, Counters::MAX_WORDS));
@@ -95,9 +94,8 @@ fn atomic_log_keeps_states() {
 /// Stores count the bytes of logs, so a log reserves no more than it needs soon, and never more than its limit.
 #[test]
 fn log_reserves_at_most_its_limit_and_at_least_doubles() {
-    type Log = <HitLog as State>::AtomicState;
     for max_hits in [1, 3, 5, 6, 7, 9, 100] {
-        let (atomic, mut growths) = (Log::new(1), 0);
+        let (atomic, mut growths) = (<HitLog as State>::AtomicState::new(1), 0);
         assert_eq!(atomic.heap_bytes(), 0);
         for hits in 1..=max_hits {
             let before = atomic.heap_bytes();

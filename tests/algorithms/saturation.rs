@@ -61,7 +61,7 @@ fn assert_idle_later<A: Algorithm>(
 /// The window that a charge opens in the last microseconds of the clock does not end, also for another number of blocks.
 #[test]
 fn windows_limit_in_the_last_microseconds_of_the_clock() {
-    fn check<A: Algorithm>(tiers: &[A], zero: A::State) {
+    fn check<A: Algorithm>(tiers: &[A], zero: &A::State) {
         for (algorithm, times) in tiers.iter().flat_map(|tier| [(tier, [40, 40, 3]), (tier, [3, 3, 3])]) {
             let mut state = zero.clone();
             for before_end in times {
@@ -80,16 +80,16 @@ fn windows_limit_in_the_last_microseconds_of_the_clock() {
         }
     }
     let quota = Quota::new(3, ticks(60));
-    check(&[FixedWindow::new(quota)], [0; 4]);
-    check(&[SlidingLog::new(quota)], HitLog::default());
+    check(&[FixedWindow::new(quota)], &[0; 4]);
+    check(&[SlidingLog::new(quota)], &HitLog::default());
     let window = SlidingWindow::new(quota);
-    check(&[1, 6, 60].map(|blocks| window.blocks(blocks)), Counters::zero(Counters::MAX_WORDS));
+    check(&[1, 6, 60].map(|blocks| window.blocks(blocks)), &Counters::zero(Counters::MAX_WORDS));
 }
 
 /// Surcharges whose sum exceeds 64 bits: the key remains without quota, whatever quota reads the state.
 #[test]
 fn sum_of_surcharges_saturates() {
-    fn check<A: Algorithm>(tiers: &[A], zero: A::State, period: u64) {
+    fn check<A: Algorithm>(tiers: &[A], zero: &A::State, period: u64) {
         for (writer, gap) in tiers.iter().flat_map(|tier| [(tier, 0), (tier, period / 10)]) {
             let mut state = zero.clone();
             for step in 0..6 {
@@ -114,12 +114,12 @@ fn sum_of_surcharges_saturates() {
         }
     }
     let quota = |period| Quota::new(3, ticks(period));
-    check(&[FixedWindow::new(quota(600)), FixedWindow::new(quota(600)).aligned_to_clock()], [0; 4], 600);
-    check(&[SlidingLog::new(quota(600)), SlidingLog::new(quota(700))], HitLog::default(), 600);
+    check(&[FixedWindow::new(quota(600)), FixedWindow::new(quota(600)).aligned_to_clock()], &[0; 4], 600);
+    check(&[SlidingLog::new(quota(600)), SlidingLog::new(quota(700))], &HitLog::default(), 600);
     let window = |blocks| SlidingWindow::new(quota(600)).blocks(blocks);
     let windows = [window(10), window(1).weighted(), window(2), window(60).weighted()];
-    check(&windows, Counters::zero(Counters::MAX_WORDS), 600);
-    check(&[TokenBucket::new(quota(600)), TokenBucket::new(quota(900))], [0; 4], 600);
+    check(&windows, &Counters::zero(Counters::MAX_WORDS), 600);
+    check(&[TokenBucket::new(quota(600)), TokenBucket::new(quota(900))], &[0; 4], 600);
 }
 
 /// Nothing is allowed now, with or without held costs.

@@ -48,11 +48,11 @@ proptest! {
         };
         let is_known = moment.is_full() || (!queued && moment.is_of_this_quota());
         let is_common = options.cost == 1 && has_no_delay && is_known && moment.clock_lag() <= bucket.time_to_full;
-        let in_line = result(bucket.decide(state, now, options.in_line(), queued));
+        let in_line = result(&bucket.decide(state, now, options.in_line(), queued));
         prop_assert_eq!(in_line.is_some(), is_common);
-        let complete = result(bucket.decide(state, now, options, queued)).expect("the complete case decides");
-        prop_assert_eq!(&complete, &result(bucket.decide_slow(state, now, options, queued)).expect("so does this one"));
-        prop_assert_eq!(in_line.unwrap_or(complete.clone()), complete);
+        let complete = result(&bucket.decide(state, now, options, queued)).expect("the complete case decides");
+        prop_assert_eq!(Some(complete), result(&bucket.decide_slow(state, now, options, queued)));
+        prop_assert_eq!(in_line.unwrap_or(complete), complete);
     }
 
     #[test]
@@ -99,17 +99,22 @@ proptest! {
     }
 
     #[test]
-    fn arrival_time_plus_span_is_exact(rate in rate(), ticks in number(1 << 55), count in number(1 << 20), part in any::<u64>()) {
+    fn arrival_time_plus_span_is_exact(
+        rate in rate(), ticks in number(1 << 55), count in number(1 << 20), part in any::<u64>(),
+    ) {
         let tat = Tat { ticks: ticks + 1, fraction: part % rate.tokens };
         let span = rate.span(count);
         let sum = tat.plus(span, rate.tokens);
-        let exact = exact_time(tat, rate) + whole(span.ticks) + BigRational::new(span.fraction.into(), rate.tokens.into());
+        let fraction = BigRational::new(span.fraction.into(), rate.tokens.into());
+        let exact = exact_time(tat, rate) + whole(span.ticks) + fraction;
         prop_assert!(sum.fraction < rate.tokens);
         prop_assert_eq!(exact_time(sum, rate), exact);
     }
 
     #[test]
-    fn earlier_arrival_time_is_the_minimum(rate in rate(), ticks in number(1 << 55), off in -2i64..=2, part in any::<u64>()) {
+    fn earlier_arrival_time_is_the_minimum(
+        rate in rate(), ticks in number(1 << 55), off in -2i64..=2, part in any::<u64>(),
+    ) {
         let tat = Tat { ticks: ticks + 3, fraction: part % rate.tokens };
         let latest = tat.ticks.saturating_add_signed(off);
         prop_assert_eq!(exact_time(tat.min(latest), rate), exact_time(tat, rate).min(whole(latest)));
@@ -135,8 +140,8 @@ proptest! {
 }
 
 /// Returns the parts of a step, `None` for [`Step::NotInLine`].
-fn result(step: Step<[u64; 4]>) -> Option<(Option<[u64; 4]>, u64)> {
-    match step {
+fn result(step: &Step<[u64; 4]>) -> Option<(Option<[u64; 4]>, u64)> {
+    match *step {
         Step::Allow { next, delay } => Some((Some(next), delay)),
         Step::Deny { wait } => Some((None, wait)),
         Step::Exceeds => Some((None, 0)),
@@ -246,8 +251,8 @@ fn state_with_a_rate_of_zero_is_full_and_does_not_panic() {
         assert_eq!(bucket.snapshot(&state, now).compute(), bucket.snapshot(&[0; 4], now).compute(), "{rate}");
         let charge = ChargeOptions::forced(1, Duration::ZERO);
         assert_eq!(
-            result(bucket.decide(&state, now, charge, false)),
-            result(bucket.decide(&[0; 4], now, charge, false)),
+            result(&bucket.decide(&state, now, charge, false)),
+            result(&bucket.decide(&[0; 4], now, charge, false)),
             "{rate}"
         );
     }
