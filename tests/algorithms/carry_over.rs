@@ -193,6 +193,11 @@ fn assert_newest_time<A: Algorithm + Copy>(
         for time in [earliest, earliest + 1, last - (last - earliest) / 2, last - 1] {
             prop_assert_eq!(states.remaining(&merged, time), remaining, "at {} before {}", time, last);
         }
+        // A step back by more than the maximum reset is a clock that was wrong.
+        if let Some(long_before) = last.checked_sub(max_reset + 1) {
+            let unused = states.remaining(&states.zero, long_before);
+            prop_assert_eq!(states.remaining(&merged, long_before), unused, "{:?} at {}", algorithm, long_before);
+        }
         for time in states.times() {
             let min = states.remaining(&own, time).min(states.remaining(&other, time));
             prop_assert!(states.remaining(&merged, time) <= min, "at {}", time);
