@@ -1,12 +1,13 @@
 //! Runs the tests with each mutant.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::Options;
+use crate::equivalent::Equivalent;
 use crate::lua;
 use crate::mutate::{Mutant, Mutants};
 use crate::tests::{End, Runner, Test};
@@ -18,6 +19,8 @@ pub(crate) enum Outcome {
     Survived,
     /// No test reaches the mutant.
     NotReached,
+    /// No test can notice the mutant: see `mutants/equivalent.txt`.
+    Equivalent,
 }
 
 pub(crate) struct Result {
@@ -32,6 +35,9 @@ pub(crate) struct Evaluation<'a> {
     pub(crate) scratch: PathBuf,
     pub(crate) options: &'a Options,
     pub(crate) results: Vec<Result>,
+    pub(crate) equivalent: Mutex<Equivalent>,
+    /// The lines of the mutants that the previous run killed, with `--again`.
+    pub(crate) killed: HashSet<String>,
 }
 
 /// How much time the tests of each stage take together. Most mutants fail in the first stage.
@@ -106,9 +112,9 @@ impl Evaluation<'_> {
             for _ in 0..self.options.workers {
                 scope.spawn(|| {
                     while let Some(&mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let outcome = evaluate(mutant, &likely);
+                        let outcome = self.known(describe(mutant)).unwrap_or_else(|| evaluate(mutant, &likely));
                         let result = Result { mutant: describe(mutant).clone(), folder: folder.to_owned(), outcome };
-                        if outcome > Outcome::Killed {
+                        if outcome > Outcome::Killed && outcome < Outcome::Equivalent {
                             println!("{}", result.line());
                         }
                         let mut results = results.lock().expect("no panic");
@@ -123,6 +129,14 @@ impl Evaluation<'_> {
         let mut results = results.into_inner().expect("no panic");
         results.sort_by_key(|result| result.mutant.number);
         results
+    }
+
+    /// Returns the outcome that takes no test: of a listed mutant, or with `--again` of one that is killed already.
+    fn known(&self, mutant: &Mutant) -> Option<Outcome> {
+        if self.equivalent.lock().expect("no panic").contains(mutant) {
+            return Some(Outcome::Equivalent);
+        }
+        self.killed.contains(&mutant.line()).then_some(Outcome::Killed)
     }
 
     /// Runs the tests that reach a mutant, the fastest and those that noticed others of the same place first.
@@ -212,6 +226,7 @@ impl Result {
             Outcome::TimedOut => "timed out",
             Outcome::Survived => "survived",
             Outcome::NotReached => "not reached",
+            Outcome::Equivalent => "equivalent",
         };
         format!("{outcome}: {}", self.mutant.line())
     }

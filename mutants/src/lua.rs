@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::mutate::Mutant;
+use crate::mutate::{Mutant, marked};
 
 /// A mutant of a Lua script. A script that contains `original` is sent with `mutated` instead.
 pub(crate) struct LuaMutant {
@@ -48,14 +48,18 @@ fn add(file: &str, text: &str, mutants: &mut Vec<LuaMutant>) {
         }
         for (change, range, to) in changes {
             let before = &text[..range.start];
+            let start_of_line = before.rfind('\n').map_or(0, |at| at + 1);
+            let line = text[start_of_line..].lines().next().unwrap_or_default();
+            let column = before[start_of_line..].chars().count();
             let mutant = Mutant {
                 number: u32::try_from(mutants.len()).expect("few mutants"),
                 file: file.to_owned(),
                 line: before.matches('\n').count() + 1,
-                column: range.start - before.rfind('\n').map_or(0, |at| at + 1) + 1,
+                column: column + 1,
                 function: function.clone(),
                 change,
                 key: String::new(),
+                source: marked(line, column),
             };
             let mutated = format!("{}{to}{}", &text[..range.start], &text[range.end..]);
             mutants.push(LuaMutant { mutant, original: text.to_owned(), mutated });

@@ -5,6 +5,7 @@
 //! fastest first, until one fails.
 
 mod copy;
+mod equivalent;
 mod evaluate;
 mod lua;
 mod mutate;
@@ -12,9 +13,12 @@ mod operators;
 mod report;
 mod tests;
 
+use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Mutex;
 
 use crate::copy::Copy;
+use crate::equivalent::Equivalent;
 use crate::evaluate::Evaluation;
 use crate::tests::{Runner, Test};
 
@@ -29,6 +33,7 @@ Folders are src/algorithm, src/table, src/limiter, src/store/memory (the default
 --tests A,B    the test binaries, `lib` for the unit tests (default: those that fit the folders)
 --budget N     seconds of tests per mutant, by their times without a mutant (default: all tests that reach it)
 --only TEXT    only mutants whose line in the report contains the text
+--again        runs no tests for the mutants that the previous run killed: after more tests have been written
 --workers N    test processes at once (default 2)
 ";
 
@@ -64,6 +69,7 @@ struct Options {
     tests: Option<String>,
     budget: Option<u64>,
     only: Option<String>,
+    again: bool,
     workers: usize,
 }
 
@@ -75,8 +81,7 @@ impl Options {
         }
         let has = |start: &str| self.folders.iter().any(|folder| folder.starts_with(start));
         let all = [
-            // The other folders have no unit tests.
-            ("lib", has("src/table")),
+            ("lib", !self.folders.is_empty()),
             ("algorithms", !self.folders.is_empty()),
             ("memory", !self.folders.is_empty()),
             ("middleware", has("src/limiter")),
@@ -97,6 +102,7 @@ fn options() -> Result<Options, lexopt::Error> {
         tests: None,
         budget: None,
         only: None,
+        again: false,
         workers: 2,
     };
     let mut parser = lexopt::Parser::from_env();
@@ -108,6 +114,7 @@ fn options() -> Result<Options, lexopt::Error> {
             Long("tests") => options.tests = Some(parser.value()?.string()?),
             Long("budget") => options.budget = Some(parser.value()?.parse()?),
             Long("only") => options.only = Some(parser.value()?.string()?),
+            Long("again") => options.again = true,
             Long("workers") => options.workers = parser.value()?.parse()?,
             Long("help") => {
                 print!("{HELP}");
@@ -138,18 +145,33 @@ fn main() {
     let names = options.binaries();
     let (mutants, binaries) = copy.build(&options.folders, &names);
     let runner = Runner { binaries: &binaries, folder: &copy.folder, cases: &options.cases };
-    let tests = record(&runner, &scratch, options.lua && options.folders.is_empty());
-    let mut evaluation = Evaluation { runner, tests, scratch, options: &options, results: Vec::new() };
+    let tests = record(&runner, &scratch, &options);
+    let report = scratch.join("report.txt");
+    let killed = if options.again { report::killed(&report) } else { HashSet::new() };
+    let equivalent = Mutex::new(Equivalent::read(&repository.join("mutants/equivalent.txt")));
+    let mut evaluation =
+        Evaluation { runner, tests, scratch, options: &options, results: Vec::new(), equivalent, killed };
     evaluation.rust(&mutants);
     if options.lua {
         evaluation.lua(&repository);
     }
     report::print(&evaluation.results, &mutants, options.sample);
-    report::write(&evaluation.results, &evaluation.scratch.join("report.txt"));
+    if options.sample.is_none() && options.only.is_none() {
+        let equivalent = evaluation.equivalent.into_inner().expect("no panic");
+        for line in equivalent.outdated(&options.folders) {
+            println!("Outdated line of mutants/equivalent.txt: {line}");
+        }
+    }
+    if options.only.is_none() {
+        report::write(&evaluation.results, &report);
+    }
 }
 
 /// Runs each test once without a mutant.
-fn record(runner: &Runner<'_>, scratch: &Path, only_redis: bool) -> Vec<Test> {
+fn record(runner: &Runner<'_>, scratch: &Path, options: &Options) -> Vec<Test> {
+    let only_redis = options.lua && options.folders.is_empty();
+    // Of the unit tests those beside the code: `src/store/memory/` has those of `store::memory::`.
+    let modules: Vec<_> = options.folders.iter().map(|folder| folder["src/".len()..].replace('/', "::")).collect();
     let mut tests = Vec::new();
     let mut unused = Vec::new();
     for (index, binary) in runner.binaries.iter().enumerate() {
@@ -157,7 +179,11 @@ fn record(runner: &Runner<'_>, scratch: &Path, only_redis: bool) -> Vec<Test> {
             continue;
         }
         for name in runner.names(index) {
-            let is_used = binary.name != "redis" || REDIS.iter().any(|start| name.starts_with(start));
+            let is_used = match binary.name.as_str() {
+                "redis" => REDIS.iter().any(|start| name.starts_with(start)),
+                "lib" => modules.iter().any(|module| name.starts_with(module.as_str())),
+                _ => true,
+            };
             if !is_used || SLOW.iter().any(|slow| name.contains(slow)) {
                 continue;
             }

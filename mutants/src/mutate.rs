@@ -25,6 +25,22 @@ pub(crate) struct Mutant {
     pub(crate) change: String,
     /// Identifies the mutant in builds of other versions.
     pub(crate) key: String,
+    /// The text of the line, with a mark before the change.
+    pub(crate) source: String,
+}
+
+impl Mutant {
+    /// Returns the line of `mutants/equivalent.txt` that lists this mutant. It holds no line number, so that a change
+    /// elsewhere in the file does not matter.
+    pub(crate) fn listed_as(&self) -> String {
+        format!("{} `{}`: {}: {}", self.file, self.function, self.change, self.source)
+    }
+}
+
+/// Returns a line with a mark before the character `column`.
+pub(crate) fn marked(line: &str, column: usize) -> String {
+    let (before, after): (String, String) = (line.chars().take(column).collect(), line.chars().skip(column).collect());
+    format!("{}»{}", before.trim_start(), after.trim_end())
 }
 
 /// The mutants of all files, and what is not mutated.
@@ -72,7 +88,9 @@ impl Rewriter<'_> {
     fn add(&mut self, span: Span, change: String) -> Option<TokenStream> {
         let start = span.start();
         // The text of the line instead of its number, so that a change elsewhere in the file does not matter.
-        let key = format!("{} {} {} {change}", self.file, self.lines[start.line - 1].trim(), start.column);
+        let line = self.lines[start.line - 1];
+        let key = format!("{} {} {} {change}", self.file, line.trim(), start.column);
+        let source = marked(line, start.column);
         if self.mutants.invalid.contains(&key) {
             self.mutants.left_out += 1;
             return None;
@@ -87,6 +105,7 @@ impl Rewriter<'_> {
             function: self.function.clone(),
             change,
             key,
+            source,
         });
         Some(quote!(crate::__mutants::on(#number)))
     }
@@ -205,12 +224,16 @@ impl Rewriter<'_> {
     }
 
     /// Adds the mutants that return a constant instead of running the function.
-    fn body(&mut self, signature: &syn::Signature, block: &mut syn::Block) {
+    fn body(&mut self, signature: &syn::Signature, block: &mut syn::Block, original: &syn::Block) {
         if block.stmts.is_empty() {
             return;
         }
         let span = signature.ident.span();
         for value in operators::values(&signature.output, self.in_const) {
+            if operators::is_body(original, &value) {
+                self.skip("body that is the value already");
+                continue;
+            }
             let description = format!("body to `{}`", quote!(#value));
             if let Some(on) = self.add(span, description) {
                 block.stmts.insert(0, parse_quote!(if #on { return #value; }));
@@ -238,8 +261,9 @@ impl Rewriter<'_> {
     fn in_function(&mut self, signature: &syn::Signature, block: &mut syn::Block) {
         let outer = (std::mem::take(&mut self.function), self.in_const);
         (self.function, self.in_const) = (signature.ident.to_string(), signature.constness.is_some());
+        let original = block.clone();
         self.visit_block_mut(block);
-        self.body(signature, block);
+        self.body(signature, block, &original);
         (self.function, self.in_const) = outer;
     }
 }

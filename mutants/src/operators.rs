@@ -111,6 +111,17 @@ pub(crate) fn values(output: &ReturnType, is_const: bool) -> Vec<Expr> {
     }
 }
 
+/// Returns whether a function's body is this value alone.
+pub(crate) fn is_body(block: &syn::Block, value: &Expr) -> bool {
+    let is_unused =
+        |statement: &&Stmt| matches!(statement, Stmt::Local(local) if matches!(local.pat, syn::Pat::Wild(_)));
+    let statements: Vec<_> = block.stmts.iter().filter(|statement| !is_unused(statement)).collect();
+    let [Stmt::Expr(body, None)] = statements.as_slice() else { return false };
+    let text = |expr: &Expr| quote!(#expr).to_string().replace(' ', "");
+    let (body, value) = (text(body).replace("Self::default", "Default::default"), text(value));
+    body == value || (body.contains("::") && value.ends_with(&format!("::{body}")))
+}
+
 /// Returns a description of a statement that can be deleted.
 pub(crate) fn deletion(statement: &Stmt) -> Option<&'static str> {
     let Stmt::Expr(expr, Some(_)) = statement else { return None };

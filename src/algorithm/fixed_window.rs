@@ -131,12 +131,13 @@ impl Algorithm for FixedWindow {
     /// Keeps the window that ends later, with the larger of both counts.
     fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let Some(other) = self.open(from, now.as_micros()) else { return };
-        let (end, window) = match self.open(state, now.as_micros()) {
-            Some(own) if own.end >= other.end => (state[0], own),
-            _ => (from[0], other),
+        let own = self.open(state, now.as_micros());
+        let (end, start) = match own {
+            Some(own) if own.end >= other.end => (state[0], own.start),
+            _ => (from[0], other.start),
         };
-        let used = self.open(state, now.as_micros()).map_or(0, |own| own.used).max(other.used);
-        *state = [end, used, window.at.max(other.at), window.start];
+        let (used, at) = own.map_or((0, 0), |own| (own.used, own.at));
+        *state = [end, used.max(other.used), at.max(other.at), start];
     }
 
     #[inline]

@@ -87,6 +87,8 @@ mod lua;
 mod sliding_log;
 mod sliding_window;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use self::bucket::{Gcra, LeakyBucket, TokenBucket};
 pub use self::fixed_window::FixedWindow;

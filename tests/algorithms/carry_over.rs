@@ -93,6 +93,39 @@ proptest! {
         MergedStates::after_tiers(own, previous, [0; 4], logs.0, &charges).assert_no_smaller()?;
     }
 
+    #[test]
+    fn carry_over_after_the_clock_stepped_back_is_at_the_newest_time(
+        spec in blocks(),
+        quota in small_quota(),
+        burst in 1u64..20,
+        aligned in any::<bool>(),
+        charges in charges(),
+        back in 0u64..=256,
+    ) {
+        let window = sliding_window(spec);
+        assert_newest_time(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges, back)?;
+        let fixed = FixedWindow::new(quota);
+        assert_newest_time(if aligned { fixed.aligned_to_clock() } else { fixed }, [0; 4], quota, &charges, back)?;
+        assert_newest_time(SlidingLog::new(quota), HitLog::default(), quota, &charges, back)?;
+        assert_newest_time(Gcra::new(quota).burst(burst), [0; 4], quota, &charges, back)?;
+    }
+
+    /// A log that was charged under another tier counts its hits for the shorter period until the next charge.
+    #[test]
+    fn carry_over_from_a_never_seen_key_keeps_the_period_of_a_log(
+        quotas in (small_quota(), small_quota()),
+        charges in charges(),
+    ) {
+        let (tier, previous) = (SlidingLog::new(quotas.0), SlidingLog::new(quotas.1));
+        let charges: Vec<_> = charges.into_iter().map(|(_, share, cost)| (false, share, cost)).collect();
+        let states = MergedStates::after_tiers(tier, previous, HitLog::default(), quotas.1, &charges);
+        let mut other = states.other.clone();
+        tier.carry_over_debt(&mut other, &HitLog::default(), Timestamp::from_micros(states.now));
+        for time in states.times() {
+            prop_assert_eq!(states.remaining(&other, time), states.remaining(&states.other, time), "at {}", time);
+        }
+    }
+
     /// One tier only: a bucket rounds up a debt that it converts from another rate.
     #[test]
     fn carry_over_from_a_never_seen_key_changes_nothing(spec in blocks(), quota in quota(), charges in charges()) {
@@ -135,6 +168,42 @@ fn charges() -> impl Strategy<Value = Vec<Charge>> {
 
 fn small_quota() -> impl Strategy<Value = Quota> {
     (1u64..20, prop_oneof![5u64..100, 1_000u64..100_000]).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+}
+
+/// Carries over at a time before the last charge, by at most `back` 256ths of the maximum reset. Until the last charge
+/// the merged state decides as at that time, and from then on it is no smaller than either state.
+fn assert_newest_time<A: Algorithm + Copy>(
+    algorithm: A,
+    zero: A::State,
+    quota: Quota,
+    charges: &[Charge],
+    back: u64,
+) -> Result<(), TestCaseError> {
+    let states = MergedStates::after(algorithm, zero, quota, &charges[..charges.len() - 1]);
+    let &(_, _, cost) = charges.last().expect("a charge");
+    let (last, max_reset) = (states.now, micros(algorithm.max_reset()));
+    for is_own in [true, false] {
+        let (mut own, mut other) = (states.own.clone(), states.other.clone());
+        let newest = if is_own { &mut own } else { &mut other };
+        algorithm.charge(newest, Timestamp::from_micros(last), Duration::ZERO, cost);
+        let earliest = last.saturating_sub(max_reset);
+        let mut merged = own.clone();
+        algorithm.carry_over_debt(&mut merged, &other, Timestamp::from_micros(last - (last - earliest) * back / 256));
+        let remaining = states.remaining(&merged, last);
+        for time in [earliest, earliest + 1, last - (last - earliest) / 2, last - 1] {
+            prop_assert_eq!(states.remaining(&merged, time), remaining, "at {} before {}", time, last);
+        }
+        // A step back by more than the maximum reset is a clock that was wrong.
+        if let Some(long_before) = last.checked_sub(max_reset + 1) {
+            let unused = states.remaining(&states.zero, long_before);
+            prop_assert_eq!(states.remaining(&merged, long_before), unused, "{:?} at {}", algorithm, long_before);
+        }
+        for time in states.times() {
+            let min = states.remaining(&own, time).min(states.remaining(&other, time));
+            prop_assert!(states.remaining(&merged, time) <= min, "at {}", time);
+        }
+    }
+    Ok(())
 }
 
 /// Two states, and the result of carrying over the usage of the second to the first.
@@ -220,4 +289,28 @@ impl<A: Algorithm + Copy> MergedStates<A> {
         }
         Ok(())
     }
+}
+
+/// Beyond the limit's number of hits only penalties go: they count with the hit after them, for longer.
+#[test]
+fn carry_over_of_a_full_log_adds_older_penalties_to_the_oldest_hit() {
+    let log = SlidingLog::new(Quota::new(2, ticks(1_000)));
+    let charged = |hits: &[(u64, u64)]| {
+        let mut state = HitLog::default();
+        for &(time, cost) in hits {
+            log.charge(&mut state, Timestamp::from_micros(1_000_000 + time), Duration::ZERO, cost);
+        }
+        state
+    };
+    let (mut own, other) = (charged(&[(10, 1), (40, 1)]), charged(&[(0, 3), (30, 2)]));
+    log.carry_over_debt(&mut own, &other, Timestamp::from_micros(1_000_050));
+    let used_at =
+        |time: u64| own.hits().iter().filter(|hit| hit.0 + 1_000 > 1_000_000 + time).map(|hit| hit.1).sum::<u64>();
+    assert_eq!([1_000, 1_029, 1_030, 1_039, 1_040].map(used_at), [5, 5, 1, 1, 0]);
+    assert!(own.hits().capacity() <= 2, "a log reserves at most its limit");
+    // The same number of bytes if one of both has no hits.
+    let log = SlidingLog::new(Quota::new(5, ticks(1_000)));
+    let (mut own, other) = (HitLog::default(), charged(&[(0, 1), (30, 1)]));
+    log.carry_over_debt(&mut own, &other, Timestamp::from_micros(1_000_050));
+    assert_eq!((own.hits().len(), own.hits().capacity()), (2, 2));
 }

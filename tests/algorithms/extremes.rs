@@ -108,6 +108,31 @@ proptest! {
         prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 4], now).compute());
     }
 
+    /// The same if the last charge has a later time than the decision.
+    #[test]
+    fn state_is_idle_from_its_first_word_on_when_the_clock_stepped_back(
+        bucket in bucket(),
+        window in window(),
+        state in words(4),
+        now in word(),
+        lag in any::<u64>(),
+        earlier in word(),
+    ) {
+        let (bucket, window) = (gcra(bucket), fixed_window(window));
+        let options = AcquireOptions::default();
+        let state_of = |max_reset| {
+            let lag = lag % (micros(max_reset) + 1);
+            [now.saturating_sub(earlier), state[1], state[2], now.saturating_add(lag)]
+        };
+        let now = Timestamp::from_micros(now);
+        let state = state_of(bucket.max_reset());
+        prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
+        prop_assert_eq!(bucket.snapshot(&state, now).compute(), bucket.snapshot(&[0; 4], now).compute());
+        let state = state_of(window.max_reset());
+        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
+        prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 4], now).compute());
+    }
+
     /// The same through the public API: any schedule, at any time.
     #[test]
     fn limiter_does_not_panic_on_any_schedule(
@@ -178,7 +203,7 @@ fn max_delay() -> impl Strategy<Value = Option<Duration>> {
     prop_oneof![Just(None), delay().prop_map(Some)]
 }
 
-fn delay() -> impl Strategy<Value = Duration> {
+pub(crate) fn delay() -> impl Strategy<Value = Duration> {
     prop_oneof![Just(Duration::ZERO), Just(Duration::MAX), word().prop_map(ticks)]
 }
 
@@ -191,7 +216,7 @@ fn words(count: usize) -> impl Strategy<Value = Vec<u64>> {
 }
 
 /// Generates any number, often a boundary or a number close to one.
-fn word() -> impl Strategy<Value = u64> {
+pub(crate) fn word() -> impl Strategy<Value = u64> {
     let near = select(vec![0, 1 << 40, 1_577_836_800_000_000, MAX_PERIOD, MAX_LIMIT, 1 << 58, 1 << 63, u64::MAX]);
     prop_oneof![
         2 => (near, -3i64..=3).prop_map(|(near, off)| near.saturating_add_signed(off)),

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::{AcquireOptions, Quota};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Timestamp};
 
 use crate::cases;
 use crate::harness::{Pair, Subject};
@@ -12,6 +13,7 @@ use crate::model::Spec;
 use crate::schedule::{
     Op, charging_schedule, one_tier_schedule, overlapping_windows, plain_schedule, schedule, start, tiers, window,
 };
+use crate::span::ticks;
 
 const SECOND: u64 = 1_000_000;
 
@@ -100,4 +102,17 @@ fn fixed_window_does_not_start_before_the_newest_time_of_its_state() {
     subject.set_clock(8 * SECOND);
     let decision = subject.acquire(AcquireOptions::default());
     assert_eq!((decision.remaining(), decision.reset()), (Some(4), Some(Duration::from_secs(4))));
+}
+
+/// A charge under an aligned quota extends the window only if the calendar window ends later: else the window ends at
+/// its original end.
+#[test]
+fn window_keeps_its_original_end_when_the_calendar_window_ends_no_later() {
+    let quota = |period| Quota::new(9, ticks(period));
+    let (own, aligned) = (FixedWindow::new(quota(100)), FixedWindow::new(quota(50)).aligned_to_clock());
+    let mut state = [0; 4];
+    own.charge(&mut state, Timestamp::from_micros(1_000), Duration::ZERO, 1);
+    aligned.charge(&mut state, Timestamp::from_micros(1_010), Duration::ZERO, 1);
+    let remaining = |time| own.snapshot(&state, Timestamp::from_micros(time)).compute().remaining;
+    assert_eq!([1_060, 1_099, 1_100].map(remaining), [7, 7, 9]);
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
     DynLimit, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, ManualClock, Memory, Quota,
-    QuotaError, SlidingLog, TokenBucket,
+    QuotaError, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 use crate::cases;
@@ -152,6 +152,24 @@ fn error_suggests_the_nearest_quota_when_it_is_far() {
     assert_eq!(suggested, Quota::new(500 * 1_000_033, ticks(period)), "a multiple of a divisor is 285000 off");
 }
 
+/// A multiple of one of the period's two divisors is 499,999 off, and a multiple of the other one is further away.
+#[test]
+fn error_suggests_the_nearest_quota_within_half_a_million() {
+    let period = 1_000_003 * 1_000_033;
+    let suggested = suggested_by(Gcra::try_new(Quota::new(533_353_100_054, ticks(period))));
+    assert_eq!(suggested, Quota::new(533_353_100_054 - 499_999, ticks(period)));
+}
+
+/// The period is a prime: the limit is a multiple of it, or limit times period is at most 2^53.
+#[test]
+fn error_suggests_the_largest_quota_when_no_valid_one_is_near() {
+    let period = (1 << 31) - 19;
+    let suggested = suggested_by(Gcra::try_new(Quota::new(10_000_000, ticks(period))));
+    assert_eq!(suggested, Quota::new(MAX_LIMIT / period, ticks(period)));
+    let suggested = suggested_by(Gcra::try_new(Quota::new(5 * period + 10_000_000, ticks(period))));
+    assert_eq!(suggested, Quota::new(5 * period, ticks(period)));
+}
+
 proptest! {
     #![proptest_config(cases(100))]
 
@@ -248,6 +266,49 @@ fn suggested_in(error: &Error) -> Quota {
     let message = error.to_string();
     let (_, quota) = message.split_once("the nearest valid quota is ").expect("the message suggests a quota");
     quota.parse().expect("the suggestion is in the text form")
+}
+
+#[test]
+#[should_panic(expected = "the maximum is 2^53")]
+fn queue_setter_panics_when_too_many_may_wait() {
+    let _ = LeakyQueue::new(Quota::per_second(1)).max_waiting(u64::MAX);
+}
+
+#[test]
+fn queue_accepts_as_many_waiting_requests_as_a_burst_has_room_for() {
+    let daily = LeakyQueue::new(Quota::per_day(1));
+    for waiting in [0, 1, 7, 73_049] {
+        let queue = daily.try_max_waiting(waiting).expect("valid");
+        assert_eq!((Algorithm::max_waiting(&queue), queue.quota()), (Some(waiting), daily.quota()));
+        assert_eq!(queue, daily.max_waiting(waiting));
+    }
+    assert_config_error(daily.try_max_waiting(73_050), "a burst of at most 73050");
+    assert_config_error(daily.try_max_waiting(u64::MAX), "the maximum is 2^53");
+    assert_eq!(LeakyQueue::try_new(Quota::per_second(10)).expect("valid"), LeakyQueue::new(Quota::per_second(10)));
+}
+
+/// "The number of blocks is the largest number up to ten that divides the period's microseconds."
+#[test]
+fn sliding_window_has_the_largest_number_of_blocks_up_to_ten_that_divides_the_period() {
+    for (period, blocks) in [(10, 10), (9, 9), (7, 7), (11, 1), (22, 2), (33, 3), (77, 7), (99, 9), (1, 1), (120, 10)] {
+        let window = SlidingWindow::new(Quota::new(5, ticks(period)));
+        assert_eq!(window, window.blocks(blocks), "{period} microseconds");
+        assert_eq!(window.counter_words() as u64, blocks + 5);
+    }
+}
+
+#[test]
+fn sliding_log_accepts_limits_up_to_a_million() {
+    for (limit, is_valid) in [(1, true), (1_000_000, true), (1_000_001, false)] {
+        let quota = Quota::per_day(limit);
+        assert_eq!(SlidingLog::try_new(quota).ok(), is_valid.then(|| SlidingLog::new(quota)));
+    }
+}
+
+#[test]
+#[should_panic(expected = "a sliding log stores every hit")]
+fn sliding_log_constructor_panics_when_the_limit_is_too_large() {
+    let _ = SlidingLog::new(Quota::per_day(1_000_001));
 }
 
 #[test]

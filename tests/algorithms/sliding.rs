@@ -1,8 +1,11 @@
 //! The sliding window and the sliding log agree with the model, field by field, on every schedule, while quotas,
 //! numbers of blocks and variants change.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
-use tower_ratelimit::{AcquireOptions, Quota};
+use tower_ratelimit::algorithm::{Algorithm, Counters};
+use tower_ratelimit::{AcquireOptions, Quota, SlidingWindow, Timestamp, Verdict};
 
 use crate::cases;
 use crate::harness::{Pair, Subject};
@@ -70,4 +73,41 @@ fn sliding_log_waits_for_a_hold_beside_a_saturated_surcharge() {
     subject.apply(Op::Settle { which: 0, actual: u64::MAX });
     subject.set_clock(2);
     assert_eq!(subject.peek(AcquireOptions::default()).retry_after(), Some(ticks(3)));
+}
+
+/// Several blocks of an earlier quota count in the same block of a weighted window, by the same fraction, until each
+/// expires. The retry is the first time at which the cost fits.
+#[test]
+fn retry_of_a_weighted_window_is_the_first_possible_time_after_the_blocks_changed() {
+    let window = |blocks| SlidingWindow::new(Quota::new(6, ticks(60))).blocks(blocks);
+    let (before, after) = (window(6), window(1).weighted());
+    for costs in [[2, 1, 2, 1], [1, 1, 1, 3], [3, 0, 3, 0], [1, 5, 0, 0], [4, 4, 4, 4]] {
+        let mut state = Counters::zero(Counters::MAX_WORDS);
+        for (time, cost) in (6_000..).step_by(10).zip(costs) {
+            before.charge(&mut state, Timestamp::from_micros(time), Duration::ZERO, cost);
+        }
+        let verdict = |time, cost| after.peek(&state, Timestamp::from_micros(time), AcquireOptions::cost(cost));
+        for (now, cost) in (6_030..6_130).flat_map(|now| (1..=6).map(move |cost| (now, cost))) {
+            let first = (now..7_000).find(|&time| verdict(time, cost).is_allowed()).expect("every hit expires");
+            let expected = match first - now {
+                0 => Verdict::Allowed,
+                wait => Verdict::Denied { retry_after: ticks(wait) },
+            };
+            assert_eq!(verdict(now, cost), expected, "cost {cost} at {now}, after {costs:?}");
+        }
+    }
+}
+
+/// "An old block counts in the new block that contains the old block's last microsecond."
+#[test]
+fn old_block_counts_in_the_new_block_of_its_last_microsecond() {
+    let window = |period| SlidingWindow::new(Quota::new(9, ticks(period))).blocks(1);
+    let mut state = Counters::zero(window(60).counter_words());
+    for (time, cost) in [(6_010, 2), (6_060, 1)] {
+        window(60).charge(&mut state, Timestamp::from_micros(time), Duration::ZERO, cost);
+    }
+    let remaining = |period, time| window(period).snapshot(&state, Timestamp::from_micros(time)).compute().remaining;
+    // The blocks end with 6059 and, because of the last charge, 6060.
+    assert_eq!([6_060, 6_065, 6_066, 6_071, 6_072].map(|time| remaining(6, time)), [6, 6, 8, 8, 9]);
+    assert_eq!([6_060, 6_061, 6_062].map(|time| remaining(1, time)), [6, 8, 9]);
 }

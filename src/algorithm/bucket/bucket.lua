@@ -98,6 +98,10 @@ local function peek(s, now, max_delay, p)
   else
     delay = 0
   end
+  if wait > delay and p[9] == 0 then
+    -- After `delay` the request starts without a delay, whatever the horizon is.
+    wait = delay
+  end
   if wait > 0 then
     return wait
   end

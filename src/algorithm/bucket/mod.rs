@@ -31,6 +31,8 @@ mod leaky_bucket;
 #[cfg(feature = "redis")]
 mod lua;
 mod rate;
+#[cfg(test)]
+mod tests;
 mod token_bucket;
 
 use std::time::Duration;
@@ -172,10 +174,6 @@ impl Bucket {
         if usage <= self.tolerance.ticks + carry {
             return charge(ticks, fraction);
         }
-        // A longer wait is denied for longer than it lasts: see `beyond_horizon`.
-        if usage.saturating_add(at - now).saturating_add(self.interval.ticks) >= MAX_PERIOD_MICROS {
-            return Step::NotInLine;
-        }
         Step::Deny { wait: usage - self.tolerance.ticks - carry + (at - now) }
     }
 
@@ -199,9 +197,6 @@ impl Bucket {
                 delay
             }
         };
-        if cost == 0 {
-            return Step::Allow { next: *state, delay };
-        }
         let Fill { tat, at, .. } = self.convert_rate(fill);
         let cost = if cost == 1 { self.interval } else { self.rate.span(cost) };
         // The start may be after the time at which the bucket is full again, if another limit delays the request.
@@ -219,7 +214,8 @@ impl Bucket {
         // The clock lag, from `now` to `at`, must pass as well.
         let wait = wait + (fill.at - now.as_micros());
         let max_delay = max_delay.map_or(0, micros_floor);
-        (wait, wait.saturating_sub(max_delay).max(self.beyond_horizon(fill, now, cost)))
+        // After `wait` the request starts without a delay, whatever the horizon is.
+        (wait, wait.saturating_sub(max_delay).max(self.beyond_horizon(fill, now, cost)).min(wait))
     }
 
     /// Returns the same as [`delay`](Self::delay) for a queue: a request starts after all requests before it have
@@ -278,10 +274,7 @@ impl Bucket {
     #[inline(never)]
     fn snapshot_slow(&self, state: [u64; 4], now: Timestamp) -> LazySnapshot {
         let Fill { tat, at, rate } = self.fill(&state, now.as_micros());
-        let words = [tat.ticks.saturating_sub(at), tat.fraction, rate.packed, self.burst, at - now.as_micros()];
-        if rate.packed == self.rate.packed {
-            return LazySnapshot::new(words, project);
-        }
+        let words = [tat.ticks - at, tat.fraction, rate.packed, self.burst, at - now.as_micros()];
         // The window is the present quota's, whatever rate usage drains at.
         LimitSnapshot { window: Duration::from_micros(self.time_to_full), ..project(&words) }.into()
     }
@@ -340,14 +333,12 @@ impl Bucket {
     }
 
     /// Converts usage at `at` under the rate `old`, counted in tokens, to an arrival time under this rate.
+    ///
+    /// `tat` is after `at`, and its fraction below `old.tokens`.
     #[cold]
     fn convert(&self, tat: Tat, old: Rate, at: u64) -> Tat {
-        if old.tokens == 0 || old.ticks == 0 {
-            return Tat { ticks: at, fraction: 0 };
-        }
         // Usage: (ticks - at - fraction / old.tokens) * old.tokens / old.ticks tokens, at most 2^106 / old.ticks.
-        let usage = u128::from(tat.ticks - at) * u128::from(old.tokens);
-        let usage = usage.saturating_sub(u128::from(tat.fraction.min(old.tokens - 1)));
+        let usage = u128::from(tat.ticks - at) * u128::from(old.tokens) - u128::from(tat.fraction);
         let (tokens, rest) = (usage / u128::from(old.ticks), usage % u128::from(old.ticks));
         // In units of 1 / self.tokens tick, rounded up: tokens * ticks + rest * ticks / old.ticks.
         let ticks = u128::from(self.rate.ticks);

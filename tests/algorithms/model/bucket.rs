@@ -94,7 +94,8 @@ impl Model for Bucket {
         };
         // No start is scheduled whose debt would take longer than `MAX_PERIOD` to drain.
         let drained_after = at - now + self::wait(&debt, 0, rate) + self::wait(&whole(cost), 0, &self.terms.rate);
-        match wait.saturating_sub(max_delay).max(drained_after.saturating_sub(MAX_PERIOD)) {
+        // After the wait itself, the request starts without a delay.
+        match wait.saturating_sub(max_delay).max(drained_after.saturating_sub(MAX_PERIOD)).min(wait) {
             0 => Verdict::AllowedAfter(ticks(wait)),
             over => Verdict::Denied { retry_after: ticks(over) },
         }
