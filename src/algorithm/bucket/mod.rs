@@ -31,7 +31,7 @@ mod leaky_bucket;
 #[cfg(feature = "redis")]
 mod lua;
 mod rate;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod token_bucket;
 

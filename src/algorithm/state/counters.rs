@@ -82,7 +82,12 @@ impl State for Counters {
     }
 
     #[inline]
-    fn preview(next: &CountersEdit, _snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
+    fn next_state(_next: &CountersEdit) -> Option<&Self> {
+        None
+    }
+
+    #[inline]
+    fn next_snapshot(next: &CountersEdit) -> Option<LazySnapshot> {
         next.snapshot
     }
 

@@ -91,7 +91,11 @@ impl State for HitLog {
         }
     }
 
-    fn preview(_next: &HitLogEdit, _snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
+    fn next_state(_next: &HitLogEdit) -> Option<&Self> {
+        None
+    }
+
+    fn next_snapshot(_next: &HitLogEdit) -> Option<LazySnapshot> {
         None
     }
 

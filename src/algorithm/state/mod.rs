@@ -27,9 +27,13 @@ pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
     fn idle_at(&self) -> u64;
 
-    /// Returns the snapshot of the next state, which `snapshot` takes, unless it can be taken only after the edit.
+    /// Returns the next state, unless it exists only after the edit.
     #[doc(hidden)]
-    fn preview(next: &Self::Next, snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot>;
+    fn next_state(next: &Self::Next) -> Option<&Self>;
+
+    /// Returns the snapshot of the next state, if the edit has one.
+    #[doc(hidden)]
+    fn next_snapshot(next: &Self::Next) -> Option<LazySnapshot>;
 
     #[doc(hidden)]
     type AtomicState: AtomicState<State = Self>;

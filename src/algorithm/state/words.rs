@@ -14,8 +14,13 @@ impl<const N: usize> State for [u64; N] {
     }
 
     #[inline]
-    fn preview(next: &Self, snapshot: impl FnOnce(&Self) -> LazySnapshot) -> Option<LazySnapshot> {
-        Some(snapshot(next))
+    fn next_state(next: &Self) -> Option<&Self> {
+        Some(next)
+    }
+
+    #[inline]
+    fn next_snapshot(_next: &Self) -> Option<LazySnapshot> {
+        None
     }
 
     #[inline]

@@ -119,13 +119,22 @@ fn store<'a, A: Algorithm>(
 ) -> Result<LazySnapshot, StoreError> {
     // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used.
     // Row "hot key" of docs/performance.md.
-    match A::State::preview(&next, |state| algorithm.snapshot(state, now)) {
+    match preview(algorithm, &next, now) {
         Some(snapshot) => {
             let is_same = |state: &A::State| snapshot.compute() == algorithm.snapshot(state, now).compute();
             entry.store(present, next, |state| debug_assert!(is_same(state), "the snapshot of another state"))?;
             Ok(snapshot)
         }
         None => entry.store(present, next, |state| algorithm.snapshot(state, now)),
+    }
+}
+
+/// Returns the snapshot of the next state, unless it can be taken only after the edit.
+#[inline]
+fn preview<A: Algorithm>(algorithm: &A, next: &<A::State as State>::Next, now: Timestamp) -> Option<LazySnapshot> {
+    match A::State::next_state(next) {
+        Some(state) => Some(algorithm.snapshot(state, now)),
+        None => A::State::next_snapshot(next),
     }
 }
 
@@ -237,7 +246,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         match chosen.borrow().decide(state, context.now, options) {
             Step::Allow { next, delay: 0 } => {
                 // As in `store`: row "three limits" of docs/performance.md.
-                let preview = A::State::preview(&next, |state| chosen.borrow().snapshot(state, context.now));
+                let preview = preview(chosen.borrow(), &next, context.now);
                 Some(Self { entry, next, preview, name: limit.limit.name_handle(), chosen })
             }
             _ => None,
