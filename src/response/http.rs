@@ -68,7 +68,7 @@ impl<R> Http<R> {
 
     /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
     ///
-    /// Off by default, because no part of the crate reads the value. With it the layer takes 13 % more instructions.
+    /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
     #[must_use]
     pub fn request_extension(mut self, on: bool) -> Self {
         self.headers.request_extension = on;
