@@ -64,7 +64,10 @@ pub(crate) fn run(harness: &mut Harness) {
             contestant("tower_governor_with_headers", governor_with_headers),
             contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
             contestant("ours_with_request_extension", ours(plenty, Http::new().request_extension(true))),
-            contestant("ours_with_both_extensions", ours(plenty, Http::new().request_extension(true).response_extension(true))),
+            contestant(
+                "ours_with_both_extensions",
+                ours(plenty, Http::new().request_extension(true).response_extension(true)),
+            ),
             contestant("ours_minimal", ours(plenty, Http::minimal())),
         ],
     );
