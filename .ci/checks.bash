@@ -109,12 +109,13 @@ benchmarks() {
         cargo clippy --manifest-path benches/Cargo.toml --all-targets -- -D warnings
 }
 
-# The fuzz targets are a separate package. This step checks them only: the tests run the same checks on random input.
+# The fuzz targets are a separate package. This step checks them only, with the setting of cargo-fuzz: the tests run the
+# same checks on random input.
 fuzz_targets() {
     component fmt rustfmt
     component clippy clippy
     cargo fmt --manifest-path fuzz/Cargo.toml --check
-    CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" \
+    CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" RUSTFLAGS="${RUSTFLAGS:-} --cfg fuzzing" \
         cargo clippy --manifest-path fuzz/Cargo.toml --no-default-features -- -D warnings
 }
 

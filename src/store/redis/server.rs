@@ -150,7 +150,7 @@ impl RedisServer {
         Ok(Self(self.0.with_credentials(CredentialsProvider::new(provider))?))
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn from_connector(connector: Arc<dyn Connector>) -> Self {
         Self(connector)
     }
