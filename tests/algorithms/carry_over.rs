@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Step};
-use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict,
-};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict};
 
 use crate::cases;
 use crate::harness::sliding_window;
+use crate::options::WithDefaults;
 use crate::schedule::{blocks, quota};
 use crate::span::{micros, ticks};
 
@@ -139,26 +138,6 @@ proptest! {
         if let Ok(bucket) = Gcra::try_new(quota) {
             MergedStates::after(bucket, [0; 4], quota, &charges).assert_unseen_state_is_neutral()?;
         }
-    }
-}
-
-/// A bucket whose usage follows from its reset, with the default methods of `Algorithm`.
-#[derive(Clone, Copy, Debug)]
-struct WithDefaults(Gcra);
-
-impl Algorithm for WithDefaults {
-    type State = [u64; 4];
-
-    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
-        self.0.decide(state, now, options)
-    }
-
-    fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
-        self.0.snapshot(state, now)
-    }
-
-    fn max_reset(&self) -> Duration {
-        self.0.max_reset()
     }
 }
 

@@ -7,18 +7,18 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, LazySnapshot, Quota, SlidingL
 
 use crate::span::ticks;
 
-/// A window with the default methods: its reset does not determine its usage.
+/// An algorithm with the default methods.
 #[derive(Clone, Copy, Debug)]
-struct WithDefaults(FixedWindow);
+pub(crate) struct WithDefaults<A>(pub(crate) A);
 
-impl Algorithm for WithDefaults {
-    type State = [u64; 4];
+impl<A: Algorithm> Algorithm for WithDefaults<A> {
+    type State = A::State;
 
-    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+    fn decide(&self, state: &A::State, now: Timestamp, options: ChargeOptions) -> Step<A::State> {
         self.0.decide(state, now, options)
     }
 
-    fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
         self.0.snapshot(state, now)
     }
 
@@ -27,7 +27,8 @@ impl Algorithm for WithDefaults {
     }
 }
 
-fn window(limit: u64, period: u64) -> WithDefaults {
+/// A window whose reset does not determine its usage.
+fn window(limit: u64, period: u64) -> WithDefaults<FixedWindow> {
     WithDefaults(FixedWindow::new(Quota::new(limit, ticks(period))))
 }
 
