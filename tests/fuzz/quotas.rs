@@ -19,7 +19,13 @@ pub(crate) fn check(input: &[u8]) {
         assert_eq!(digits.replace('_', "").parse(), Ok(quota.limit()), "{text:?}");
     }
     let (proxies, networks) = (TrustedProxies::parse([text]), PeerNetworks::parse([text]));
-    assert_eq!(proxies.is_ok(), networks.is_ok(), "one syntax for networks");
+    // Proxies in a network of all addresses would let every client forge its address.
+    let covers_all = networks.as_ref().is_ok_and(|networks| {
+        let contains = |address: &str| networks.contains(address.parse().expect("an address"));
+        contains("0.0.0.0") && contains("255.255.255.255")
+            || contains("::") && contains("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
+    });
+    assert_eq!(proxies.is_ok(), networks.is_ok() && !covers_all, "one syntax for networks");
     let address = text.split('/').next().unwrap_or_default().parse::<IpAddr>();
     // An IPv4-mapped address counts as IPv4, so only networks of such addresses contain it.
     if let (Ok(networks), Ok(address)) = (networks, address)
