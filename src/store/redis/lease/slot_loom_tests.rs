@@ -37,7 +37,7 @@ enum Mistake {
     NeverGivesBack,
     /// Reads the remainder before it begins the generation of the report.
     TwoSteps,
-    /// Tells the server that everything is released, and keeps the remainder.
+    /// Reports to the server that everything is released, and keeps the remainder.
     KeepsAtRelease,
     /// Takes from the slot, whatever its key is.
     AnyKey,

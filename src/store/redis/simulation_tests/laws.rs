@@ -8,7 +8,7 @@ use super::model::{Execution, Verdict};
 use super::scenario::{Fault, FaultKind, HoldEnd, Kind};
 use super::server::CallRecord;
 
-/// The calls that the server's log cannot tell apart: client, key, kind and cost.
+/// The calls that look the same in the server's log: client, key, kind and cost.
 type Class = (usize, u64, &'static str, u64);
 
 /// The broken laws.
