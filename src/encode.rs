@@ -1,11 +1,13 @@
 //! Encoding of keys as text, for stores that many processes share.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+
+use crate::scratch::with_scratch;
 
 /// Encoding of a key as text, for a store that many processes share.
 ///
@@ -91,20 +93,13 @@ impl KeyWriter {
     /// Passes an empty buffer that the thread keeps, so that most calls allocate nothing.
     fn with_buffer(f: impl FnOnce(&mut Self)) {
         thread_local! {
-            static BUFFER: RefCell<KeyWriter> = const { RefCell::new(KeyWriter::new()) };
+            static BUFFER: Cell<KeyWriter> = const { Cell::new(KeyWriter::new()) };
         }
-        let mut f = Some(f);
-        let mut run = |buffer: &mut Self| {
+        // An encoding may hash another key, which then gets a buffer of its own.
+        with_scratch(&BUFFER, |buffer| {
             buffer.clear();
-            if let Some(f) = f.take() {
-                f(buffer);
-            }
-        };
-        let is_done = BUFFER.try_with(|buffer| buffer.try_borrow_mut().map(|mut buffer| run(&mut buffer)).is_ok());
-        // The thread ends, or an encoding hashes another key.
-        if is_done != Ok(true) {
-            run(&mut Self::new());
-        }
+            f(buffer);
+        });
     }
 
     /// Returns the encoding.

@@ -164,6 +164,7 @@ pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
 mod runtime;
+mod scratch;
 #[cfg(feature = "simulate")]
 pub mod simulate;
 pub mod store;

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
 use crate::observe::Observers;
+use crate::scratch::with_scratch;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -38,12 +39,7 @@ impl RateLimitHeaders {
         if limits.is_empty() {
             return None;
         }
-        // The cache is taken while it is used. A taken or destroyed cache is replaced by an empty one.
-        let cached = CACHE.try_with(Cell::take).ok().flatten();
-        let mut cache = cached.unwrap_or_else(|| Box::new(PolicyCache::new()));
-        let headers = cache.headers(limits);
-        let _ = CACHE.try_with(|cell| cell.set(Some(cache)));
-        headers
+        with_scratch(&CACHE, |cache| cache.get_or_insert_with(|| Box::new(PolicyCache::new())).headers(limits))
     }
 
     /// Appends both headers to the values of a handler or another limiter.

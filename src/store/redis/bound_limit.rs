@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm as _, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
+use crate::scratch::with_scratch;
 
 /// A limit on a part of keys of type `Key`.
 pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
@@ -62,16 +63,15 @@ where
         self.0.sub_key().with_sub_key(key, |part| part.hash_key(hasher));
         if self.0.algorithm().fixed().is_none() {
             thread_local! {
-                /// Saves allocations.
                 static PARAMS: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
             }
-            let mut params = PARAMS.try_with(Cell::take).unwrap_or_default();
-            params.clear();
-            LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, &mut params);
-            for param in &params {
-                hasher.write_u64(*param);
-            }
-            let _ = PARAMS.try_with(|kept| kept.set(params));
+            with_scratch(&PARAMS, |params| {
+                params.clear();
+                LuaAlgorithm::params(self.0.algorithm().select(key).borrow(), 0, params);
+                for param in params {
+                    hasher.write_u64(*param);
+                }
+            });
         }
     }
 

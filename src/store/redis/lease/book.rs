@@ -13,6 +13,7 @@ use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
 use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::Slot;
 use super::spending::LeasePart;
+use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
 use crate::observe::{Event, Observers};
 use crate::store::DefaultHashBuilder;
@@ -176,7 +177,7 @@ impl LeaseBook {
         let mut moved = Moved::default();
         if let Some(lease) = &mut self.leases().leases[index as usize] {
             if let Some(figures) = reply.figures {
-                let reset = u64::try_from(figures.reset.as_micros()).unwrap_or(u64::MAX);
+                let reset = micros_floor(figures.reset);
                 slot.set_reported(figures.remaining, reply.now.saturating_add(reset));
             }
             moved = lease.finish(slot, &self.terms, report, reply.reply, self.clock.now());

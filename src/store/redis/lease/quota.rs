@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::config::Lease;
 use super::slot::MAX_UNITS;
 use crate::algorithm::StateEncoding;
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Name};
 use crate::limit::LimitCost;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
@@ -71,7 +71,7 @@ impl LeasedQuota {
             max_held,
             figures: QuotaFigures {
                 limit: idle.limit,
-                window: u64::try_from(idle.window.as_micros()).unwrap_or(u64::MAX),
+                window: micros_floor(idle.window),
                 supports_scheduling: algorithm.supports_scheduling(),
             },
         }
