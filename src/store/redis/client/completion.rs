@@ -1,3 +1,4 @@
+use super::operation::QueuedOperation;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::store::redis::holds::Grant;
@@ -12,4 +13,32 @@ pub(crate) enum Completion {
     SessionExpired,
     /// An operation without a value has succeeded.
     Done,
+}
+
+/// Operations of a call whose callers receive their results a little later than the others: at the latest when this is
+/// dropped.
+#[derive(Default)]
+pub(super) struct HeldBack(Vec<(QueuedOperation, OperationResult)>);
+
+impl HeldBack {
+    pub(super) fn push(&mut self, operation: QueuedOperation, result: OperationResult) {
+        self.0.push((operation, result));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Answers the callers.
+    pub(super) fn complete(&mut self) {
+        for (operation, result) in self.0.drain(..) {
+            operation.complete(result);
+        }
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.complete();
+    }
 }

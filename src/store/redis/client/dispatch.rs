@@ -127,6 +127,10 @@ async fn send_to_slot(
     let try_again = if operations.len() > 1 { TryAgain::Return } else { TryAgain::Wait };
     let batch = new_batch(route.config, operations, None);
     let (mut result, returned) = send(route, slot, batch, try_again).await;
+    if let Ok(Some(run)) = &mut result {
+        // The calls to other slots may take longer.
+        run.held_back.complete();
+    }
     for operation in returned {
         // The caller of a failed operation relies on it not being charged later.
         if operation.is_cancelled() || Instant::now() >= route.deadline() {

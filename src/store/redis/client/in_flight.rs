@@ -87,6 +87,11 @@ impl InFlightLimit {
         Self::MIN + 2 * self.millis()
     }
 
+    /// Whether the least call time is below two milliseconds.
+    pub(super) fn has_short_calls(&self) -> bool {
+        self.millis() < 2
+    }
+
     fn millis(&self) -> usize {
         usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
     }

@@ -97,6 +97,11 @@ impl LoadControl {
         self.sent_at.front().is_some_and(|sent_at| sent_at.elapsed() > limit)
     }
 
+    /// Whether calls take so little time that the client's own time matters.
+    pub(super) fn has_short_calls(&self) -> bool {
+        self.limit.has_short_calls()
+    }
+
     /// What a batch that is sent now may contain.
     pub(super) fn admission(&self) -> Admission {
         Admission {

