@@ -37,20 +37,30 @@ features() {
         grep -o '"[^"]*":\[' | grep -v '^"default":' | tr -d '":['
 }
 
-# `--lib`: the dependencies of the tests would turn features on. The step "Documentation" builds the library with all
-# features. Clippy includes `cargo check`, and `-D warnings` after `--` applies to this crate only, so that its
-# dependencies are not built again.
+# compiles ARGUMENT..: checks the library with these features, and fails if there is a warning. `--lib`: the dependencies
+# of the tests would turn features on. No `-D warnings`: as a setting of the compiler it would compile the dependencies
+# again.
+compiles() {
+    local output
+    printf -- '--- cargo check --lib %s\n' "$*"
+    output=$(cargo check --quiet --lib "$@" 2>&1) || {
+        printf '%s\n' "$output" >&2
+        return 1
+    }
+    if [ -n "$output" ]; then
+        printf '%s\nthese warnings are errors; mend them\n' "$output" >&2
+        return 1
+    fi
+}
+
+# The steps "Lints" and "Documentation" compile the library with all features.
 each_feature() {
     local names feature
-    component clippy clippy
     names=$(features)
-    printf -- '--- default features\n'
-    cargo clippy --lib -- -D warnings
-    printf -- '--- no feature\n'
-    cargo clippy --lib --no-default-features -- -D warnings
+    compiles
+    compiles --no-default-features
     for feature in $names; do
-        printf -- '--- %s\n' "$feature"
-        cargo clippy --lib --no-default-features --features "$feature" -- -D warnings
+        compiles --no-default-features --features "$feature"
     done
 }
 
@@ -159,9 +169,8 @@ check "Each feature alone" each_feature
 check "Lease model" lease_model
 check "Lints" lint
 check "Documentation" documented
+check "Package" scripts/package
 check "Benchmarks" benchmarks
 check "Fuzz targets" fuzz_targets
 check "Oldest Rust" oldest_rust
 check "Supply" scripts/supply
-# In the queue of the tests, because it needs the same dependencies.
-step tests "Package" scripts/package

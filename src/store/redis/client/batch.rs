@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use super::completion::HeldBack;
+use super::completion::DelayedResults;
 use super::operation::{OperationKind, QueuedOperation};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
@@ -112,7 +112,7 @@ impl Batch {
     }
 
     /// Replays the batch, and completes each operation with its part of the reply: in a large batch those of the second
-    /// half later, see `worker`.
+    /// half later: see `worker`.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Batch {
         };
         let at_once = if self.operations.len() < Self::LARGE { usize::MAX } else { self.operations.len() / 2 };
         let mut operations = self.operations.into_iter().enumerate();
-        let (mut late, mut held_back) = (0, HeldBack::default());
+        let (mut late, mut delayed) = (0, DelayedResults::default());
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some((index, mut operation)) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
@@ -137,11 +137,11 @@ impl Batch {
             if index < at_once {
                 operation.complete(result);
             } else {
-                held_back.push(operation, result);
+                delayed.push(operation, result);
             }
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { started_at: now, late, held_back })
+        Ok(ScriptRun { started_at: now, late, delayed })
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) struct ScriptRun {
     pub(super) started_at: Timestamp,
     /// The number of decisions that the script did not make, because their replies would have come too late.
     pub(super) late: usize,
-    pub(super) held_back: HeldBack,
+    pub(super) delayed: DelayedResults,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

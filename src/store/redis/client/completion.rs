@@ -18,9 +18,9 @@ pub(crate) enum Completion {
 /// Operations of a call whose callers receive their results a little later than the others: at the latest when this is
 /// dropped.
 #[derive(Default)]
-pub(super) struct HeldBack(Vec<(QueuedOperation, OperationResult)>);
+pub(super) struct DelayedResults(Vec<(QueuedOperation, OperationResult)>);
 
-impl HeldBack {
+impl DelayedResults {
     pub(super) fn push(&mut self, operation: QueuedOperation, result: OperationResult) {
         self.0.push((operation, result));
     }
@@ -37,7 +37,7 @@ impl HeldBack {
     }
 }
 
-impl Drop for HeldBack {
+impl Drop for DelayedResults {
     fn drop(&mut self) {
         self.complete();
     }

@@ -28,7 +28,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use super::completion::HeldBack;
+use super::completion::DelayedResults;
 use super::config::ClientConfig;
 use super::dispatch::execute;
 use super::load_control::LoadControl;
@@ -57,12 +57,12 @@ pub(super) fn run_worker(
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let (mut connection, mut is_lost) = (None, false);
     let mut calls = FuturesUnordered::new();
-    let mut held_back = HeldBack::default();
+    let mut delayed = DelayedResults::default();
     let mut control = LoadControl::new(config.deadline);
     loop {
         while control.accepts_call(queue.waiting()) {
-            // Callers that are held back must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && held_back.is_empty() {
+            // Callers with delayed results must not wait for a connection. Their call has just ended on this one.
+            if calls.is_empty() && delayed.is_empty() {
                 connection = usable_connection(connection, config, node, queue, (&mut control, is_lost)).await;
                 is_lost &= connection.is_none();
             }
@@ -80,7 +80,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 calls.push(async move { (sent, call.await) });
             }
         }
-        held_back.complete();
+        delayed.complete();
         if calls.is_empty() {
             if queue.is_closed() {
                 return;
@@ -97,7 +97,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 && calls.is_empty()
                 && control.has_short_calls()
             {
-                held_back = run.held_back;
+                delayed = run.delayed;
                 // The callers that have their answers run now.
                 yield_now().await;
             }
