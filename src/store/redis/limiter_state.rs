@@ -44,7 +44,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
         }
-        let script = Script::new(
+        let script = Script::for_limits(
             &limits,
             match builder.lease {
                 None => LeaseScript::None,

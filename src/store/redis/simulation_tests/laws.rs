@@ -20,6 +20,9 @@ struct Broken<'a> {
 /// Returns the broken laws.
 pub(super) fn check(run: &Run) -> Vec<String> {
     let mut broken = Broken { run, found: Vec::new() };
+    if let Some(wrong) = &run.wrong {
+        broken.report("each call has the parameters and keys of its limits", || wrong.clone());
+    }
     broken.every_call_ends_by_its_deadline();
     let mut classes: BTreeMap<Class, (Vec<&Observed>, Vec<&Execution>)> = BTreeMap::new();
     for observed in &run.observed {
@@ -259,15 +262,17 @@ impl Broken<'_> {
         }
         for (owner, (least, _)) in bounds {
             let charged = run.store.settled.get(&owner).copied().unwrap_or(0);
-            let has_expired = run.store.expired.contains_key(&owner);
+            let has_expired = run.store.expired.contains_key(&(owner.0, 0, owner.1));
             let actual = exact[&owner];
             if !has_expired && charged != actual || charged < least {
                 self.report("settlements are charged", || {
                     format!("{owner:?}: {charged} charged of {actual}, expired: {has_expired}")
                 });
             }
-            if has_expired && self.has_only_cuts() {
-                self.report("a cut lets no hold expire", || format!("{owner:?}"));
+        }
+        if self.has_only_cuts() {
+            for expired in run.store.expired.keys() {
+                self.report("a cut lets no hold expire", || format!("{expired:?}"));
             }
         }
     }

@@ -7,11 +7,13 @@
 mod callers;
 mod laws;
 mod model;
+pub(super) mod quota;
 mod random;
 mod scenario;
 mod server;
+mod sessions;
 mod stream;
-mod wire;
+pub(super) mod wire;
 mod world;
 
 use std::panic::catch_unwind;
@@ -23,12 +25,14 @@ use tokio::runtime::{Builder, Handle};
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 use self::callers::Observed;
+use self::quota::Form;
 use self::scenario::{FaultKind, Scenario};
+use self::server::LIMIT_NAMES;
 use self::stream::SimulatedConnector;
 use self::world::World;
 use crate::observe::Event;
-use crate::store::redis::{IntoRedisLimits, Redis, RedisLimit, RedisServer};
-use crate::{FixedWindow, Limit, Quota};
+use crate::store::redis::{Redis, RedisLimit, RedisServer};
+use crate::{FixedWindow, Limit, Quota, TokenBucket};
 
 /// What is left at the end of a simulation.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +54,8 @@ struct Run {
     observed: Vec<Observed>,
     calls: Vec<server::CallRecord>,
     executions: Vec<model::Execution>,
+    /// The first call with wrong parameters or keys.
+    wrong: Option<String>,
     store: model::Store,
     has_lost_data: bool,
     cuts: Vec<u64>,
@@ -126,6 +132,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         observed,
         calls: std::mem::take(&mut state.server.calls),
         executions: std::mem::take(&mut state.server.executions),
+        wrong: state.server.wrong.take(),
         store: std::mem::take(&mut state.server.store),
         has_lost_data: state.server.has_lost_data,
         cuts: std::mem::take(&mut state.cuts),
@@ -143,11 +150,7 @@ fn limiter(
     world: &World,
     observe: impl Fn(&Event<'_>) + Send + Sync + 'static,
 ) -> Redis<u64> {
-    let window = |(limit, millis)| FixedWindow::new(Quota::new(limit, Duration::from_millis(millis)));
-    let mut limits: Vec<RedisLimit<u64>> = Limit::new("default", window(scenario.quotas[0])).into_limits();
-    if let Some(quota) = scenario.quotas.get(1) {
-        limits.extend(Limit::new("all", window(*quota)).keyed_by(|_: &u64| 0_u64).into_limits());
-    }
+    let limits: Vec<_> = scenario.quotas.iter().enumerate().map(|(index, quota)| limit(index, quota)).collect();
     let settings = redis::Client::open("redis://127.0.0.1").expect("an address");
     let server = RedisServer::from_connector(Arc::new(SimulatedConnector { world: world.clone(), client, settings }));
     Redis::builder(server, "api", limits)
@@ -156,6 +159,21 @@ fn limiter(
         .observe(observe)
         .build()
         .expect("valid limits")
+}
+
+/// Returns the limit with this index: the first one counts each key, the second one all keys together.
+fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
+    macro_rules! limit {
+        ($algorithm:expr) => {{
+            let limit = Limit::new(LIMIT_NAMES[index], $algorithm);
+            if index == 0 { RedisLimit::new(limit) } else { RedisLimit::new(limit.keyed_by(|_: &u64| 0_u64)) }
+        }};
+    }
+    let in_period = Quota::new(quota.units, Duration::from_micros(quota.period));
+    match quota.form {
+        Form::FixedWindow => limit!(FixedWindow::new(in_period)),
+        Form::TokenBucket { burst } => limit!(TokenBucket::new(in_period).burst(burst)),
+    }
 }
 
 /// Runs seeds on all cores. Returns the first seeds that break a law, with the laws.

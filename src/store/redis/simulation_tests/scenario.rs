@@ -1,5 +1,6 @@
 //! What happens in one simulation: the calls, the faults and the link, chosen by the seed.
 
+use super::quota::{Form, Quota};
 use super::random::Random;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
 
@@ -9,8 +10,7 @@ pub(super) struct Scenario {
     pub(super) seed: u64,
     pub(super) deadline: u64,
     pub(super) hold_expiry: u64,
-    /// The quota of each limit: units in a period.
-    pub(super) quotas: Vec<(u64, u64)>,
+    pub(super) quotas: Vec<Quota>,
     /// The limiters, each of which stands for a process.
     pub(super) clients: usize,
     /// The least delay of each direction, and the most that is added to it.
@@ -113,7 +113,7 @@ impl Scenario {
         let one_way = random.below(deadline / part + 1);
         let jitter = if random.percent(50) { random.below(deadline / part + 1) } else { 0 };
         let limits = if random.percent(25) { 2 } else { 1 };
-        let quotas = (0..limits).map(|_| (random.between(5, 200), random.between(20, 2_000))).collect();
+        let quotas = (0..limits).map(|_| quota(&mut random)).collect();
         let mut scenario = Self {
             seed,
             deadline,
@@ -253,6 +253,15 @@ impl Scenario {
         }
         self.calls.extend(calls);
     }
+}
+
+/// The units and the period of a bucket are rarely multiples of each other, so a token takes a fraction of a
+/// microsecond to refill.
+fn quota(random: &mut Random) -> Quota {
+    let (units, period) = (random.between(5, 200), random.between(20, 2_000) * 1000);
+    let burst = random.between(5, 200);
+    let form = if random.percent(50) { Form::TokenBucket { burst } } else { Form::FixedWindow };
+    Quota { units, period, form }
 }
 
 impl Kind {

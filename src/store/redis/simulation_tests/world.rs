@@ -107,7 +107,7 @@ impl World {
             events: BTreeMap::new(),
             event_count: 0,
             connections: Vec::new(),
-            server: Server::new(scenario.quotas.len(), scenario.service_micros, is_traced),
+            server: Server::new(scenario.quotas.clone(), scenario.service_micros, is_traced),
             delayed_until: 0,
             half_open_until: 0,
             cut_in_request: None,
@@ -200,7 +200,7 @@ impl WorldState {
     /// Adds a line to the trace.
     pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
         if self.trace.is_some() {
-            let line = format!("{:>8.3} ms  {}", super::model::to_f64(self.now()) / 1000.0, line());
+            let line = format!("{:>8.3} ms  {}", super::wire::to_f64(self.now()) / 1000.0, line());
             self.trace.get_or_insert_default().push(line);
         }
     }
