@@ -14,8 +14,7 @@ use crate::store::redis::simulation_tests::wire::{Input, LATE, Reply, Step, to_f
 use crate::store::redis::{Redis, RedisServer};
 use crate::{Error, Gcra};
 
-const QUOTA: Quota =
-    Quota { units: 1_000_000, period: 1_000_000, form: Form::TokenBucket { burst: 1_000_000 } };
+const QUOTA: Quota = Quota { units: 1_000_000, period: 1_000_000, form: Form::TokenBucket { burst: 1_000_000 } };
 
 /// A link to a server that runs one call after the other.
 #[derive(Clone, Copy)]

@@ -141,6 +141,7 @@ impl Broken<'_> {
                 self.report("nothing is sent after its caller has gone", || format!("{class:?}: {call:?}, {caller:?}"));
             }
             if execution.verdict == Verdict::Allowed
+                && call.ran_at > caller.asked_at + self.run.scenario.deadline * 1000
                 && self.knows_the_link(call)
                 && call.ran_at > self.latest_due(execution.call)
             {
@@ -201,10 +202,11 @@ impl Broken<'_> {
         let run = self.run;
         let deadline = run.scenario.deadline * 1000;
         let mut lost: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (index, call) in run.calls.iter().enumerate() {
-            let has_charged = run.executions.iter().any(|done| done.call == index && done.verdict == Verdict::Allowed);
-            if call.answered_at.is_none() && has_charged {
-                lost.entry(call.connection).or_default().push(index);
+        // In the order of the calls.
+        for done in run.executions.iter().filter(|done| done.verdict == Verdict::Allowed) {
+            let call = run.calls[done.call];
+            if call.answered_at.is_none() {
+                lost.entry(call.connection).or_default().push(done.call);
             }
         }
         for (connection, calls) in lost {

@@ -149,8 +149,7 @@ impl Store {
         let (client, number) = (run.client, key.number);
         key.sessions.retain(|session| session.id != id.to_bits());
         let (id, released, charged_sum) = (id.to_bits(), spent, sequence);
-        let lease =
-            Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
+        let lease = Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
         key.sessions.push(lease);
         answer(to_f64(held), expires_at, charged, kept + granted);
     }

@@ -293,14 +293,17 @@ impl WorldState {
     fn arrive_at_server(&mut self, at: u64, index: usize) {
         let connection = &mut self.connections[index];
         while let Some(data) = connection.to_server.next_arrival(at) {
-            connection.received.extend_from_slice(&data.bytes);
-            let mut start = 0;
-            while let Some((arguments, length)) = super::wire::read_command(&connection.received[start..]) {
-                let bytes = connection.received[start..start + length].to_vec();
-                self.server.queue(index, at, data.written_at, bytes, arguments);
-                start += length;
+            let received = &mut connection.received;
+            if received.is_empty() {
+                *received = data.bytes;
+            } else {
+                received.extend_from_slice(&data.bytes);
             }
-            connection.received.drain(..start);
+            while let Some((arguments, length)) = super::wire::read_command(received) {
+                let rest = received.split_off(length);
+                let bytes = std::mem::replace(received, rest);
+                self.server.queue(index, at, data.written_at, bytes, arguments);
+            }
         }
     }
 
