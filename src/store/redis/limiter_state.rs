@@ -53,7 +53,10 @@ impl<Key: ?Sized> LimiterState<Key> {
             },
         );
         let leases = builder.lease.map(|lease| {
-            let clock = LeaseClock::new(builder.clock.clone());
+            let clock = builder.clock.clone();
+            #[cfg(test)]
+            let clock = builder.lease_clock.clone().or(clock);
+            let clock = LeaseClock::new(clock);
             Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
         });
         let client = Arc::new_cyclic(|client: &Weak<Client>| {

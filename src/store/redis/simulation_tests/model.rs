@@ -14,6 +14,18 @@ pub(super) struct Store {
     pub(super) settled: BTreeMap<(usize, u64), u64>,
     /// The sessions that have expired, by client, limit and key.
     pub(super) expired: BTreeMap<(usize, usize, u64), u64>,
+    /// By client, limit and key.
+    pub(super) leases: BTreeMap<(usize, usize, u64), LeaseLog>,
+}
+
+/// What happened to the leases of a client on a key.
+#[derive(Clone, Default)]
+pub(super) struct LeaseLog {
+    /// What reports and expiries have charged.
+    pub(super) charged: u64,
+    pub(super) has_expired: bool,
+    /// The times in which units were held: from the report to the expiry.
+    pub(super) terms: Vec<(u64, u64)>,
 }
 
 /// The key of one limit with a number.

@@ -71,6 +71,28 @@ impl Quota {
     }
 }
 
+/// The admissions on a key, at the times at which they were made.
+#[derive(Default)]
+pub(super) struct Admissions {
+    usage: Usage,
+    /// Times and costs.
+    recent: Vec<(u64, u64)>,
+}
+
+impl Admissions {
+    /// Adds an admission, which is not before the others. Returns whether they then exceed the documented bound: the
+    /// closed form of a bucket, and twice the limit in a period of fixed windows.
+    pub(super) fn add(&mut self, quota: &Quota, at: u64, cost: u64) -> bool {
+        if let Form::TokenBucket { burst } = quota.form {
+            self.usage.charge(quota, at, cost);
+            return self.usage.used > burst * quota.period;
+        }
+        self.recent.retain(|(time, _)| time + quota.period > at);
+        self.recent.push((at, cost));
+        self.recent.iter().map(|recent| recent.1).sum::<u64>() > 2 * quota.units
+    }
+}
+
 impl Usage {
     /// The used units of a window, or the missing parts of tokens of a bucket.
     fn used_at(&self, quota: &Quota, now: u64) -> u64 {

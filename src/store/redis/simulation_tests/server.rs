@@ -77,7 +77,7 @@ pub(super) struct Done {
 
 impl Server {
     /// The server's clock at the start, in microseconds.
-    const EPOCH: u64 = 1_800_000_000_000_000;
+    pub(super) const EPOCH: u64 = 1_800_000_000_000_000;
 
     pub(super) fn new(quotas: Vec<Quota>, service_micros: u64, is_traced: bool) -> Self {
         let key_prefix = |(quota, limit): (&Quota, &str)| {

@@ -141,12 +141,15 @@ impl Store {
             granted = 0;
         }
         let held = keep + granted;
+        let (client, number, limit) = (run.client, key.number, key.limit);
+        let log = self.leases.entry((client, limit, number)).or_default();
+        log.charged += charged;
+        let stays = known.as_ref().map_or(named_expiry, |lease| lease.expires_at);
         if known.is_none() && held == 0 {
             return answer(0.0, 0, charged, total);
         }
-        let stays = known.as_ref().map_or(named_expiry, |lease| lease.expires_at);
         let expires_at = if must_stop { stays } else { now + template.arg1 };
-        let (client, number) = (run.client, key.number);
+        log.terms.push((now, expires_at));
         key.sessions.retain(|session| session.id != id.to_bits());
         let (id, released, charged_sum) = (id.to_bits(), spent, sequence);
         let lease = Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
@@ -221,7 +224,11 @@ impl Store {
                 self.keys[index].usage.charge(quota, session.expires_at, session.held);
                 count += 1;
             }
-            if !session.is_lease {
+            if session.is_lease {
+                let log = self.leases.entry((session.client, limit, session.number)).or_default();
+                log.charged += session.held;
+                log.has_expired |= session.held > 0;
+            } else {
                 *self.expired.entry((session.client, limit, session.number)).or_default() += 1;
                 self.record_settled((session.client, session.number), session.held, limit);
             }
