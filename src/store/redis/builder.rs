@@ -30,6 +30,9 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) hash_tag: Option<HashTag<Key>>,
     pub(crate) lease: Option<Lease>,
     pub(crate) charges_leases_at_grant: bool,
+    /// The clock of leases, in tests in virtual time.
+    #[cfg(test)]
+    pub(crate) lease_clock: Option<Arc<dyn Clock>>,
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
@@ -59,6 +62,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             hash_tag: None,
             lease: None,
             charges_leases_at_grant: false,
+            #[cfg(test)]
+            lease_clock: None,
         }
     }
 
@@ -195,6 +200,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             hash_tag: self.hash_tag.clone(),
             lease: self.lease,
             charges_leases_at_grant: self.charges_leases_at_grant,
+            #[cfg(test)]
+            lease_clock: self.lease_clock.clone(),
         }
     }
 

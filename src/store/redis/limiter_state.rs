@@ -44,7 +44,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
         }
-        let script = Script::new(
+        let script = Script::for_limits(
             &limits,
             match builder.lease {
                 None => LeaseScript::None,
@@ -53,7 +53,10 @@ impl<Key: ?Sized> LimiterState<Key> {
             },
         );
         let leases = builder.lease.map(|lease| {
-            let clock = LeaseClock::new(builder.clock.clone());
+            let clock = builder.clock.clone();
+            #[cfg(test)]
+            let clock = builder.lease_clock.clone().or(clock);
+            let clock = LeaseClock::new(clock);
             Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
         });
         let client = Arc::new_cyclic(|client: &Weak<Client>| {

@@ -14,7 +14,7 @@ pub(crate) struct ClientConfig {
     pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
     pub(crate) limits: Vec<LimitInfo>,
-    pub(crate) script: Script,
+    pub(crate) script: Arc<Script>,
     pub(crate) holds: Arc<HoldRegistry>,
     /// For tests: replaces the server's clock.
     pub(crate) clock: Option<Arc<dyn Clock>>,

@@ -6,14 +6,15 @@ use std::time::Duration;
 use redis::{Arg, Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::clock::micros_floor;
 use crate::limiter::BoxFuture;
 use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure};
+use crate::store::redis::simulation_tests::quota::{Form, Quota};
+use crate::store::redis::simulation_tests::wire::{Input, LATE, Reply, Step, to_f64};
 use crate::store::redis::{Redis, RedisServer};
-use crate::{Error, Gcra, Quota};
+use crate::{Error, Gcra};
 
-/// The limiter's numbers for a bucket, one for a shadow limit, and the cost.
-const BUCKET_PARAMS: usize = 11;
-const LATE: f64 = 4.0 - 9_007_199_254_740_992.0;
+const QUOTA: Quota = Quota { units: 1_000_000, period: 1_000_000, form: Form::TokenBucket { burst: 1_000_000 } };
 
 /// A link to a server that runs one call after the other.
 #[derive(Clone, Copy)]
@@ -69,7 +70,7 @@ impl Simulation {
     }
 
     pub(super) fn limiter(&self, deadline: Duration) -> Redis<u64> {
-        let limit = Gcra::new(Quota::per_second(1_000_000));
+        let limit = Gcra::new(crate::Quota::per_second(QUOTA.units));
         let server = RedisServer::from_connector(Arc::new(self.clone()));
         Redis::builder(server, "api", limit).deadline(deadline).build().expect("limits")
     }
@@ -99,18 +100,21 @@ impl State {
             return (Value::Okay, Instant::now() + self.link.round_trip);
         }
         self.calls += 1;
-        let keys: u16 = std::str::from_utf8(parts[2]).expect("text").parse().expect("a number");
-        let (is_fast, latest_start, operations) = decode(parts.last().expect("the input"));
+        let Input { latest_start, is_fast, key_counts, templates, steps, wrong } =
+            Input::read(parts.last().expect("the input"), &[QUOTA]);
+        assert_eq!(wrong, None);
+        let operation = |step: &Step| std::iter::repeat_n(templates[step.template].operation, step.repeats.into());
+        let operations: Vec<u16> = steps.iter().flat_map(operation).collect();
         let arrival = self.last_arrival.max(Instant::now() + self.link.round_trip / 2 + self.jitter());
         let start = arrival.max(self.busy_until);
-        let now = micros(start - self.epoch + self.clock_offset);
-        let is_late = latest_start > 0.0 && now > latest_start;
+        let now = micros_floor(start - self.epoch + self.clock_offset);
+        let is_late = latest_start > 0.0 && to_f64(now) > latest_start;
         let mut results = Vec::new();
-        let decisions = operations.iter().filter(|&&operation| operation <= 2).count() as u64;
+        let decisions = operations.iter().filter(|&&operation| operation <= Input::HOLD).count() as u64;
         self.updates += operations.len() as u64 - decisions;
         self.charged += if is_late { 0 } else { decisions };
         for &operation in &operations {
-            let result = if is_late && operation <= 2 { LATE } else { 0.0 };
+            let result = if is_late && operation <= Input::HOLD { LATE } else { 0.0 };
             results.extend(std::iter::repeat_n(result, if is_fast && !is_late { 1 } else { 2 }));
         }
         let run = if is_late { 0 } else { operations.len() };
@@ -123,49 +127,10 @@ impl State {
             .filter(|(every, _)| self.calls.is_multiple_of(*every))
             .map_or(Duration::ZERO, |slow| slow.1);
         self.last_reply = self.last_reply.max(self.busy_until + self.link.round_trip / 2 + self.jitter() + slow);
-        let mut reply = now.to_le_bytes().to_vec();
-        let flags = u16::from(is_fast && !is_late);
-        for number in [flags, u16::try_from(results.len()).expect("a batch"), keys] {
-            reply.extend(number.to_le_bytes());
-        }
-        reply.extend(results.iter().flat_map(|result| result.to_le_bytes()));
-        reply.extend(std::iter::repeat_n(0, usize::from(keys) * 2));
+        let reply = Reply { results, values: vec![None; key_counts[0]], expired: 0 };
+        let reply = reply.pack(now, is_fast && !is_late);
         (Value::BulkString(reply), self.last_reply)
     }
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn micros(span: Duration) -> f64 {
-    span.as_micros() as f64
-}
-
-/// Returns whether the fast path applies, the latest start, and the code of each operation.
-fn decode(input: &[u8]) -> (bool, f64, Vec<u16>) {
-    let f64_at = |at: usize| f64::from_le_bytes(input[at..at + 8].try_into().expect("8 bytes"));
-    let u16_at = |at: usize| u16::from_le_bytes(input[at..at + 2].try_into().expect("2 bytes"));
-    let [fast, templates, steps] = [16, 18, 20].map(u16_at);
-    let mut at = 24;
-    let mut codes = Vec::new();
-    for _ in 0..templates {
-        let code = u16_at(at);
-        codes.push(code);
-        let ids = if code == 2 {
-            1
-        } else if code == 7 {
-            5
-        } else {
-            0
-        };
-        at += 20 + 8 * (BUCKET_PARAMS + ids);
-    }
-    let mut operations = Vec::new();
-    for _ in 0..steps {
-        let code = codes[usize::from(u16_at(at)) - 1];
-        operations.extend(std::iter::repeat_n(code, usize::from(u16_at(at + 4))));
-        at += 6;
-    }
-    assert_eq!(at, input.len());
-    (fast == 1, f64_at(8), operations)
 }
 
 impl Connection for Simulation {

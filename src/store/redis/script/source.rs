@@ -1,13 +1,22 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
 use redis::Script as HashedScript;
 
 use super::limit_info::LimitInfo;
+use crate::algorithm::LuaScript;
 
 /// The text of a limiter's script, and its hash: the Lua scripts of its limits, and the code that runs them.
 #[derive(Debug)]
 pub(crate) struct Script {
+    kernels: Vec<LuaScript>,
+    leases: LeaseScript,
     text: String,
     hash: String,
 }
+
+/// The scripts that were built last. To hash one takes a million instructions, and a process has few different ones.
+static RECENT: Mutex<Vec<Arc<Script>>> = Mutex::new(Vec::new());
+const MAX_RECENT: usize = 16;
 
 /// The part of the script for leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +28,26 @@ pub(crate) enum LeaseScript {
 }
 
 impl Script {
+    /// Returns the script of these limits.
+    pub(crate) fn for_limits(limits: &[LimitInfo], leases: LeaseScript) -> Arc<Self> {
+        let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |script: &&Arc<Self>| {
+            script.leases == leases && script.kernels.iter().eq(limits.iter().map(|limit| &limit.script))
+        };
+        if let Some(script) = recent.iter().find(is_same) {
+            return Arc::clone(script);
+        }
+        let script = Arc::new(Self::new(limits, leases));
+        if recent.len() == MAX_RECENT {
+            recent.remove(0);
+        }
+        recent.push(Arc::clone(&script));
+        script
+    }
+
     /// Builds the text. The text depends on the limits' algorithms only, not on their quotas, so equal limiters share a
     /// cached script.
-    pub(crate) fn new(limits: &[LimitInfo], leases: LeaseScript) -> Self {
+    fn new(limits: &[LimitInfo], leases: LeaseScript) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [limit] = limits
             && let Some(fast_path) = limit.script.fast_path()
@@ -50,7 +76,7 @@ impl Script {
         }
         text.push_str(include_str!("driver.lua"));
         let hash = HashedScript::new(&text).get_hash().to_owned();
-        Self { text, hash }
+        Self { kernels: limits.iter().map(|limit| limit.script).collect(), leases, text, hash }
     }
 
     pub(crate) fn text(&self) -> &str {

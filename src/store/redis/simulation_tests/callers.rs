@@ -12,7 +12,7 @@ use super::scenario::{Call, HoldEnd, Kind};
 use super::world::World;
 use crate::limiter::{Held, Outcome};
 use crate::store::redis::Redis;
-use crate::{AcquireOptions, Decision, Error, Limiter};
+use crate::{AcquireOptions, Decision, DecisionSource, Error, Limiter};
 
 /// What one caller has observed. Times are in microseconds.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub(super) struct Observed {
 pub(super) enum Answer {
     /// The verdict, and what remains.
     Decided(Verdict, u64),
+    /// Allowed by the leases of the process.
+    Leased,
     Failed(String),
     /// The caller has dropped the future.
     Left,
@@ -97,6 +99,9 @@ async fn settle(held: Held, end: HoldEnd) -> Option<Result<(), Error>> {
 }
 
 fn decided(decision: &Decision) -> Answer {
+    if decision.source() == DecisionSource::Lease {
+        return Answer::Leased;
+    }
     let verdict = if decision.exceeds_limit() {
         Verdict::ExceedsLimit
     } else if let Some(wait) = decision.retry_after() {

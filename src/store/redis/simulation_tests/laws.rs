@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use super::Run;
 use super::callers::{Answer, Observed};
-use super::model::{Execution, Verdict};
+use super::model::{Execution, LeaseLog, Verdict};
+use super::quota::Admissions;
 use super::scenario::{Fault, FaultKind, HoldEnd, Kind};
-use super::server::CallRecord;
+use super::server::{CallRecord, Server};
 
 /// The calls that look the same in the server's log: client, key, kind and cost.
 type Class = (usize, u64, &'static str, u64);
@@ -20,6 +21,9 @@ struct Broken<'a> {
 /// Returns the broken laws.
 pub(super) fn check(run: &Run) -> Vec<String> {
     let mut broken = Broken { run, found: Vec::new() };
+    if let Some(wrong) = &run.wrong {
+        broken.report("each call has the parameters and keys of its limits", || wrong.clone());
+    }
     broken.every_call_ends_by_its_deadline();
     let mut classes: BTreeMap<Class, (Vec<&Observed>, Vec<&Execution>)> = BTreeMap::new();
     for observed in &run.observed {
@@ -39,6 +43,8 @@ pub(super) fn check(run: &Run) -> Vec<String> {
     broken.lost_charges_are_under_way_at_a_fault();
     broken.only_calls_at_a_cut_fail();
     broken.holds_are_charged_once();
+    broken.leases_keep_the_limits();
+    broken.leases_are_charged_once();
     broken.decisions_are_answered_after_recovery();
     broken.circuit_breakers_close();
     broken.nothing_leaks();
@@ -138,6 +144,7 @@ impl Broken<'_> {
                 self.report("nothing is sent after its caller has gone", || format!("{class:?}: {call:?}, {caller:?}"));
             }
             if execution.verdict == Verdict::Allowed
+                && call.ran_at > caller.asked_at + self.run.scenario.deadline * 1000
                 && self.knows_the_link(call)
                 && call.ran_at > self.latest_due(execution.call)
             {
@@ -198,10 +205,11 @@ impl Broken<'_> {
         let run = self.run;
         let deadline = run.scenario.deadline * 1000;
         let mut lost: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (index, call) in run.calls.iter().enumerate() {
-            let has_charged = run.executions.iter().any(|done| done.call == index && done.verdict == Verdict::Allowed);
-            if call.answered_at.is_none() && has_charged {
-                lost.entry(call.connection).or_default().push(index);
+        // In the order of the calls.
+        for done in run.executions.iter().filter(|done| done.verdict == Verdict::Allowed) {
+            let call = run.calls[done.call];
+            if call.answered_at.is_none() {
+                lost.entry(call.connection).or_default().push(done.call);
             }
         }
         for (connection, calls) in lost {
@@ -259,15 +267,75 @@ impl Broken<'_> {
         }
         for (owner, (least, _)) in bounds {
             let charged = run.store.settled.get(&owner).copied().unwrap_or(0);
-            let has_expired = run.store.expired.contains_key(&owner);
+            let has_expired = run.store.expired.contains_key(&(owner.0, 0, owner.1));
             let actual = exact[&owner];
             if !has_expired && charged != actual || charged < least {
                 self.report("settlements are charged", || {
                     format!("{owner:?}: {charged} charged of {actual}, expired: {has_expired}")
                 });
             }
-            if has_expired && self.has_only_cuts() {
-                self.report("a cut lets no hold expire", || format!("{owner:?}"));
+        }
+        if self.has_only_cuts() {
+            for expired in run.store.expired.keys() {
+                self.report("a cut lets no hold expire", || format!("{expired:?}"));
+            }
+        }
+    }
+
+    /// The decisions of the server and those by leases, at the times at which they were made, keep each limit. So a
+    /// unit of a lease is spent once, while the server holds it.
+    fn leases_keep_the_limits(&mut self) {
+        let run = self.run;
+        if run.has_lost_data {
+            return;
+        }
+        let by_server = run.executions.iter().filter(|done| done.kind == "decide" && done.verdict == Verdict::Allowed);
+        let by_server = by_server.map(|done| (run.calls[done.call].ran_at, done.key, done.cost));
+        let by_leases = run.observed.iter().filter(|call| matches!(call.answer, Answer::Leased));
+        let mut admitted: Vec<_> =
+            by_server.chain(by_leases.map(|call| (call.ended_at, call.call.key, call.call.cost))).collect();
+        admitted.sort_unstable();
+        for (limit, quota) in run.scenario.quotas.iter().enumerate() {
+            let mut of_keys: BTreeMap<u64, Admissions> = BTreeMap::new();
+            for &(at, key, cost) in &admitted {
+                let number = if limit == 0 { key } else { 0 };
+                if of_keys.entry(number).or_default().add(quota, at, cost) {
+                    self.report("leases keep the limits", || {
+                        format!("limit {limit}, key {number} at {at} us: {quota:?}")
+                    });
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A process spends the units of a lease while the server holds them. Each spent unit is charged once; if the lease
+    /// expires, the unspent ones are charged too.
+    fn leases_are_charged_once(&mut self) {
+        let run = self.run;
+        if run.has_lost_data {
+            return;
+        }
+        let mut spent: BTreeMap<(usize, usize, u64), u64> = BTreeMap::new();
+        for call in run.observed.iter().filter(|call| matches!(call.answer, Answer::Leased)) {
+            for limit in 0..run.scenario.quotas.len() {
+                let owner = (call.call.client, limit, if limit == 0 { call.call.key } else { 0 });
+                *spent.entry(owner).or_default() += call.call.cost;
+                let at = Server::EPOCH + call.ended_at;
+                let is_held = |lease: &LeaseLog| lease.terms.iter().any(|(from, until)| (*from..*until).contains(&at));
+                if !run.store.leases.get(&owner).is_some_and(is_held) {
+                    self.report("units of leases are spent while the server holds them", || {
+                        format!("{owner:?}: {call:?}")
+                    });
+                }
+            }
+        }
+        for (owner, lease) in &run.store.leases {
+            let spent = spent.remove(owner).unwrap_or(0);
+            if lease.charged < spent || lease.charged > spent && !lease.has_expired {
+                self.report("spent units of leases are charged once", || {
+                    format!("{owner:?}: {} charged of {spent}, expired: {}", lease.charged, lease.has_expired)
+                });
             }
         }
     }
@@ -275,7 +343,7 @@ impl Broken<'_> {
     /// Some time after the last fault all decisions are answered.
     fn decisions_are_answered_after_recovery(&mut self) {
         for call in self.run.observed.iter().filter(|call| call.call.is_after_recovery) {
-            if !matches!(call.answer, Answer::Decided(..)) {
+            if !matches!(call.answer, Answer::Decided(..) | Answer::Leased) {
                 self.report("decisions are answered after the recovery", || format!("{call:?}"));
             }
         }

@@ -1,5 +1,6 @@
 //! What happens in one simulation: the calls, the faults and the link, chosen by the seed.
 
+use super::quota::{Form, Quota};
 use super::random::Random;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
 
@@ -9,8 +10,9 @@ pub(super) struct Scenario {
     pub(super) seed: u64,
     pub(super) deadline: u64,
     pub(super) hold_expiry: u64,
-    /// The quota of each limit: units in a period.
-    pub(super) quotas: Vec<(u64, u64)>,
+    pub(super) quotas: Vec<Quota>,
+    /// The limiters decide by leases of this duration and share.
+    pub(super) lease: Option<(u64, f64)>,
     /// The limiters, each of which stands for a process.
     pub(super) clients: usize,
     /// The least delay of each direction, and the most that is added to it.
@@ -113,16 +115,18 @@ impl Scenario {
         let one_way = random.below(deadline / part + 1);
         let jitter = if random.percent(50) { random.below(deadline / part + 1) } else { 0 };
         let limits = if random.percent(25) { 2 } else { 1 };
-        let quotas = (0..limits).map(|_| (random.between(5, 200), random.between(20, 2_000))).collect();
+        let lease = random.percent(25).then(|| (random.between(10, 200), [0.25, 0.5, 1.0][random.index(3)]));
+        let quotas = (0..limits).map(|_| quota(if lease.is_some() { 4 } else { 1 }, &mut random)).collect();
         let mut scenario = Self {
             seed,
             deadline,
             hold_expiry: random.between(100, 400),
             quotas,
+            lease,
             clients: if random.percent(30) { 2 } else { 1 },
             link: (one_way, jitter),
             service_micros: if random.percent(20) { random.between(100, 3_000) } else { 0 },
-            has_unique_costs: random.percent(75),
+            has_unique_costs: random.percent(if lease.is_some() { 25 } else { 75 }),
             calls: Vec::new(),
             faults: Vec::new(),
             faults_end: 0,
@@ -191,7 +195,9 @@ impl Scenario {
     }
 
     fn add_load(&mut self, span: u64, random: &mut Random) {
-        let count = random.between(5, 50);
+        // A key gets a lease for four decisions within one duration.
+        let count = if self.lease.is_some() { random.between(40, 120) } else { random.between(5, 50) };
+        let is_hot = self.lease.is_some() && random.percent(70);
         let burst = random.percent(30).then(|| random.below(span));
         for index in 0..count {
             let at = burst.filter(|_| random.percent(70)).unwrap_or_else(|| random.below(span));
@@ -204,7 +210,7 @@ impl Scenario {
             self.calls.push(Call {
                 at,
                 client: random.index(self.clients),
-                key: random.below(Self::KEYS),
+                key: if is_hot && random.percent(70) { 0 } else { random.below(Self::KEYS) },
                 cost,
                 kind: kind.with_end(cost, random),
                 leaves_after: random.percent(10).then(|| random.below(self.deadline)),
@@ -253,6 +259,15 @@ impl Scenario {
         }
         self.calls.extend(calls);
     }
+}
+
+/// The units and the period of a bucket are rarely multiples of each other, so a token takes a fraction of a
+/// microsecond to refill.
+fn quota(scale: u64, random: &mut Random) -> Quota {
+    let (units, period) = (random.between(5, 200 * scale), random.between(20, 2_000) * 1000);
+    let burst = random.between(5, 200 * scale);
+    let form = if random.percent(50) { Form::TokenBucket { burst } } else { Form::FixedWindow };
+    Quota { units, period, form }
 }
 
 impl Kind {

@@ -3,13 +3,19 @@
 use std::collections::VecDeque;
 
 use super::model::{Execution, Run, Store};
+use super::quota::{Form, Quota};
 use super::scenario::FaultKind;
 use super::wire::{Arguments, Input, bulk_string};
 use super::world::Connection;
 
+/// The names of the limits. The second one counts all keys together.
+pub(super) const LIMIT_NAMES: [&str; 2] = ["default", "all"];
+
 #[allow(clippy::struct_excessive_bools, reason = "independent faults")]
 pub(super) struct Server {
-    limits: usize,
+    quotas: Vec<Quota>,
+    /// What the names of each limit's keys start with.
+    key_prefixes: Vec<String>,
     service_micros: u64,
     pub(super) store: Store,
     snapshot: Option<Store>,
@@ -30,6 +36,8 @@ pub(super) struct Server {
     /// All runs of the script, and what they decided.
     pub(super) calls: Vec<CallRecord>,
     pub(super) executions: Vec<Execution>,
+    /// The first call with wrong parameters or keys.
+    pub(super) wrong: Option<String>,
     pub(super) has_lost_data: bool,
     is_traced: bool,
 }
@@ -69,11 +77,16 @@ pub(super) struct Done {
 
 impl Server {
     /// The server's clock at the start, in microseconds.
-    const EPOCH: u64 = 1_800_000_000_000_000;
+    pub(super) const EPOCH: u64 = 1_800_000_000_000_000;
 
-    pub(super) fn new(limits: usize, service_micros: u64, is_traced: bool) -> Self {
+    pub(super) fn new(quotas: Vec<Quota>, service_micros: u64, is_traced: bool) -> Self {
+        let key_prefix = |(quota, limit): (&Quota, &str)| {
+            let script = if quota.form == Form::FixedWindow { "fixed_window2" } else { "bucket2" };
+            format!("ratelimit:api:{limit}:{script}:")
+        };
         Self {
-            limits,
+            key_prefixes: quotas.iter().zip(LIMIT_NAMES).map(key_prefix).collect(),
+            quotas,
             service_micros,
             store: Store::default(),
             snapshot: None,
@@ -90,6 +103,7 @@ impl Server {
             cut_in_reply: None,
             calls: Vec::new(),
             executions: Vec::new(),
+            wrong: None,
             has_lost_data: false,
             is_traced,
         }
@@ -180,15 +194,21 @@ impl Server {
                     answered_at: None,
                 });
                 let before = self.executions.len();
-                let input = Input::read(arguments.last().expect("the input"), self.limits);
+                let input = Input::read(arguments.last().expect("the input"), &self.quotas);
+                let names = &arguments[3..arguments.len() - 1];
+                assert_eq!(names.len(), input.key_counts.iter().sum::<usize>());
+                // The keys of the first limit come first.
+                let limit_of = |index: usize| usize::from(index >= input.key_counts[0]);
+                let keys = names.iter().enumerate().map(|(index, name)| self.index_of(limit_of(index), name)).collect();
+                self.wrong = self.wrong.take().or(input.wrong.clone());
                 let run = Run {
                     client: connection.client,
                     call,
                     now: Self::EPOCH + at,
-                    names: arguments[3..arguments.len() - 1].to_vec(),
+                    quotas: &self.quotas,
+                    keys,
                     executions: &mut self.executions,
                 };
-                assert_eq!(run.names.len(), input.key_counts.iter().sum::<usize>());
                 let reply = self.store.run(&input, run);
                 let steps: u64 = input.steps.iter().map(|step| u64::from(step.repeats)).sum();
                 self.busy_until = at + self.service_micros * steps;
@@ -198,6 +218,16 @@ impl Server {
             }
             _ => panic!("the client sent an unknown command: {}", String::from_utf8_lossy(name)),
         }
+    }
+
+    /// Returns the index in the store of a key: see the documentation of `Redis`.
+    fn index_of(&mut self, limit: usize, name: &[u8]) -> usize {
+        let name = std::str::from_utf8(name).expect("text");
+        let number = name.strip_prefix(&self.key_prefixes[limit]).and_then(|number| number.parse().ok());
+        if number.is_none() {
+            self.wrong = Some(format!("the key {name} of the limit {limit}"));
+        }
+        self.store.index_of(limit, number.unwrap_or(u64::MAX))
     }
 
     fn describe(&self, call: usize, connection: usize, before: usize, steps: u64) -> String {
@@ -210,7 +240,7 @@ impl Server {
     }
 
     pub(super) fn expire(&mut self, at: u64) {
-        self.store.expire(Self::EPOCH + at);
+        self.store.expire(&self.quotas, Self::EPOCH + at);
     }
 
     pub(super) fn take_snapshot(&mut self) {

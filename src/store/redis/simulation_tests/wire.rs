@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use super::quota::Quota;
+
 /// The arguments of one command, as ranges of a buffer.
-pub(super) type Arguments = Vec<Range<usize>>;
+pub(crate) type Arguments = Vec<Range<usize>>;
 
 /// Reads a command, an array of bulk strings. Returns its arguments and its length, or `None` if it is incomplete.
-pub(super) fn read_command(buffer: &[u8]) -> Option<(Arguments, usize)> {
+pub(crate) fn read_command(buffer: &[u8]) -> Option<(Arguments, usize)> {
     let (count, mut at) = read_header(buffer, 0, b'*')?;
     let mut arguments = Vec::with_capacity(count);
     for _ in 0..count {
@@ -35,66 +37,63 @@ fn read_header(buffer: &[u8], at: usize, expected: u8) -> Option<(usize, usize)>
     None
 }
 
-pub(super) fn bulk_string(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn bulk_string(bytes: &[u8]) -> Vec<u8> {
     let mut reply = format!("${}\r\n", bytes.len()).into_bytes();
     reply.extend_from_slice(bytes);
     reply.extend_from_slice(b"\r\n");
     reply
 }
 
-/// The input of the script for limits with the kernel `fixed_window2`.
-pub(super) struct Input {
+/// The input of the script.
+pub(crate) struct Input {
     /// In microseconds; 0 for no limit.
-    pub(super) latest_start: f64,
-    pub(super) is_fast: bool,
+    pub(crate) latest_start: f64,
+    pub(crate) is_fast: bool,
     /// For each limit the number of its keys.
-    pub(super) key_counts: Vec<usize>,
-    pub(super) templates: Vec<Template>,
-    pub(super) steps: Vec<Step>,
+    pub(crate) key_counts: Vec<usize>,
+    pub(crate) templates: Vec<Template>,
+    pub(crate) steps: Vec<Step>,
+    /// A template whose parameters are not those of the quotas.
+    pub(crate) wrong: Option<String>,
 }
 
-pub(super) struct Template {
-    pub(super) operation: u16,
+pub(crate) struct Template {
+    pub(crate) operation: u16,
     /// The index of the limit; `None` for all limits.
-    pub(super) limit: Option<usize>,
-    pub(super) arg1: u64,
-    pub(super) arg2: f64,
+    pub(crate) limit: Option<usize>,
+    pub(crate) arg1: u64,
+    pub(crate) arg2: f64,
     /// By limit.
-    pub(super) params: Vec<Option<Params>>,
-    pub(super) ids: Vec<f64>,
+    pub(crate) costs: Vec<Option<u64>>,
+    pub(crate) ids: Vec<f64>,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Params {
-    pub(super) limit: u64,
-    pub(super) period: u64,
-    pub(super) cost: u64,
-}
-
-pub(super) struct Step {
-    pub(super) template: usize,
+pub(crate) struct Step {
+    pub(crate) template: usize,
     /// For each limit the index of its key.
-    pub(super) keys: Vec<Option<usize>>,
-    pub(super) repeats: u16,
+    pub(crate) keys: Vec<Option<usize>>,
+    pub(crate) repeats: u16,
 }
 
 struct Reader<'a>(&'a [u8]);
 
 impl Input {
-    pub(super) const ACQUIRE: u16 = 0;
-    pub(super) const PEEK: u16 = 1;
-    pub(super) const HOLD: u16 = 2;
-    pub(super) const CHARGE: u16 = 3;
-    pub(super) const UPDATE: u16 = 7;
+    pub(crate) const ACQUIRE: u16 = 0;
+    pub(crate) const PEEK: u16 = 1;
+    pub(crate) const HOLD: u16 = 2;
+    pub(crate) const CHARGE: u16 = 3;
+    pub(crate) const UPDATE: u16 = 7;
+    pub(crate) const LEASE: u16 = 8;
 
-    pub(super) fn read(bytes: &[u8], limits: usize) -> Self {
-        let mut input = Reader(bytes);
+    pub(crate) fn read(bytes: &[u8], quotas: &[Quota]) -> Self {
+        let (mut input, limits) = (Reader(bytes), quotas.len());
         assert_eq!(input.f64().to_bits(), 0, "the client sends no time of its own");
         let latest_start = input.f64();
         let is_fast = input.u16() == 1;
         let (templates, steps) = (input.u16(), input.u16());
         let key_counts = (0..limits).map(|_| usize::from(input.u16())).collect();
-        let templates = (0..templates).map(|_| Template::read(&mut input, limits)).collect();
+        let mut wrong = None;
+        let templates = (0..templates).map(|_| Template::read(&mut input, quotas, &mut wrong)).collect();
         let steps = (0..steps)
             .map(|_| Step {
                 template: usize::from(input.u16()) - 1,
@@ -103,32 +102,73 @@ impl Input {
             })
             .collect();
         assert!(input.0.is_empty(), "the input ends with the operations");
-        Self { latest_start, is_fast, key_counts, templates, steps }
+        Self { latest_start, is_fast, key_counts, templates, steps, wrong }
     }
 }
 
 impl Template {
-    fn read(input: &mut Reader<'_>, limits: usize) -> Self {
+    fn read(input: &mut Reader<'_>, quotas: &[Quota], wrong: &mut Option<String>) -> Self {
         let operation = input.u16();
         let limit = usize::from(input.u16()).checked_sub(1);
         let (arg1, arg2) = (input.u64(), input.f64());
-        let params = (0..limits)
-            .map(|index| {
-                limit.is_none_or(|limit| limit == index).then(|| {
-                    let [limit, period, cost, aligned, shadow, own_cost] = [(); 6].map(|()| input.u64());
-                    assert_eq!((aligned, shadow, own_cost), (0, 0, cost));
-                    Params { limit, period, cost }
-                })
-            })
-            .collect();
+        let mut costs = vec![None; quotas.len()];
+        for (index, quota) in quotas.iter().enumerate() {
+            if limit.is_some_and(|limit| limit != index) {
+                continue;
+            }
+            let sent: Vec<u64> = (0..quota.parameter_count() + 2).map(|_| input.u64()).collect();
+            let cost = sent[sent.len() - 1];
+            let mut expected = quota.parameters(cost);
+            // No limit is a shadow.
+            expected.extend([0, cost]);
+            if sent != expected {
+                *wrong = Some(format!("limit {index}: {sent:?} instead of {expected:?}"));
+            }
+            costs[index] = Some(cost);
+        }
         let ids = match operation {
-            Input::HOLD => limits,
+            Input::HOLD => quotas.len(),
             Input::UPDATE => 5,
+            Input::LEASE => 7,
             Input::ACQUIRE | Input::PEEK | Input::CHARGE => 0,
             other => panic!("the operation {other} is not simulated"),
         };
         let ids = (0..ids).map(|_| input.f64()).collect();
-        Self { operation, limit, arg1, arg2, params, ids }
+        Self { operation, limit, arg1, arg2, costs, ids }
+    }
+}
+
+/// The results of operations that failed: see `driver.lua`.
+pub(crate) const INVALID_STATE: f64 = -9_007_199_254_740_992.0;
+pub(crate) const EXPIRED: f64 = INVALID_STATE + 1.0;
+pub(crate) const LATE: f64 = INVALID_STATE + 4.0;
+
+/// The parts of a reply: see `driver.lua`.
+pub(crate) struct Reply {
+    pub(crate) results: Vec<f64>,
+    /// The states before the batch, of keys with held costs once they are used.
+    pub(crate) values: Vec<Option<Vec<u8>>>,
+    pub(crate) expired: u16,
+}
+
+impl Reply {
+    pub(crate) fn pack(self, now: u64, is_fast: bool) -> Vec<u8> {
+        let mut bytes = to_f64(now).to_le_bytes().to_vec();
+        let count = |number: usize| u16::try_from(number).expect("a small batch");
+        let flags = if is_fast { 1 } else { self.expired * 2 };
+        for number in [flags, count(self.results.len()), count(self.values.len())] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        for result in &self.results {
+            bytes.extend_from_slice(&result.to_le_bytes());
+        }
+        for value in &self.values {
+            bytes.extend_from_slice(&count(value.as_ref().map_or(0, Vec::len)).to_le_bytes());
+        }
+        for value in self.values.iter().flatten() {
+            bytes.extend_from_slice(value);
+        }
+        bytes
     }
 }
 
@@ -149,4 +189,9 @@ impl Reader<'_> {
     fn u64(&mut self) -> u64 {
         self.f64() as u64
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "at most 2^53")]
+pub(crate) fn to_f64(number: u64) -> f64 {
+    number as f64
 }

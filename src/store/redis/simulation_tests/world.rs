@@ -107,7 +107,7 @@ impl World {
             events: BTreeMap::new(),
             event_count: 0,
             connections: Vec::new(),
-            server: Server::new(scenario.quotas.len(), scenario.service_micros, is_traced),
+            server: Server::new(scenario.quotas.clone(), scenario.service_micros, is_traced),
             delayed_until: 0,
             half_open_until: 0,
             cut_in_request: None,
@@ -200,7 +200,7 @@ impl WorldState {
     /// Adds a line to the trace.
     pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
         if self.trace.is_some() {
-            let line = format!("{:>8.3} ms  {}", super::model::to_f64(self.now()) / 1000.0, line());
+            let line = format!("{:>8.3} ms  {}", super::wire::to_f64(self.now()) / 1000.0, line());
             self.trace.get_or_insert_default().push(line);
         }
     }
@@ -293,14 +293,17 @@ impl WorldState {
     fn arrive_at_server(&mut self, at: u64, index: usize) {
         let connection = &mut self.connections[index];
         while let Some(data) = connection.to_server.next_arrival(at) {
-            connection.received.extend_from_slice(&data.bytes);
-            let mut start = 0;
-            while let Some((arguments, length)) = super::wire::read_command(&connection.received[start..]) {
-                let bytes = connection.received[start..start + length].to_vec();
-                self.server.queue(index, at, data.written_at, bytes, arguments);
-                start += length;
+            let received = &mut connection.received;
+            if received.is_empty() {
+                *received = data.bytes;
+            } else {
+                received.extend_from_slice(&data.bytes);
             }
-            connection.received.drain(..start);
+            while let Some((arguments, length)) = super::wire::read_command(received) {
+                let rest = received.split_off(length);
+                let bytes = std::mem::replace(received, rest);
+                self.server.queue(index, at, data.written_at, bytes, arguments);
+            }
         }
     }
 

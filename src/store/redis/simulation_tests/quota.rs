@@ -1,0 +1,161 @@
+//! The closed forms of fixed windows and of token buckets, as the documentation states them, in whole numbers.
+
+use super::wire::to_f64;
+
+/// A quota: so many units in a period of so many microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quota {
+    pub(crate) units: u64,
+    pub(crate) period: u64,
+    pub(crate) form: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    FixedWindow,
+    TokenBucket { burst: u64 },
+}
+
+/// What is used of a quota.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usage {
+    /// The time of the last charge, in microseconds.
+    at: u64,
+    /// A window: the used units. A bucket: the missing tokens at the last charge, in parts of which a token has as many
+    /// as the period has microseconds. So as many parts refill in a microsecond as the quota has units.
+    used: u64,
+    /// The start and the end of the window.
+    window: (u64, u64),
+}
+
+impl Quota {
+    /// The maximum that is used at once.
+    pub(crate) fn capacity(&self) -> u64 {
+        match self.form {
+            Form::FixedWindow => self.units,
+            Form::TokenBucket { burst } => burst,
+        }
+    }
+
+    /// The number of parameters that the client sends for a cost.
+    pub(crate) fn parameter_count(&self) -> usize {
+        if self.form == Form::FixedWindow { 4 } else { 9 }
+    }
+
+    /// The parameters for a cost: see `fixed_window.lua` and `bucket.lua`.
+    pub(crate) fn parameters(&self, cost: u64) -> Vec<u64> {
+        let Form::TokenBucket { burst } = self.form else { return vec![self.units, self.period, cost, 0] };
+        let (tokens, ticks) = self.lowest_terms();
+        let spare = burst.checked_sub(cost);
+        let (tolerance, charge) = (spare.unwrap_or(0) * ticks, cost * ticks);
+        let time_to_full = (burst * ticks).div_ceil(tokens);
+        vec![
+            tokens,
+            ticks,
+            tolerance / tokens,
+            tolerance % tokens,
+            charge / tokens,
+            charge % tokens,
+            time_to_full,
+            spare.map_or(0, |spare| spare + 1),
+            0,
+        ]
+    }
+
+    fn lowest_terms(&self) -> (u64, u64) {
+        let (mut divisor, mut rest) = (self.units, self.period);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        (self.units / divisor, self.period / divisor)
+    }
+}
+
+/// The admissions on a key, at the times at which they were made.
+#[derive(Default)]
+pub(super) struct Admissions {
+    usage: Usage,
+    /// Times and costs.
+    recent: Vec<(u64, u64)>,
+}
+
+impl Admissions {
+    /// Adds an admission, which is not before the others. Returns whether they then exceed the documented bound: the
+    /// closed form of a bucket, and twice the limit in a period of fixed windows.
+    pub(super) fn add(&mut self, quota: &Quota, at: u64, cost: u64) -> bool {
+        if let Form::TokenBucket { burst } = quota.form {
+            self.usage.charge(quota, at, cost);
+            return self.usage.used > burst * quota.period;
+        }
+        self.recent.retain(|(time, _)| time + quota.period > at);
+        self.recent.push((at, cost));
+        self.recent.iter().map(|recent| recent.1).sum::<u64>() > 2 * quota.units
+    }
+}
+
+impl Usage {
+    /// The used units of a window, or the missing parts of tokens of a bucket.
+    fn used_at(&self, quota: &Quota, now: u64) -> u64 {
+        match quota.form {
+            Form::FixedWindow if now < self.window.1 => self.used,
+            Form::FixedWindow => 0,
+            Form::TokenBucket { .. } => self.used.saturating_sub(quota.units * now.saturating_sub(self.at)),
+        }
+    }
+
+    pub(super) fn charge(&mut self, quota: &Quota, now: u64, cost: u64) {
+        self.used = self.used_at(quota, now);
+        match quota.form {
+            Form::FixedWindow => {
+                if now >= self.window.1 {
+                    self.window = (now, now + quota.period);
+                }
+                self.used += cost;
+            }
+            Form::TokenBucket { .. } => self.used += cost * quota.period,
+        }
+        self.at = self.at.max(now);
+    }
+
+    /// Returns 0 if a cost is allowed beside the held ones, -1 if it never is, otherwise the wait in microseconds.
+    pub(super) fn decide(mut self, quota: &Quota, now: u64, held: u64, cost: u64) -> i64 {
+        if cost > quota.capacity() {
+            return -1;
+        }
+        if held > 0 {
+            self.charge(quota, now, held);
+        }
+        let used = self.used_at(quota, now);
+        let wait = match quota.form {
+            Form::FixedWindow if used + cost > quota.units => self.window.1 - now,
+            Form::FixedWindow => 0,
+            Form::TokenBucket { burst } => {
+                (used + cost * quota.period).saturating_sub(burst * quota.period).div_ceil(quota.units)
+            }
+        };
+        i64::try_from(wait).expect("a short time")
+    }
+
+    /// Returns the units that remain beside the held ones.
+    pub(super) fn remaining(&self, quota: &Quota, now: u64, held: u64) -> u64 {
+        let used = self.used_at(quota, now);
+        let used = if quota.form == Form::FixedWindow { used } else { used.div_ceil(quota.period) };
+        quota.capacity().saturating_sub(used + held)
+    }
+
+    /// The words that `fixed_window.lua` and `bucket.lua` store, and the key's expiry.
+    pub(super) fn pack(&self, quota: &Quota) -> Vec<u8> {
+        let end = self.window.1;
+        let words = match quota.form {
+            Form::FixedWindow => vec![end, self.used, self.at, self.window.0, end],
+            Form::TokenBucket { .. } => {
+                let (tokens, ticks) = quota.lowest_terms();
+                let span = self.used.div_ceil(quota.units);
+                // The span is rounded up, and the fraction is the difference.
+                let fraction = (span * quota.units - self.used) / (quota.units / tokens);
+                vec![self.at + span, fraction, tokens, ticks, self.at, self.at + span]
+            }
+        };
+        words.into_iter().flat_map(|word| to_f64(word).to_le_bytes()).collect()
+    }
+}

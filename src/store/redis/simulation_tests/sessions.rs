@@ -1,0 +1,247 @@
+//! The costs that processes hold on keys, as the documentation of holds and of leases says it.
+
+use super::model::{Key, Part, Run, Store};
+use super::quota::Quota;
+use super::wire::{EXPIRED, INVALID_STATE, Reply, Step, Template, to_f64};
+
+/// The costs that one process holds on a key: its holds, or its lease.
+#[derive(Clone)]
+pub(super) struct Session {
+    id: u64,
+    client: usize,
+    /// The key's number at the first limit.
+    number: u64,
+    held: u64,
+    /// The sum of the released costs. Of a lease: that of the spent units.
+    released: u64,
+    /// The sum of the charged costs. Of a lease: the number of the last report.
+    charged: u64,
+    expires_at: u64,
+    is_lease: bool,
+}
+
+impl Key {
+    pub(super) fn held(&self) -> u64 {
+        self.sessions.iter().map(|session| session.held).sum()
+    }
+
+    fn session(&mut self, id: f64) -> Option<&mut Session> {
+        self.sessions.iter_mut().find(|session| session.id == id.to_bits())
+    }
+
+    /// Whether so many held units are allowed beside the usage.
+    fn has_room(&self, quota: &Quota, now: u64, held: u64) -> bool {
+        held == 0 || self.usage.decide(quota, now, held - 1, 1) == 0
+    }
+}
+
+impl Store {
+    /// Holds the costs. If the server does not know a session, it holds nothing, and returns which are unknown.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of some seconds")]
+    pub(super) fn hold(&mut self, template: &Template, parts: &[Part], run: &Run<'_>) -> Result<(), Vec<bool>> {
+        // A negative id creates the session.
+        let is_unknown = |(part, id): (&Part, &f64)| *id > 0.0 && self.keys[part.key].session(*id).is_none();
+        let unknown: Vec<bool> = parts.iter().zip(&template.ids).map(is_unknown).collect();
+        if unknown.contains(&true) {
+            return Err(unknown);
+        }
+        let (number, expires_at) = (self.keys[parts[0].key].number, run.now + template.arg2 as u64);
+        for (part, id) in parts.iter().zip(&template.ids) {
+            let key = &mut self.keys[part.key];
+            if key.session(id.abs()).is_none() {
+                let (id, client) = (id.abs().to_bits(), run.client);
+                let (held, released, charged, is_lease) = (0, 0, 0, false);
+                key.sessions.push(Session { id, client, number, held, released, charged, expires_at, is_lease });
+            }
+            let session = key.session(id.abs()).expect("added");
+            session.held += part.cost;
+            session.expires_at = expires_at;
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of some costs")]
+    pub(super) fn update(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+        let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
+        let &[id, released, charged, ends, _] = &template.ids[..] else { panic!("an update has five numbers") };
+        let key = &mut self.keys[index];
+        let (limit, now) = (key.limit, run.now);
+        let Some(session) = key.session(id) else { return reply.results.extend([EXPIRED, 0.0]) };
+        let mut newly_released = (released as u64).saturating_sub(session.released).min(session.held);
+        let newly_charged = (charged as u64).saturating_sub(session.charged);
+        session.released = session.released.max(released as u64);
+        session.charged = session.charged.max(charged as u64);
+        let owner = (session.client, session.number);
+        if ends > 0.0 {
+            newly_released = session.held;
+        }
+        session.held -= newly_released;
+        session.expires_at = now + template.arg1;
+        if ends > 0.0 {
+            key.sessions.retain(|session| session.id != id.to_bits());
+        }
+        if newly_charged > 0 {
+            key.usage.charge(&run.quotas[limit], now, newly_charged);
+            self.record_settled(owner, newly_charged, limit);
+        }
+        reply.results.extend([to_f64(newly_released), to_f64(newly_charged)]);
+    }
+
+    /// A charge that belongs to no session: that of a surcharge after the session has ended.
+    pub(super) fn charge(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+        let Some(index) = self.prepared(template, step, run, reply, 1) else { return };
+        let key = &mut self.keys[index];
+        let cost = template.costs[key.limit].expect("a cost");
+        key.usage.charge(&run.quotas[key.limit], run.now, cost);
+        let (owner, limit) = ((run.client, key.number), key.limit);
+        self.record_settled(owner, cost, limit);
+        reply.results.push(0.0);
+    }
+
+    /// Applies the report of a lease, and grants units: see docs/leases.md.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers of at most 2^53")]
+    pub(super) fn renew(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+        /// Redis grants no fewer units.
+        const MIN_GRANT: u64 = 2;
+        let Some(index) = self.prepared(template, step, run, reply, 4) else { return };
+        let (id, now) = (template.ids[0], run.now);
+        let &[sequence, spent, unconfirmed, keep, want, named_expiry] =
+            &template.ids[1..].iter().map(|number| *number as u64).collect::<Vec<_>>()[..]
+        else {
+            panic!("a report has seven numbers")
+        };
+        let key = &mut self.keys[index];
+        let quota = &run.quotas[key.limit];
+        let total = key.held();
+        let known = key.session(id).cloned();
+        let mut answer = |held: f64, expiry: u64, charged: u64, total: u64| {
+            reply.results.extend([held, to_f64(expiry), to_f64(charged), to_f64(total)]);
+        };
+        match &known {
+            Some(lease) if sequence < lease.charged => return answer(EXPIRED, lease.expires_at, 0, total),
+            Some(lease) if sequence == lease.charged => {
+                return answer(to_f64(lease.held), lease.expires_at, 0, total);
+            }
+            None if named_expiry > 0 && named_expiry <= now => return answer(EXPIRED, 0, 0, total),
+            _ => {}
+        }
+        let charged = known.as_ref().map_or(unconfirmed, |lease| spent.saturating_sub(lease.released));
+        if charged > 0 {
+            key.usage.charge(quota, now, charged);
+        }
+        let kept = total - known.as_ref().map_or(0, |lease| lease.held) + keep;
+        let must_stop = keep > 0 && !key.has_room(quota, now, kept);
+        let most = template.arg2.max(0.0) as u64;
+        let mut granted = if must_stop { 0 } else { (want - keep).min(most.saturating_sub(kept)) };
+        // A grant is at most half of the room.
+        while granted >= MIN_GRANT && !key.has_room(quota, now, kept + 2 * granted) {
+            granted /= 2;
+        }
+        if granted < MIN_GRANT {
+            granted = 0;
+        }
+        let held = keep + granted;
+        let (client, number, limit) = (run.client, key.number, key.limit);
+        let log = self.leases.entry((client, limit, number)).or_default();
+        log.charged += charged;
+        let stays = known.as_ref().map_or(named_expiry, |lease| lease.expires_at);
+        if known.is_none() && held == 0 {
+            return answer(0.0, 0, charged, total);
+        }
+        let expires_at = if must_stop { stays } else { now + template.arg1 };
+        log.terms.push((now, expires_at));
+        key.sessions.retain(|session| session.id != id.to_bits());
+        let (id, released, charged_sum) = (id.to_bits(), spent, sequence);
+        let lease = Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
+        key.sessions.push(lease);
+        answer(to_f64(held), expires_at, charged, kept + granted);
+    }
+
+    /// Returns the key of an operation on one limit, after expired costs were charged. `None` if its value is foreign:
+    /// then the operation has so many results.
+    fn prepared(
+        &mut self,
+        template: &Template,
+        step: &Step,
+        run: &Run<'_>,
+        reply: &mut Reply,
+        results: usize,
+    ) -> Option<usize> {
+        let limit = template.limit.expect("an operation on one limit");
+        let index = step.keys[limit].expect("a key");
+        if self.keys[run.keys[index]].is_foreign {
+            reply.results.push(INVALID_STATE);
+            reply.results.extend(std::iter::repeat_n(0.0, results - 1));
+            return None;
+        }
+        self.prepare(run, index, reply);
+        Some(run.keys[index])
+    }
+
+    /// Charges the costs that have expired on the call's key, and stores the state for the reply.
+    pub(super) fn prepare(&mut self, run: &Run<'_>, index: usize, reply: &mut Reply) {
+        let key = run.keys[index];
+        if reply.values[index].is_some() {
+            return;
+        }
+        let quota = &run.quotas[self.keys[key].limit];
+        reply.expired += self.expire_key(key, quota, run.now);
+        let key = &self.keys[key];
+        let mut value = key.usage.pack(quota);
+        if !key.sessions.is_empty() {
+            value.splice(0..0, to_f64(key.held()).to_le_bytes());
+            value.push(0);
+        }
+        reply.values[index] = Some(value);
+    }
+
+    /// Charges all costs that have expired by now: the next operations on their keys would.
+    pub(super) fn expire(&mut self, quotas: &[Quota], now: u64) {
+        for index in 0..self.keys.len() {
+            let quota = &quotas[self.keys[index].limit];
+            self.expire_key(index, quota, now);
+        }
+    }
+
+    /// Charges each expired cost as of its expiry. Returns the number of them.
+    fn expire_key(&mut self, index: usize, quota: &Quota, now: u64) -> u16 {
+        let key = &mut self.keys[index];
+        if key.sessions.iter().all(|session| session.expires_at > now) {
+            return 0;
+        }
+        let mut expired: Vec<Session> = Vec::new();
+        key.sessions.retain(|session| {
+            let lasts = session.expires_at > now;
+            if !lasts {
+                expired.push(session.clone());
+            }
+            lasts
+        });
+        expired.sort_by_key(|session| session.expires_at);
+        let (limit, mut count) = (key.limit, 0);
+        for session in &expired {
+            if session.held > 0 {
+                self.keys[index].usage.charge(quota, session.expires_at, session.held);
+                count += 1;
+            }
+            if session.is_lease {
+                let log = self.leases.entry((session.client, limit, session.number)).or_default();
+                log.charged += session.held;
+                log.has_expired |= session.held > 0;
+            } else {
+                *self.expired.entry((session.client, limit, session.number)).or_default() += 1;
+                self.record_settled((session.client, session.number), session.held, limit);
+            }
+        }
+        count
+    }
+
+    /// The costs that are held now.
+    pub(super) fn held(&self) -> u64 {
+        self.keys.iter().map(Key::held).sum()
+    }
+
+    pub(super) fn sessions(&self) -> usize {
+        self.keys.iter().map(|key| key.sessions.len()).sum()
+    }
+}
