@@ -8,5 +8,6 @@ mod fixed_costs;
 mod holds;
 mod in_flight;
 mod linearizability;
+mod races;
 mod scheduling;
 mod threads;

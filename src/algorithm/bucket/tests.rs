@@ -33,7 +33,12 @@ impl Moment {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..ProptestConfig::default() })]
+    // Miri is about a thousand times slower.
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: if cfg!(miri) { 3 } else { 2_000 },
+        ..ProptestConfig::default()
+    })]
 
     /// "In line is the common case: a cost of one, no delay, and a state that is idle or of this quota."
     #[test]

@@ -17,6 +17,7 @@ mod slots;
 use std::collections::HashMap;
 
 use super::set::{SLOTS, all_slots};
+use super::table::bounded_index;
 use super::*;
 use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
@@ -24,6 +25,11 @@ use crate::sync::AtomicU64;
 /// A state is the time at which the key is idle, and the hash of the key.
 type Words = Table<Cell>;
 type Cell = [AtomicU64; 2];
+
+/// Returns the size of a test: `all`, or the smaller `under_miri`, as Miri is about a thousand times slower.
+const fn size(all: usize, under_miri: usize) -> usize {
+    if cfg!(miri) { under_miri } else { all }
+}
 
 /// Hashes like those of a good hasher (splitmix64). They are the same in each run.
 struct Hashes(u64);
@@ -51,8 +57,20 @@ fn location(table: &Words, hash: u64) -> Location {
 }
 
 /// Returns hashes with these two candidate sets, in this order.
+///
+/// The upper half of a hash determines the first set, the lower half the second one. Independent halves need fewer tries
+/// than whole hashes. The table is used only for the last check, because Miri takes time for each slot of it.
 fn hashes_for(table: &Words, candidate_sets: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
-    Hashes(7).filter(move |&hash| table.candidate_sets(hash) == candidate_sets)
+    let [first, second] = candidate_sets;
+    let sets = table.sets.len();
+    let step = (second + sets - first) % sets;
+    let uppers = Hashes(7).map(|hash| hash & !0 << 32).filter(move |&upper| bounded_index(upper, sets) == first);
+    let hashes = uppers.filter_map(move |upper| {
+        let mut lowers = Hashes(upper).take(20 * sets).map(|hash| hash >> 32);
+        let lower = lowers.find(|lower| 1 + bounded_index(lower << 32, sets - 1) == step)?;
+        Some(upper | lower)
+    });
+    hashes.filter(move |&hash| table.candidate_sets(hash) == candidate_sets)
 }
 
 /// Stores the key with the idle time `until`, as a decision at `now` does. Returns `false`, with nothing written, if

@@ -38,11 +38,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => key.prop_map(|key| Step::EndHold { key }),
         3 => (0..100_u64).prop_map(|time| Step::Pass { time }),
     ];
-    proptest::collection::vec(step, 1..400)
+    proptest::collection::vec(step, 1..size(400, 40))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 128 }, ..ProptestConfig::default() })]
 
     /// The model is a map that drops no state. Each state that the table has dropped was idle at the horizon.
     #[test]
