@@ -365,5 +365,8 @@ impl VisitMut for Rewriter<'_> {
 
     fn visit_path_arguments_mut(&mut self, _arguments: &mut syn::PathArguments) {}
 
+    // Those of a method, such as `as_chunks::<4>()`.
+    fn visit_angle_bracketed_generic_arguments_mut(&mut self, _arguments: &mut syn::AngleBracketedGenericArguments) {}
+
     fn visit_attribute_mut(&mut self, _attribute: &mut syn::Attribute) {}
 }

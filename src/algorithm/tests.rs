@@ -20,6 +20,10 @@ fn assert_atomic_form_keeps_states<S: State, T: Debug + PartialEq>(states: &[S],
         *atomic.edit() = state.clone();
         assert_eq!((parts(&atomic.snapshot()), atomic.idle_at()), (parts(state), state.idle_at()));
         assert_eq!(parts(&atomic.edit()), parts(state));
+        let mut snapshot = atomic.snapshot();
+        atomic.read_zero(&mut snapshot);
+        assert_eq!(parts(&snapshot), zero);
+        drop(snapshot);
         moved.copy_from(&atomic);
         assert_eq!((parts(&moved.snapshot()), moved.idle_at()), (parts(state), state.idle_at()));
         moved.clear();
@@ -65,7 +69,11 @@ fn atomic_words_keep_states() {
 #[test]
 fn atomic_counters_keep_states() {
     let parts = |state: &Counters| state.to_vec();
-    assert_atomic_form_keeps_states(&[counters(&[7, 8, 9]), counters(&[0; 3])], 3, parts);
+    // A copy takes four words at a time, and then the rest.
+    for len in 1..=Counters::MAX_WORDS {
+        let words: Vec<_> = (1..=len as u64).map(|word| word * 7).collect();
+        assert_atomic_form_keeps_states(&[counters(&words), counters(&vec![0; len])], len, parts);
+    }
     let edit = CountersEdit::new([4, 5, 6, 1], |state, words| {
         for (word, more) in state.iter_mut().zip(words) {
             *word += more;

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Counters};
-use tower_ratelimit::{AcquireOptions, Quota, SlidingWindow, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::{AcquireOptions, Quota, SlidingLog, SlidingWindow, Timestamp, Verdict};
 
 use crate::cases;
 use crate::harness::{Pair, Subject};
@@ -33,6 +34,32 @@ proptest! {
     #[test]
     fn sliding_log_agrees_with_the_model(spec in log(), start in start(), steps in charging_schedule(60)) {
         assert_agrees(vec![spec], start, steps)?;
+    }
+
+    /// A log that a custom algorithm wrote may contain hits of weight zero, which do not count.
+    #[test]
+    fn hits_of_weight_zero_do_not_count(
+        limit in 1u64..9,
+        hits in vec((0u64..30, prop_oneof![Just(0u64), 1u64..4]), 1..9),
+        later in 0u64..25,
+        start in prop_oneof![Just(1_000_000u64), Just(u64::MAX - 40)],
+        cost in 1u64..9,
+    ) {
+        let log = SlidingLog::new(Quota::new(limit, ticks(20)));
+        let mut hits = hits;
+        hits.sort_unstable();
+        let hits: Vec<_> = hits.into_iter().map(|(time, weight)| (start + time, weight)).collect();
+        let newest = hits.last().expect("a hit").0;
+        let counting = hits.iter().copied().filter(|&(_, weight)| weight > 0).collect();
+        let with_zeros = HitLog::new(newest.saturating_add(20), 20, hits.into());
+        let without = HitLog::new(newest.saturating_add(20), 20, counting);
+        let now = Timestamp::from_micros(newest.saturating_add(later));
+        for held in [0, 1] {
+            let [with_zeros, without] = [&with_zeros, &without]
+                .map(|state| log.peek_with_held(state, now, AcquireOptions::cost(cost), held))
+                .map(|(verdict, snapshot)| (verdict, snapshot.compute()));
+            prop_assert_eq!(with_zeros, without, "held {}", held);
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 mod layout;
 mod ring;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod view;
 
 use std::time::Duration;
