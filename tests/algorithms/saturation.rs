@@ -122,6 +122,19 @@ fn sum_of_surcharges_saturates() {
     check(&[TokenBucket::new(quota(600)), TokenBucket::new(quota(900))], &[0; 4], 600);
 }
 
+/// A surcharge of 2^64 - 1 and the fraction of the oldest block together exceed 64 bits.
+#[test]
+fn sum_of_a_weighted_window_saturates() {
+    let window = SlidingWindow::new(Quota::new(9, ticks(10))).blocks(1).weighted();
+    let mut state = Counters::zero(window.counter_words());
+    for (time, cost) in [(1_000_005, 3), (1_000_015, u64::MAX)] {
+        window.charge(&mut state, Timestamp::from_micros(time), Duration::ZERO, cost);
+    }
+    for time in 1_000_015..1_000_020 {
+        assert_full(&window, &state, Timestamp::from_micros(time));
+    }
+}
+
 /// Nothing is allowed now, with or without held costs.
 fn assert_full<A: Algorithm>(algorithm: &A, state: &A::State, now: Timestamp) {
     for (cost, held) in [(1, 0), (3, 0), (1, 3), (3, 3)] {
