@@ -2,6 +2,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 
 use super::completion::DelayedResults;
 use super::operation::{OperationKind, QueuedOperation};
@@ -117,7 +118,7 @@ impl Batch {
     /// # Errors
     ///
     /// If the reply is malformed. The error has completed the remaining operations.
-    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<ScriptRun, Error> {
+    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value, sent_at: Instant) -> Result<ScriptRun, Error> {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
@@ -141,12 +142,14 @@ impl Batch {
             }
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { started_at: now, late, delayed })
+        Ok(ScriptRun { sent_at, started_at: now, late, delayed })
     }
 }
 
 /// What a reply says about the run of the script.
 pub(super) struct ScriptRun {
+    /// When the client sent the command.
+    pub(super) sent_at: Instant,
     /// The server's time.
     pub(super) started_at: Timestamp,
     /// The number of decisions that the script did not make, because their replies would have come too late.

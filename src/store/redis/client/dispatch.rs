@@ -159,8 +159,8 @@ async fn send(
 ) -> (Result<Option<ScriptRun>, Failure>, Vec<QueuedOperation>) {
     let config = route.config;
     let failure = match call_until_given_up(route, slot, &batch, try_again).await {
-        Some(Ok(reply)) => {
-            let run = batch.complete(&config.limits, &reply).map(Some);
+        Some(Ok((reply, sent_at))) => {
+            let run = batch.complete(&config.limits, &reply, sent_at).map(Some);
             return (run.map_err(Failure::server_responded), Vec::new());
         }
         Some(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
@@ -176,13 +176,13 @@ async fn send(
     (Err(failure), Vec::new())
 }
 
-/// Sends a batch, and waits for the reply. Returns `None` if none comes.
+/// Sends a batch, and waits for the reply. Returns the reply and the time of sending, or `None` if no reply comes.
 async fn call_until_given_up(
     route: &Route<'_>,
     slot: u16,
     batch: &Batch,
     try_again: TryAgain,
-) -> Option<Result<Value, RedisError>> {
+) -> Option<Result<(Value, Instant), RedisError>> {
     let (config, deadline) = (route.config, route.deadline());
     let mut call = pin!(async {
         loop {
@@ -202,21 +202,22 @@ async fn call_until_given_up(
     timeout_at(route.sent_at + config.deadline * GIVE_UP_AFTER, call).await.ok()
 }
 
-/// Sends a batch once, or a second time if the server replied that it did not run the first.
+/// Sends a batch once, or a second time if the server replied that it did not run the first. Returns the reply, and when
+/// the command was sent that it answers: only that command shows how long a call takes.
 async fn call_script(
     config: &ClientConfig,
     connection: &dyn Connection,
     slot: u16,
     batch: &Batch,
-) -> Result<Value, RedisError> {
-    match connection.call(slot, Arc::new(batch.command(&config.script, true))).await {
-        // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round
-        // trip.
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            connection.call(slot, Arc::new(batch.command(&config.script, false))).await
-        }
-        reply => reply,
+) -> Result<(Value, Instant), RedisError> {
+    let mut sent_at = Instant::now();
+    let mut reply = connection.call(slot, Arc::new(batch.command(&config.script, true))).await;
+    // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
+    if reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+        sent_at = Instant::now();
+        reply = connection.call(slot, Arc::new(batch.command(&config.script, false))).await;
     }
+    Ok((reply?, sent_at))
 }
 
 fn is_try_again(error: &RedisError) -> bool {

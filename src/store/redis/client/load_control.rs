@@ -154,10 +154,11 @@ impl LoadControl {
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
             self.call_time = MovingAverage::default();
         }
-        self.call_time.record(now - call.at);
-        self.limit.record(call.at, call.in_flight, now);
+        let sent_at = run.map_or(call.at, |run| run.sent_at);
+        self.call_time.record(now - sent_at);
+        self.limit.record(sent_at, call.in_flight, now);
         if let Some(run) = run {
-            let (sent, received) = (self.micros(call.at), self.micros(now));
+            let (sent, received) = (self.micros(sent_at), self.micros(now));
             // A script that makes no decisions says nothing about their cost.
             let weight = if run.late > 0 { 0 } else { call.weight };
             if let Some((weight, span)) = self.server.record(sent, received, run.started_at, weight, now) {

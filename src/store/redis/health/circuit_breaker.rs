@@ -74,7 +74,7 @@ impl CircuitBreaker {
     /// Records a call without a response that started at `started_at`. Returns whether that opened the breaker.
     pub(super) fn failure(&self, started_at: Instant, error: &Error) -> bool {
         let mut state = self.lock();
-        if state.last_failure.as_ref().is_some_and(|(recorded_at, _)| started_at < *recorded_at) {
+        if state.last_failure.as_ref().is_some_and(|(recorded_at, _)| started_at <= *recorded_at) {
             return false;
         }
         state.consecutive_failures = state.consecutive_failures.saturating_add(1);
@@ -102,6 +102,8 @@ mod tests {
         let step = Duration::from_millis(10);
         for _ in 0..CircuitBreaker::MAX_FAILURES {
             assert!(breaker.check().is_ok());
+            // A call that starts at the time of a failure counts as concurrent.
+            advance(step).await;
             let started_at = [Instant::now(), Instant::now() + step / 2];
             advance(step).await;
             let opened: Vec<_> = (0..10).map(|call| breaker.failure(started_at[call % 2], &error)).collect();
