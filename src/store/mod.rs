@@ -1,16 +1,17 @@
 //! Stores: in memory and in Redis.
 
-// The slot of a lease, for its loom models: the other modules of the feature `redis` do not build with loom.
-#[cfg(all(test, loom))]
-#[path = "redis/lease/slot.rs"]
-#[allow(dead_code, reason = "the models use a part of it")]
-mod lease_slot;
-#[cfg(all(test, loom))]
-#[path = "redis/lease/slot_loom_tests.rs"]
-mod lease_slot_loom_tests;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+/// The slot of a lease, for its loom models: the other modules of the feature `redis` do not build with loom.
+#[cfg(all(test, loom, not(feature = "redis")))]
+mod redis {
+    mod lease {
+        #[allow(dead_code, reason = "the models use a part of it")]
+        mod slot;
+        mod slot_loom_tests;
+    }
+}
 
 pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage};
 #[cfg(feature = "redis-tls")]

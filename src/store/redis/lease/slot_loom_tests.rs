@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 
-use super::lease_slot::Slot;
+use super::slot::Slot;
 
 const KEY: u64 = 7;
 const OTHER_KEY: u64 = 8;
