@@ -87,7 +87,9 @@ where
                 redis.reset(&caller).await.expect("done");
             }
             2 => {
-                let span = Duration::from_millis(random.below(4_000));
+                // Also the shortest blocks: none, and of microseconds.
+                let micros = if random.one_in(3) { random.below(4) } else { random.below(4_000_000) };
+                let span = Duration::from_micros(micros);
                 let limit = limit_of(&memory, &mut random, &caller).await;
                 memory.block(&limit, &caller, span).await.expect("done");
                 redis.block(&limit, &caller, span).await.expect("done");
