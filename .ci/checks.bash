@@ -19,17 +19,6 @@ lint() {
     cargo clippy --all-targets --all-features -- -D warnings
 }
 
-# The documentation as docs.rs builds it, with a badge for each feature: with a nightly toolchain. Without one, the
-# documentation without badges.
-documented() {
-    if command -v rustup >/dev/null && cargo +nightly --version >/dev/null 2>&1; then
-        RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo +nightly doc --no-deps --all-features
-    else
-        printf 'NOT CHECKED: the badges of the features: there is no nightly toolchain\n' >&2
-        RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
-    fi
-}
-
 features() {
     cargo metadata --no-deps --format-version 1 |
         sed -n 's/.*"name":"tower-ratelimit","version"//p' |
@@ -53,7 +42,7 @@ compiles() {
     fi
 }
 
-# The steps "Lints" and "Documentation" compile the library with all features.
+# The steps "Lints" and "Package and its documentation" compile the library with all features.
 each_feature() {
     local names feature
     names=$(features)
@@ -62,22 +51,6 @@ each_feature() {
     for feature in $names; do
         compiles --no-default-features --features "$feature"
     done
-}
-
-# Checks the crate with the `rust-version` of Cargo.toml.
-oldest_rust() {
-    local required
-    required=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
-    if ! command -v rustup >/dev/null; then
-        printf 'NOT CHECKED: Rust %s is not available without rustup\n' "$required" >&2
-        return
-    fi
-    if ! cargo "+$required" --version >/dev/null 2>&1 &&
-        ! timeout 120 rustup toolchain install "$required" --profile minimal --no-self-update; then
-        printf 'NOT CHECKED: Rust %s is not installed and cannot be downloaded\n' "$required" >&2
-        return
-    fi
-    cargo "+$required" check --lib --all-features
 }
 
 # Fails if a file names a package registry or a path of one machine.
@@ -140,14 +113,10 @@ lease_model() {
     cargo run --release --manifest-path model/Cargo.toml
 }
 
-# `scripts/test` runs 1000 of these seeds. Here the crates that a seed runs in are optimized: with the build this takes
-# half of the time.
+# `scripts/test` runs 1000 of these seeds. Here the crate is optimized a little: with the build this takes less time.
 simulated_client() {
-    local name settings=(--config profile.dev.package.tower-ratelimit.opt-level=1)
-    for name in allocation-counter bytes combine futures-util parking_lot redis tokio tokio-util; do
-        settings+=(--config "profile.dev.package.$name.opt-level=2")
-    done
-    SIMULATION_SEEDS=20000 cargo test "${settings[@]}" --all-features --lib simulation_tests::seeds
+    SIMULATION_SEEDS=20000 cargo test --config profile.dev.package.tower-ratelimit.opt-level=1 --all-features --lib \
+        simulation_tests::seeds
 }
 
 # check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
@@ -173,9 +142,7 @@ check "No registries, no paths of one machine" impersonal
 check "Each feature alone" each_feature
 check "Lease model" lease_model
 check "Lints" lint
-check "Documentation" documented
-check "Package" scripts/package
+check "Package and its documentation" scripts/package
 check "Benchmarks" benchmarks
 check "Fuzz targets" fuzz_targets
-check "Oldest Rust" oldest_rust
 check "Supply" scripts/supply

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::calibration::Calibration;
@@ -32,6 +32,10 @@ struct ClockState {
     anchor_time: Timestamp,
 }
 
+/// One for the process: to ask the processor for a reliable counter takes 50 us in a virtual machine. The rest of a new
+/// clock takes 0.15 us.
+static COUNTER: LazyLock<quanta::Clock> = LazyLock::new(quanta::Clock::new);
+
 impl SystemClock {
     /// Creates a clock at the current system time; a time before 1970 counts as 1970.
     #[must_use]
@@ -40,7 +44,7 @@ impl SystemClock {
         const TICKS: u64 = 1 << 40;
         /// A thread that is suspended between the three readings would make this clock late.
         const MAX_APART: Duration = Duration::from_micros(20);
-        let counter = quanta::Clock::new();
+        let counter = COUNTER.clone();
         let mut tries = 0;
         let (anchor, raw, unix) = loop {
             let (anchor, raw, unix) = (Instant::now(), counter.raw(), SystemTime::now());
