@@ -40,3 +40,39 @@ pub(crate) fn capacity_added() {
         listener.on_capacity();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    #[derive(Default)]
+    struct Calls(AtomicUsize);
+
+    impl CapacityListener for Calls {
+        fn on_capacity(&self) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Other tests of this process call all listeners, too.
+    #[test]
+    fn every_listener_is_called_until_it_is_dropped() {
+        let all: [Arc<Calls>; 3] = Default::default();
+        let weak = || all.iter().map(|calls| -> Weak<dyn CapacityListener> { Arc::<Calls>::downgrade(calls) });
+        weak().for_each(listen);
+        let before = all.each_ref().map(|calls| calls.0.load(Relaxed));
+        capacity_added();
+        for (calls, before) in all.iter().zip(before) {
+            assert!(calls.0.load(Relaxed) > before);
+        }
+
+        let [first, second, _third]: [Weak<dyn CapacityListener>; 3] =
+            weak().collect::<Vec<_>>().try_into().expect("three");
+        let is_registered = |listener: &Weak<_>| listeners().iter().any(|other| other.ptr_eq(listener));
+        let [dropped, ..] = all;
+        drop(dropped);
+        listen(second.clone());
+        assert!(!is_registered(&first), "a dropped listener takes no memory after the next one was registered");
+    }
+}

@@ -99,15 +99,12 @@ impl Held {
 
     /// Returns the guard of what is settled or charged, and the guard of what is held until the request ends.
     pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
-        let Some(mut parts) = self.parts.take() else { return (Some(self), None) };
-        let until_end = parts.until_end.take().map(|until_end| Self {
+        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take()).map(|until_end| Self {
             cost: until_end.cost,
             settle: None,
             parts: Some(Box::new(Parts { fixed: None, until_end: Some(until_end) })),
         });
-        let is_charged = self.settle.is_some() || parts.fixed.is_some();
-        self.parts = Some(parts);
-        (is_charged.then_some(self), until_end)
+        (self.settle.is_some().then_some(self), until_end)
     }
 
     /// Returns the held cost.
@@ -144,7 +141,6 @@ impl Held {
             (Some(first), Some(second)) => (first, second),
             (first, second) => return first.or(second),
         };
-        let cost = first.cost.max(second.cost);
         let [of_first, of_second] =
             [first.parts.take(), second.parts.take()].map(|parts| parts.map_or_else(Parts::default, |parts| *parts));
         let parts = Parts {
@@ -152,14 +148,18 @@ impl Held {
             until_end: Self::join(of_first.until_end, of_second.until_end),
         };
         let mut joined = match (first.settle.is_some(), second.settle.is_some()) {
-            (true, true) => {
-                Self::new(cost, move |actual| first.settle(actual).join(second.settle(actual)).map_result(both_ok))
-            }
+            (true, true) => Self::new(first.cost.max(second.cost), move |actual| {
+                first.settle(actual).join(second.settle(actual)).map_result(both_ok)
+            }),
+            // What is held until the end is never settled, so its cost is not part of the cost that is.
             (true, false) => first,
-            (false, _) => second,
+            (false, true) => second,
+            (false, false) => {
+                second.cost = first.cost.max(second.cost);
+                second
+            }
         };
         joined.parts = Some(Box::new(parts)).filter(|parts| parts.fixed.is_some() || parts.until_end.is_some());
-        joined.cost = cost;
         Some(joined)
     }
 

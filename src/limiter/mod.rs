@@ -24,6 +24,8 @@ mod held;
 mod limited;
 mod limits_of_key;
 mod reservation;
+#[cfg(all(test, not(loom)))]
+mod tests;
 #[cfg(feature = "timer")]
 mod until_ready;
 

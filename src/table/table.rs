@@ -42,9 +42,9 @@ impl<C: AtomicState> Table<C> {
     }
 
     #[cfg(not(loom))]
-    const SLACK_SETS: usize = 38;
+    pub(super) const SLACK_SETS: usize = 38;
     #[cfg(loom)]
-    const SLACK_SETS: usize = 2;
+    pub(super) const SLACK_SETS: usize = 2;
 
     /// Returns the identity of the table, which its clones share.
     pub(crate) fn id(&self) -> u64 {

@@ -314,6 +314,36 @@ fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
 }
 
 #[test]
+fn key_blocked_under_every_limit_is_denied_until_the_last_block_ends() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    acquire(&limiter, "alice@acme", AcquireOptions::default());
+    let remaining_before = remaining_of_each(&limiter, "alice@acme");
+    let statuses = peek(&limiter, "alice@acme", AcquireOptions::default().detail(Detail::All));
+    for (limit, seconds) in statuses.limits().iter().zip(1..) {
+        result_of(limiter.block(limit.name(), "alice@acme", seconds * SECOND)).unwrap();
+    }
+    let denied = acquire(&limiter, "alice@acme", AcquireOptions::default());
+    assert_eq!(denied.retry_after(), Some(3 * SECOND));
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), remaining_before);
+    clock.advance(3 * SECOND);
+    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
+}
+
+/// Several limits, all of which are shadows: see also the tests of one shadow limit below.
+#[test]
+fn shadow_limits_alone_never_deny() {
+    let shadow = |name: &'static str| Limit::new(name, FixedWindow::new(Quota::per_minute(1))).shadow();
+    let limits = (shadow("first"), shadow("second"));
+    let limiter = Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().unwrap();
+    for denials in [0, 2, 2] {
+        let decision = limiter.check("alice", AcquireOptions::default());
+        assert!(decision.is_allowed());
+        assert_eq!(decision.shadow_denials().count(), denials);
+    }
+}
+
+#[test]
 fn blocks_are_kept_up_to_the_capacity() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
@@ -408,7 +438,7 @@ fn key_id_reveals_no_bits_of_the_hash() {
     let limiter =
         Memory::builder(FixedWindow::new(TEN)).hasher(IdentityHasher::default()).max_keys(100).build().unwrap();
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut agreeing = [0; 48];
+    let (mut agreeing, mut used) = ([0; 48], 0);
     for key in 1..=KEYS {
         assert!(limiter.check(&hash(key), AcquireOptions::default()).is_allowed());
         let id = limiter.key_id("default", &hash(key)).unwrap();
@@ -416,6 +446,7 @@ fn key_id_reveals_no_bits_of_the_hash() {
         assert_eq!(shown.len(), 12);
         assert_eq!(format!("{id:?}"), format!("KeyId({shown})"));
         let shown = u64::from_str_radix(&shown, 16).unwrap();
+        used |= shown;
         // No run of bits in the id equals the hash at any offset.
         for place in 0..=16 {
             assert_ne!(shown, hash(key) >> place & ((1 << 48) - 1));
@@ -424,6 +455,7 @@ fn key_id_reveals_no_bits_of_the_hash() {
             *agreeing += u64::from((shown ^ hash(key)) >> bit & 1 == 0);
         }
     }
+    assert_eq!(used, (1 << 48) - 1, "an id has 48 bits");
     // Each bit equals that of the hash in about half of the keys: 32 of 64, within eight standard deviations.
     assert!(agreeing.iter().all(|&agreeing| agreeing > 0 && agreeing < KEYS), "{agreeing:?}");
     let ids: HashSet<_> = limiter.top_keys("default", 100).unwrap().iter().map(|key| key.id).collect();

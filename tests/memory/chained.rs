@@ -532,6 +532,73 @@ async fn operations_apply_to_the_limiter_that_has_the_limit() {
     }
 }
 
+/// A store whose every call fails, immediately or later.
+#[derive(Clone)]
+struct FailingStore {
+    is_pending: bool,
+}
+
+impl Limiter<Key> for FailingStore {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+        Acquisition::Ready(Err(Error::unavailable("the store is unavailable")))
+    }
+
+    fn administer(&self, _: &Key, _: AdminOperation<'_>) -> LimiterFuture<()> {
+        let error = Err(Error::unavailable("the store is unavailable"));
+        if self.is_pending { LimiterFuture::pending(ready(error)) } else { LimiterFuture::ready(error) }
+    }
+}
+
+/// The first limiter may have the limit, so the second one's limit of that name is not changed.
+#[tokio::test]
+async fn operation_fails_while_the_first_limiter_is_unavailable() {
+    let clock = ManualClock::new();
+    let team = of_team(6, &clock);
+    for is_pending in [false, true] {
+        let limiter = Chained::new(FailingStore { is_pending }, team.clone());
+        assert!(limiter.set_usage("team", &ALICE, 5).await.expect_err("unknown limits").is_unavailable());
+        assert!(limiter.block("team", &ALICE, HOUR).await.expect_err("unknown limits").is_unavailable());
+        assert!(limiter.unblock("team", &ALICE).await.expect_err("unknown limits").is_unavailable());
+        assert!(acquire(&team, ALICE, AcquireOptions::cost(0)).await.decision.is_allowed());
+        assert_eq!(remaining_of(&team, ALICE).await, 6);
+        // An operation fails also if the second limiter is the unavailable one, unless the first has the limit.
+        let limiter = Chained::new(team.clone(), FailingStore { is_pending });
+        assert!(limiter.set_usage("user", &ALICE, 5).await.expect_err("unknown limits").is_unavailable());
+        assert!(limiter.reset(&ALICE).await.expect_err("one limiter is unavailable").is_unavailable());
+        limiter.set_usage("team", &ALICE, 0).await.expect("done");
+    }
+}
+
+#[tokio::test]
+async fn decision_lists_the_limits_that_the_options_ask_for() {
+    let clock = ManualClock::new();
+    for (detail, when_allowed, when_denied) in
+        [(Detail::MostRestrictive, 1, 1), (Detail::AllIfDenied, 1, 2), (Detail::All, 2, 2)]
+    {
+        for limiter in [
+            BoxLimiter::new(Chained::new(of_user(1, &clock), of_team(5, &clock))),
+            BoxLimiter::new(Chained::new(of_team(5, &clock), of_user(1, &clock))),
+        ] {
+            for expected in [when_allowed, when_denied] {
+                let decision = acquire(&limiter, ALICE, AcquireOptions::default().detail(detail)).await.decision;
+                assert_eq!(decision.limits().len(), expected, "{detail:?}");
+                assert_eq!(decision.most_restrictive().map(|limit| limit.name().to_owned()), Some("user".to_owned()));
+            }
+        }
+    }
+    // If any limit is a shadow, all are listed.
+    let trial = Limit::new("trial", FixedWindow::new(Quota::per_hour(9))).shadow();
+    let trial = Memory::builder(trial).clock(clock.clone()).build().expect("a limit");
+    let limiter = Chained::new(of_user(1, &clock), trial);
+    for _ in 0..2 {
+        let decision = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
+        let names: Vec<_> = decision.limits().iter().map(|limit| limit.name().to_owned()).collect();
+        assert_eq!(names, ["user", "trial"]);
+    }
+}
+
 /// A limiter that allows and records what is settled.
 #[derive(Clone, Default)]
 struct RecordingLimiter {

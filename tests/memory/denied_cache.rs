@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, AdminOperation, Chained, DeniedCache, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, ManualClock, Memory,
-    Quota, SlidingLog, SlidingWindow, per_key,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, ManualClock,
+    Memory, Quota, SlidingLog, SlidingWindow, per_key,
 };
 
 /// A limiter that counts its calls.
@@ -254,6 +254,45 @@ async fn invalidate_and_clear_remove_denials_of_a_lower_quota() {
     }
 }
 
+/// With one slot, the denial of one key is in the slots of all keys.
+#[tokio::test]
+async fn invalidation_of_another_key_keeps_a_cached_denial() {
+    let clock = ManualClock::new();
+    let limiter = DeniedCache::with_clock(per_second(1, &clock), 1, clock.clone());
+    assert!(is_allowed(&limiter, 1).await && !is_allowed(&limiter, 1).await);
+    limiter.invalidate(&2);
+    limiter.reset(&2).await.expect("done");
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+    limiter.invalidate(&1);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
+}
+
+/// A store can have run an operation although it returned an error, or although its caller dropped the future.
+#[tokio::test]
+async fn operation_without_a_result_removes_the_cached_denial() {
+    /// A limiter whose operations take effect and then fail.
+    struct LosesResponses(Memory<u64, FixedWindow, ManualClock>);
+
+    impl Limiter<u64> for LosesResponses {
+        type Future = Ready<Result<Outcome, Error>>;
+
+        fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+            self.0.acquire(key, options)
+        }
+
+        fn administer(&self, key: &u64, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+            self.0.administer(key, operation).detach();
+            LimiterFuture::ready(Err(Error::unavailable("the connection was lost")))
+        }
+    }
+
+    let clock = ManualClock::new();
+    let limiter = DeniedCache::with_clock(LosesResponses(per_second(1, &clock)), 64, clock.clone());
+    assert!(is_allowed(&limiter, 1).await && !is_allowed(&limiter, 1).await);
+    limiter.reset(&1).await.expect_err("the response was lost");
+    assert!(is_allowed(&limiter, 1).await);
+}
+
 #[tokio::test]
 async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
     let clock = ManualClock::new();
@@ -268,6 +307,102 @@ async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
         let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
         assert_eq!(repeated.source(), DecisionSource::Store);
     }
+}
+
+/// A denied hold says nothing about a charge, which may start later: the cache answers only the same kind of request.
+#[tokio::test]
+async fn denied_hold_does_not_answer_a_charge_that_accepts_a_delay() {
+    let clock = ManualClock::new();
+    let queue =
+        || Memory::builder(LeakyQueue::new(Quota::per_second(1))).clock(clock.clone()).build().expect("a limit");
+    let (delayed, immediate) = (AcquireOptions::default(), AcquireOptions::default().max_delay(Duration::ZERO));
+
+    let (limiter, calls) = cached(queue(), &clock);
+    assert!(acquire(&limiter, 1, delayed).await.decision.is_allowed());
+    assert!(!acquire(&limiter, 1, delayed.hold()).await.decision.is_allowed());
+    let charged = acquire(&limiter, 1, delayed).await.decision;
+    assert_eq!((charged.is_allowed(), charged.delay()), (true, Duration::from_secs(1)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    // A second hold is answered from the cache.
+    assert_eq!(acquire(&limiter, 1, delayed.hold()).await.decision.source(), DecisionSource::Cache);
+
+    // A charge that accepts no delay starts now, as a hold does.
+    for (first, second) in [(immediate, immediate.hold()), (immediate.hold(), immediate)] {
+        let (limiter, calls) = cached(queue(), &clock);
+        assert!(acquire(&limiter, 1, immediate).await.decision.is_allowed());
+        assert!(!acquire(&limiter, 1, first).await.decision.is_allowed());
+        assert_eq!(acquire(&limiter, 1, second).await.decision.source(), DecisionSource::Cache);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+}
+
+/// A decision lists as many limits with the cache as without it.
+#[tokio::test]
+async fn cached_denial_answers_requests_that_ask_for_no_more_detail() {
+    use Detail::{All, AllIfDenied, MostRestrictive};
+    let clock = ManualClock::new();
+    for (first, second, is_cached) in [
+        (MostRestrictive, MostRestrictive, true),
+        (MostRestrictive, AllIfDenied, false),
+        (MostRestrictive, All, false),
+        (AllIfDenied, MostRestrictive, true),
+        (AllIfDenied, All, false),
+        (All, MostRestrictive, true),
+        (All, AllIfDenied, true),
+        (All, All, true),
+    ] {
+        let (limiter, _) = cached(per_second(1, &clock), &clock);
+        assert!(is_allowed(&limiter, 1).await);
+        let with = |detail| AcquireOptions::default().detail(detail);
+        assert!(!acquire(&limiter, 1, with(first)).await.decision.is_allowed());
+        let source = acquire(&limiter, 1, with(second)).await.decision.source();
+        assert_eq!(source == DecisionSource::Cache, is_cached, "{first:?}, {second:?}");
+    }
+}
+
+/// "The cache has a capacity of about `keys` keys."
+///
+/// A denial displaces another one if both of its slots are taken: in a half full cache, 8 of 100 do. With one slot for
+/// each key 21 of 100 would.
+#[tokio::test]
+async fn denials_of_half_as_many_keys_as_the_capacity_rarely_displace_each_other() {
+    const KEYS: u64 = 1024;
+    let clock = ManualClock::new();
+    let memory = Memory::builder(FixedWindow::new(Quota::per_hour(1))).max_keys(2_000).clock(clock.clone());
+    let limiter = DeniedCache::with_clock(memory.build().expect("a limit"), 2 * 1024, clock.clone());
+    for key in 0..KEYS {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    let mut cached = 0;
+    for key in 0..KEYS {
+        let decision = acquire(&limiter, key, AcquireOptions::default()).await.decision;
+        // The denial that is not cached displaces another one now.
+        cached += u32::from(decision.source() == DecisionSource::Cache);
+    }
+    assert!(cached > 840, "{cached} of {KEYS} denials are cached");
+}
+
+/// "A new denial replaces a denial that expires sooner."
+///
+/// Of 200 long denials among 1024 slots, a thousand short denials displace those that are in both slots of a short one:
+/// about 30. If they displaced the denial in any of their slots, they would displace more than half of the 200.
+#[tokio::test]
+async fn new_denial_replaces_a_denial_that_expires_sooner() {
+    let clock = ManualClock::new();
+    let is_long = |key: u64| (1000..1200).contains(&key);
+    let of_key =
+        move |&key: &u64| FixedWindow::new(if is_long(key) { Quota::per_hour(1) } else { Quota::per_second(1) });
+    let memory = Memory::builder(per_key(of_key)).max_keys(5_000).clock(clock.clone()).build().expect("a limit");
+    let limiter = DeniedCache::with_clock(memory, 1024, clock.clone());
+    for key in 0..2200 {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    let mut cached = 0;
+    for key in 1000..1200 {
+        let decision = acquire(&limiter, key, AcquireOptions::default()).await.decision;
+        cached += u32::from(decision.source() == DecisionSource::Cache);
+    }
+    assert!(cached > 120, "{cached} long denials are cached");
 }
 
 type CountedPart = Arc<Counted<Memory<u64, FixedWindow, ManualClock>>>;

@@ -297,6 +297,8 @@ fn hold(limiter: &Memory<u64, Gcra, ManualClock>, key: u64, cost: u64) -> Option
 fn settle_returns_an_error_when_the_surcharge_needs_a_slot_of_a_full_table() {
     let (limiter, clock) = full_of(WhenFull::Deny, 5);
     let held = hold(&limiter, 7, 0).expect("a hold of cost zero succeeds");
+    ready(held.release()).expect("a release needs no slot");
+    let held = hold(&limiter, 7, 0).expect("a hold of cost zero succeeds");
     assert!(ready(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
     assert!(limiter.check(&7, AcquireOptions::default()).is_allowed());

@@ -1,13 +1,14 @@
 //! Holds: how a hold counts against its key, and that its guard ends exactly once wherever it is dropped.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
@@ -390,6 +391,26 @@ fn guard_of_a_custom_limiter_settles_exactly_once() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The smallest possible table.
+/// A future must not be polled after its completion.
+#[tokio::test]
+async fn completed_settlement_is_not_polled_again_when_it_is_dropped() {
+    let polls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&polls);
+    let held = Held::new(1, move |_| {
+        LimiterFuture::pending(std::future::poll_fn(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::task::Poll::Ready(Ok(()))
+        }))
+    });
+    let mut settlement = held.settle(1);
+    (&mut settlement).await.expect("settled");
+    drop(settlement);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(polls.load(Ordering::Relaxed), 1);
+}
+
 fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<u64, Gcra, ManualClock> {
     let builder = Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(1).when_full(when_full);
     builder.clock(clock.clone()).build().unwrap()

@@ -6,8 +6,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Chained, DeniedCache, Held, Limiter, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, ManualClock, Memory,
-    Quota, Verdict, WhenFull, per_key,
+    AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, LimitStatus,
+    ManualClock, Memory, Quota, Verdict, WhenFull, per_key,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -190,6 +190,57 @@ fn in_flight_with_a_fixed_cost_counts_requests_beside_tokens() {
     assert_eq!(remaining(), [57, 9350, 1], "this request is one more");
 }
 
+/// A guard reports, and settles when it is dropped, the cost of the request: not the fixed cost that is held until the
+/// request ends.
+#[test]
+fn in_flight_fixed_cost_is_no_part_of_the_cost_that_a_guard_settles() {
+    let clock = ManualClock::new();
+    for fixed in [1, 5] {
+        let rate = || Limit::new("rate", FixedWindow::new(Quota::per_minute(100)));
+        let streams = || Limit::new("streams", InFlight::new(9)).fixed_cost(fixed);
+        let memory_of_rate = || Memory::<str, _>::builder(rate()).clock(clock.clone()).build().expect("a limit");
+        let memory_of_streams = || Memory::<str, _>::builder(streams()).clock(clock.clone()).build().expect("a limit");
+        let both = Memory::<str, _>::builder((rate(), streams())).clock(clock.clone()).build().expect("limits");
+        for limiter in [
+            tower_ratelimit::BoxLimiter::new(both),
+            tower_ratelimit::BoxLimiter::new(Chained::new(memory_of_rate(), memory_of_streams())),
+            tower_ratelimit::BoxLimiter::new(Chained::new(memory_of_streams(), memory_of_rate())),
+        ] {
+            let held = acquire(&limiter, "alice", request(2).hold()).held.expect("allowed");
+            assert_eq!(held.cost(), 2);
+            drop(held);
+            let decision = limiter.peek("alice", request(0).detail(Detail::All)).try_ready().expect("ready");
+            let mut remaining: Vec<_> =
+                decision.expect("a decision").limits().iter().map(LimitStatus::remaining).collect();
+            remaining.sort_unstable();
+            assert_eq!(remaining, [9, 98], "{fixed}");
+        }
+    }
+    // Of two limits that charge nothing, the guard reports the greater cost.
+    let streams = |fixed| Memory::<str, _>::new(Limit::new("streams", InFlight::new(9)).fixed_cost(fixed));
+    for (first, second) in [(1, 3), (3, 1)] {
+        let chain = Chained::new(streams(first), streams(second));
+        assert_eq!(acquire(&chain, "alice", request(2)).held.expect("allowed").cost(), 3);
+    }
+}
+
+/// Both requests have the same deadline, and each of them ends once.
+#[test]
+fn in_flight_requests_of_one_moment_end_one_by_one() {
+    let clock = ManualClock::new();
+    let in_flight = InFlight::new(3).max_duration(MINUTE);
+    let limiter = Memory::<str, _>::builder(in_flight).clock(clock.clone()).build().expect("a limiter");
+    let [first, second, third] = [1; 3].map(|cost| start(&limiter, "alice", cost));
+    drop(first);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(1));
+    drop(second);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(2));
+    clock.advance(MINUTE);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(3));
+    drop(third);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(3));
+}
+
 #[test]
 fn in_flight_without_a_kept_guard_is_an_error() {
     let clock = ManualClock::new();
@@ -236,6 +287,7 @@ fn in_flight_shadow_counts_and_never_denies() {
     clock.advance(Duration::from_secs(1));
     let second = acquire(&limiter, "alice", request(1));
     assert!(second.decision.is_allowed() && second.held.is_none());
+    assert!(!later.supports_scheduling() && !second.decision.supports_scheduling());
     assert_eq!(second.decision.shadow_denials().count(), 1);
     drop(first);
     clock.advance(Duration::from_secs(1));

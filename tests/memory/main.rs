@@ -2,6 +2,7 @@
 
 mod admin;
 mod chained;
+mod costs;
 mod denied_cache;
 mod eviction;
 mod fixed_costs;
@@ -10,4 +11,6 @@ mod in_flight;
 mod linearizability;
 mod races;
 mod scheduling;
+mod stale_clock;
 mod threads;
+mod unavailable;

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::{Sink, SinkExt, Stream as _, StreamExt as _, TryStreamExt as _, sink, stream};
+use futures_util::{Sink, SinkExt, Stream, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{
@@ -66,6 +66,49 @@ async fn until_ready_returns_a_denial_at_once_if_no_start_is_possible() {
     assert!(unsupported.is_unsupported());
 }
 
+/// `max_delay` bounds the whole wait, also if the caller asks several times.
+#[tokio::test(start_paused = true)]
+async fn until_ready_waits_no_longer_than_the_bound_in_all() {
+    let millis = Duration::from_millis;
+    for (bound, expected) in [
+        (millis(999), (false, millis(0))),
+        (millis(1000), (false, millis(1000))),
+        (millis(1899), (false, millis(1000))),
+        (millis(1900), (true, millis(1900))),
+    ] {
+        let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
+        assert!(limiter.check("a", 1).is_allowed());
+        let waiting = limiter.clone();
+        let waiter = tokio::spawn(async move {
+            let decision = until_ready(&waiting, "a", AcquireOptions::default().max_delay(bound)).await;
+            (decision.expect("a decision").is_allowed(), started.elapsed())
+        });
+        // When the caller asks again, after a second, the key is blocked for 900 ms more.
+        tokio::time::sleep(millis(900)).await;
+        limiter.block("default", "a", SECOND).await.expect("blocked");
+        assert_eq!(waiter.await.expect("no panic"), expected, "{bound:?}");
+    }
+    let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
+    assert!(limiter.check("a", 1).is_allowed());
+    let decision = until_ready(&limiter, "a", AcquireOptions::default().max_delay(SECOND)).await.expect("a decision");
+    assert_eq!((decision.is_allowed(), started.elapsed()), (true, SECOND), "the bound is inclusive");
+}
+
+/// The wait of such a denial is an estimate, which could otherwise end before the caller's bound.
+#[tokio::test(start_paused = true)]
+async fn until_ready_without_a_delay_returns_at_once_while_a_cost_is_held() {
+    let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
+    let started = Instant::now();
+    let Acquisition::Ready(Ok(Outcome { held: Some(_held), .. })) = limiter.hold("a", AcquireOptions::default()) else {
+        panic!("the limit is unused")
+    };
+    let decision = until_ready(&limiter, "a", AcquireOptions::default().max_delay(Duration::ZERO)).await;
+    assert!(!decision.expect("a decision").is_allowed());
+    let decision = until_ready(&limiter, "a", AcquireOptions::default().max_delay(SECOND / 4)).await;
+    assert!(!decision.expect("a decision").is_allowed());
+    assert_eq!(started.elapsed(), SECOND / 4);
+}
+
 #[tokio::test(start_paused = true)]
 async fn until_ready_asks_again_soon_while_a_cost_is_held() {
     let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
@@ -101,10 +144,46 @@ async fn limited_stream_yields_all_items_in_order_at_the_rate() {
         seen.push((item.expect("an item"), started.elapsed().as_millis()));
     }
     assert_eq!(seen, [(1, 0), (2, 100), (3, 200)]);
+    assert_eq!(started.elapsed(), Duration::from_millis(200), "the end of the stream waits for nothing");
 
     let exceeding = LimitedStream::new(stream::iter([1]), limiter, 7_u64).cost(2);
     let error: Error = exceeding.try_collect::<Vec<_>>().await.expect_err("a cost above the burst");
     assert!(error.is_config(), "{error}");
+}
+
+/// An endless stream with a given size hint.
+struct Endless((usize, Option<usize>));
+
+impl Stream for Endless {
+    type Item = u32;
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<u32>> {
+        Poll::Ready(Some(1))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0
+    }
+}
+
+/// The item that waits is one of those that the stream will yield.
+#[tokio::test(start_paused = true)]
+async fn size_hint_of_a_limited_stream_counts_the_waiting_item() {
+    const MAX: usize = usize::MAX;
+    for (inner, expected) in [
+        ((0, None), (1, None)),
+        ((5, Some(7)), (6, Some(8))),
+        ((MAX, None), (MAX, None)),
+        ((MAX - 1, Some(MAX - 1)), (MAX, Some(MAX))),
+        ((MAX, Some(MAX)), (MAX, None)),
+    ] {
+        let mut items = LimitedStream::new(Endless(inner), memory(Gcra::new(Quota::per_second(10)).burst(1)), 7_u64);
+        assert_eq!(items.size_hint(), inner);
+        assert!(items.next().await.is_some_and(|item| item.is_ok()));
+        assert_eq!(items.size_hint(), inner);
+        assert!(poll_fn(|cx| Poll::Ready(Pin::new(&mut items).poll_next(cx))).await.is_pending());
+        assert_eq!(items.size_hint(), expected);
+    }
 }
 
 /// A key that cannot be cloned: the adaptors do not copy it for each item.
@@ -158,6 +237,7 @@ impl Sink<u32> for Broken {
 #[tokio::test(start_paused = true)]
 async fn item_that_the_sink_cannot_accept_is_not_charged() {
     let limiter = memory::<u64, _>(FixedWindow::new(Quota::per_hour(2)));
+    let started = Instant::now();
     let mut broken = LimitedSink::new(Broken, limiter.clone(), 7);
     let error = broken.send(1).await.expect_err("a closed sink");
     assert!(matches!(&error, LimitedSinkError::Sink(error) if error.kind() == std::io::ErrorKind::BrokenPipe));
@@ -173,4 +253,33 @@ async fn item_that_the_sink_cannot_accept_is_not_charged() {
     ready(&mut items).await.expect("ready");
     items.send(1).await.expect("accepted");
     assert_eq!(limiter.check(&7, 0).remaining(), Some(1));
+    assert_eq!(started.elapsed(), Duration::ZERO, "in a later window");
+    items.send(2).await.expect("accepted");
+    assert_eq!(limiter.check(&7, 0).remaining(), Some(0), "each item is charged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_of_a_limited_sink_has_the_source_of_the_inner_error() {
+    use std::error::Error as _;
+
+    #[derive(Debug)]
+    struct Outer(std::fmt::Error);
+
+    impl std::fmt::Display for Outer {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("outer")
+        }
+    }
+
+    impl std::error::Error for Outer {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    let error = LimitedSinkError::Sink(Outer(std::fmt::Error));
+    assert_eq!(error.to_string(), "outer");
+    assert!(error.source().expect("the source of the inner error").is::<std::fmt::Error>());
+    let without: LimitedSinkError<Outer> = LimitedSinkError::Limiter(Error::config("invalid"));
+    assert!(without.source().is_none());
 }

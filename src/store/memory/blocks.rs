@@ -82,9 +82,8 @@ impl EvictionPolicy<[u64; 1]> for BlockEviction {
         (0, until)
     }
 
-    fn carry_over(&self, state: &mut [u64; 1], from: &[u64; 1]) {
-        state[0] = state[0].max(from[0]);
-    }
+    /// The table evicts without carrying over.
+    fn carry_over(&self, _state: &mut [u64; 1], _from: &[u64; 1]) {}
 
     fn when_full(&self) -> WhenFull {
         WhenFull::Evict
@@ -142,5 +141,33 @@ mod tests {
         assert!(!blocks.any(after(20)));
         blocks.set(1, START, after(40), 100);
         assert!(blocks.any(after(39)));
+    }
+
+    /// Without blocked keys, a limit takes no memory for them.
+    #[test]
+    fn table_is_created_with_the_first_block() {
+        let blocks = Blocks::default();
+        blocks.set(1, START, START, 100);
+        blocks.set(1, START, Timestamp::EPOCH, 100);
+        assert_eq!(blocks.bytes(), 0);
+        blocks.set(1, START, after(60), 100);
+        assert!(blocks.bytes() >= 100 * size_of::<[u64; 2]>());
+    }
+
+    /// With more blocked keys than the capacity, the blocks that end first are dropped.
+    #[test]
+    fn block_that_ends_first_is_evicted() {
+        let blocks = Blocks::default();
+        // Not below one another, as keys are hashes.
+        let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        blocks.set(hash(1), START, after(100_000), 1);
+        for key in 2..1_000 {
+            blocks.set(hash(key), START, after(key), 1);
+        }
+        assert_eq!(blocks.remaining(hash(1), START), Some(Duration::from_secs(100_000)));
+        let kept = (2..1_000).filter(|&key| blocks.remaining(hash(key), START).is_some()).count();
+        assert!((50..200).contains(&kept), "{kept} of the smallest table's slots");
+        let newest = (900..1_000).filter(|&key| blocks.remaining(hash(key), START).is_some()).count();
+        assert!(newest > 80, "{newest} of the hundred blocks that end last");
     }
 }

@@ -31,6 +31,19 @@ fn every_pair_of_candidate_sets_is_equally_likely() {
     assert!(counts.values().all(|count| count.abs_diff(MEAN.0) < MEAN.1), "{counts:?}");
 }
 
+/// 0.376 sets for each key, as `with_capacity` documents, and the slack. The product is computed without an overflow.
+#[test]
+fn number_of_sets_grows_by_376_for_every_1000_keys() {
+    let few = 0..500;
+    let many = [1_000, 1_000_000, 1_000_001, 1 << 32, usize::MAX / 2, usize::MAX - 124, usize::MAX];
+    for keys in few.chain(many) {
+        let expected = (keys as u128 * 376 / 1_000).saturating_add(Words::SLACK_SETS as u128);
+        assert_eq!(Words::sets_for_keys(keys) as u128, expected, "{keys} keys");
+    }
+    let fill = 1e6 / (3.0 * f64::from(u32::try_from(Words::sets_for_keys(1_000_000)).expect("a small table")));
+    assert!((0.886..0.887).contains(&fill), "the documented fill of a large table: {fill}");
+}
+
 /// Checks that a table with a capacity of `keys` stores this number of live keys.
 fn check_capacity(keys: usize, seed: u64) {
     let table = Words::with_capacity(keys, 2, WhenFull::Evict);

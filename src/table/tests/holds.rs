@@ -75,3 +75,19 @@ fn removed_key_keeps_its_held_amount_and_its_slot() {
     assert!(try_put(&table, 9, 1, 1000));
     check_structure(&table);
 }
+
+/// A map has a power of two of buckets, of which it uses seven eighths. A bucket takes a fingerprint, an amount and a
+/// byte.
+#[test]
+fn held_amounts_are_counted_in_bytes() {
+    /// Sixteen shards of 4096 buckets: between 1793 and 3584 amounts each, far from both.
+    const HOLDS: usize = if cfg!(miri) { 0 } else { 16 * 2_700 };
+    const BYTES: usize = if cfg!(miri) { 0 } else { 16 * 4_096 * (8 + 8 + 1) };
+    let table = Words::with_capacity(HOLDS, 2, WhenFull::Evict);
+    let empty = table.bytes();
+    for hash in Hashes(5).take(HOLDS) {
+        hold(&table, hash, 1, 1);
+    }
+    let added = table.bytes() - empty;
+    assert!(added.abs_diff(BYTES) <= BYTES / 100, "{added} bytes, and {BYTES} are expected");
+}

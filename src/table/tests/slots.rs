@@ -113,3 +113,26 @@ fn relocation_onto_an_idle_key_raises_the_horizon() {
     assert_eq!([from, to].map(|set| table.horizons.of(set)), [0, 200]);
     check_structure(&table);
 }
+
+#[test]
+fn key_that_becomes_idle_is_not_live() {
+    let (table, keys) = full_pair();
+    let live = |now| {
+        let mut live = Vec::new();
+        table.for_each_live(now, |fingerprint, until, _| live.push((until, fingerprint)));
+        live.sort_unstable();
+        live
+    };
+    let all: Vec<_> = (100..).zip(keys).collect();
+    assert_eq!((live(99), table.count_live(99)), (all.clone(), 6));
+    assert_eq!((live(100), table.count_live(100)), (all[1..].to_vec(), 5));
+    assert_eq!((live(105), table.count_live(105)), (Vec::new(), 0));
+}
+
+/// A set takes two cache lines, and 64 sets share a horizon.
+#[test]
+fn bytes_are_those_of_sets_and_horizons() {
+    let bytes = |sets| table_of(sets).bytes();
+    assert_eq!(bytes(65) - bytes(64), 128 + 8);
+    assert_eq!(bytes(640) - bytes(64), 576 * 128 + 9 * 8);
+}

@@ -1,0 +1,118 @@
+//! Threads that are descheduled after they have read the clock: a late thread must not take the states that others have
+//! written meanwhile for those of a clock that stepped back.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Held, Limiter, Outcome};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Limit, Memory, Quota, SlidingLog, SlidingWindow, Timestamp,
+    TokenBucket, per_key,
+};
+
+const TWO: Quota = Quota::per_second(2);
+
+/// Returns these times, and then the last one again and again.
+#[derive(Clone, Default)]
+struct ReadingsClock(Arc<Mutex<VecDeque<u64>>>);
+
+impl ReadingsClock {
+    /// Sets the next times, in seconds.
+    fn set(&self, seconds: &[u64]) {
+        *self.0.lock().expect("no panic") = seconds.iter().copied().collect();
+    }
+}
+
+impl Clock for ReadingsClock {
+    fn now(&self) -> Timestamp {
+        let mut readings = self.0.lock().expect("no panic");
+        let seconds = if readings.len() > 1 { readings.pop_front() } else { readings.front().copied() };
+        Timestamp::from_micros(seconds.expect("a time") * 1_000_000)
+    }
+}
+
+/// Limiters of two requests per second: with one limit, with one that is chosen by the key, and with several.
+fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
+    macro_rules! limiters {
+        ($($limits:expr),+ $(,)?) => {
+            [$(BoxLimiter::new(Memory::builder($limits).max_keys(20).clock(clock.clone()).build().expect("limits"))),+]
+        };
+    }
+    let slow = || Limit::new("slow", FixedWindow::new(Quota::per_hour(100)));
+    limiters![
+        FixedWindow::new(TWO),
+        TokenBucket::new(TWO),
+        SlidingLog::new(TWO),
+        SlidingWindow::new(TWO),
+        per_key(|_: &str| FixedWindow::new(TWO)),
+        (Limit::new("fast", FixedWindow::new(TWO)), slow()),
+        vec![DynLimit::new(slow()), DynLimit::new(Limit::new("fast", TokenBucket::new(TWO)))],
+    ]
+}
+
+fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> Outcome {
+    let Acquisition::Ready(outcome) = limiter.acquire("alice", options) else { panic!("memory decides immediately") };
+    outcome.expect("memory never fails")
+}
+
+fn hold(limiter: &impl Limiter<str>) -> Held {
+    acquire(limiter, AcquireOptions::default().hold()).held.expect("the limits allow the hold")
+}
+
+fn peek(limiter: &impl Limiter<str>) -> Decision {
+    limiter.peek("alice", AcquireOptions::default()).try_ready().expect("memory is ready").expect("a decision")
+}
+
+/// The late thread has read the clock at 10 s, and decides after another one has charged at 20 s.
+#[test]
+fn late_decision_counts_charges_of_a_later_time() {
+    let clock = ReadingsClock::default();
+    for (index, limiter) in limiters(&clock).into_iter().enumerate() {
+        clock.set(&[20]);
+        assert!(acquire(&limiter, AcquireOptions::cost(2)).decision.is_allowed());
+        // The limiter reads the clock again when it leaves the fast path.
+        for times in [&[10, 20][..], &[10, 10, 20]] {
+            for options in [AcquireOptions::default(), AcquireOptions::default().hold()] {
+                clock.set(times);
+                let late = acquire(&limiter, options).decision;
+                assert!(!late.is_allowed(), "limiter {index}");
+                assert_eq!(late.decided_at(), Timestamp::from_micros(20_000_000), "limiter {index}");
+            }
+        }
+        clock.set(&[10, 20]);
+        assert!(!peek(&limiter).is_allowed(), "limiter {index}");
+    }
+}
+
+/// The late thread settles at 10 s, after another one has charged at 20 s.
+#[test]
+fn late_settlement_keeps_charges_of_a_later_time() {
+    let clock = ReadingsClock::default();
+    for (index, limiter) in limiters(&clock).into_iter().enumerate() {
+        clock.set(&[10]);
+        let held = hold(&limiter);
+        clock.set(&[20]);
+        assert!(acquire(&limiter, AcquireOptions::default()).decision.is_allowed());
+        clock.set(&[10, 20]);
+        held.settle(1).try_ready().expect("ready").expect("settled");
+        clock.set(&[20]);
+        assert!(!peek(&limiter).is_allowed(), "limiter {index}");
+    }
+}
+
+/// A thread that is late by less than the time in which all usage ends decides by the time that it has read.
+#[test]
+fn slightly_late_settlement_is_charged_at_its_own_time() {
+    let clock = ReadingsClock::default();
+    let hour = FixedWindow::new(Quota::per_hour(2));
+    let limiter = Memory::builder(hour).max_keys(20).clock(clock.clone()).build().expect("a limit");
+    clock.set(&[10]);
+    let held = hold(&limiter);
+    clock.set(&[20]);
+    assert!(limiter.check("alice", 1).is_allowed());
+    clock.set(&[10, 20]);
+    held.settle(1).try_ready().expect("ready").expect("settled");
+    clock.set(&[20]);
+    assert_eq!(peek(&limiter).retry_after(), Some(Duration::from_secs(3600)));
+}
