@@ -210,7 +210,8 @@ impl Broken<'_> {
         // In the order of the calls.
         for done in run.executions.iter().filter(|done| done.verdict == Verdict::Allowed) {
             let call = run.calls[done.call];
-            if call.answered_at.is_none() {
+            // A call that was sent again has had a reply: that the server lacks the script.
+            if call.answered_at.is_none() && !call.is_repeated {
                 lost.entry(call.connection).or_default().push(done.call);
             }
         }

@@ -283,7 +283,12 @@ impl Server {
             FaultKind::OutOfMemory => self.is_out_of_memory = false,
             FaultKind::Busy => self.is_busy = false,
             FaultKind::CutInReply(_) => self.cut_in_reply = None,
-            FaultKind::Foreign(key) => self.store.set_foreign(key, false),
+            FaultKind::Foreign(key) => {
+                // On the replica, too: a fail-over would bring the value back, and the fault would not end.
+                for store in [Some(&mut self.store), self.snapshot.as_mut()].into_iter().flatten() {
+                    store.set_foreign(key, false);
+                }
+            }
             _ => {}
         }
     }
