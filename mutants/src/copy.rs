@@ -11,6 +11,8 @@ use crate::mutate::Mutants;
 
 /// Where the script of a limiter is assembled.
 const SCRIPT: &str = "src/store/redis/script/source.rs";
+/// Where tests assemble a script by themselves.
+const TEST_SCRIPT: &str = "tests/redis/lua.rs";
 const RUNTIME: &str = include_str!("runtime.rs");
 /// How often the mutants that do not compile are removed.
 const MAX_BUILDS: usize = 12;
@@ -42,7 +44,15 @@ impl Copy {
         let copy = Self { repository: repository.to_owned(), folder: folder.to_owned(), files };
         for file in &copy.files {
             if file != "Cargo.toml" && !file.starts_with("src/") {
-                copy.write(file, &fs::read(repository.join(file)).expect("a file"));
+                let mut contents = fs::read(repository.join(file)).expect("a file");
+                if file == TEST_SCRIPT {
+                    let text = String::from_utf8(contents).expect("text");
+                    let complete = "parts.concat()\n";
+                    assert!(text.contains(complete), "{TEST_SCRIPT} has changed: where a script is complete is not found");
+                    let mutated = "tower_ratelimit::__mutants::lua(parts.concat())\n";
+                    contents = text.replace(complete, mutated).into_bytes();
+                }
+                copy.write(file, &contents);
             }
         }
         if let Ok(lock) = fs::read(repository.join("Cargo.lock")) {

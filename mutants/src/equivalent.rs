@@ -28,9 +28,12 @@ impl Equivalent {
         })
     }
 
-    /// Returns the lines of a folder that are no mutant of the present sources.
-    pub(crate) fn outdated(&self, folders: &[String]) -> Vec<&str> {
-        let is_searched = |line: &str| folders.iter().any(|folder| line.starts_with(folder.as_str()));
+    /// Returns the lines of the folders, and with `lua` of the Lua scripts, that are no mutant of the present sources.
+    pub(crate) fn outdated(&self, folders: &[String], lua: bool) -> Vec<&str> {
+        let is_searched = |line: &str| {
+            let is_of_folder = folders.iter().any(|folder| line.starts_with(folder.as_str()));
+            if line.contains(".lua `") { lua } else { is_of_folder }
+        };
         let unused = self.found.iter().filter(|&(line, &found)| !found && is_searched(line));
         unused.map(|(line, _)| line.as_str()).collect()
     }

@@ -115,7 +115,8 @@ impl Evaluation<'_> {
                         let outcome = self.known(describe(mutant)).unwrap_or_else(|| evaluate(mutant, &likely));
                         let result = Result { mutant: describe(mutant).clone(), folder: folder.to_owned(), outcome };
                         if outcome > Outcome::Killed && outcome < Outcome::Equivalent {
-                            println!("{}", result.line());
+                            // The second line is the one to list if no law can notice the mutant.
+                            println!("{}\n    {}", result.line(), result.mutant.listed_as());
                         }
                         let mut results = results.lock().expect("no panic");
                         results.push(result);

@@ -37,7 +37,9 @@ fn add(file: &str, text: &str, mutants: &mut Vec<LuaMutant>) {
     let mut function = String::new();
     for (index, token) in tokens.iter().enumerate() {
         if index > 0 && tokens[index - 1].text == "function" && token.is_name() {
-            function = token.text.to_owned();
+            // Also `this.charged`: two tables may have functions of one name.
+            let dotted = tokens[index..].iter().take_while(|token| token.is_name() || token.text == ".");
+            function = dotted.map(|token| token.text).collect();
         }
         let mut changes: Vec<(String, std::ops::Range<usize>, String)> = Vec::new();
         for to in replacements(&tokens, index) {

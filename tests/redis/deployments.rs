@@ -10,10 +10,12 @@ use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
 /// A single Redis, a cluster of three masters, and a master with Sentinels.
+///
+/// With the environment variable `ONLY_SINGLE_REDIS` it is the single Redis only. Mutation testing sets it: the script
+/// is equal in all deployments, and the others take seconds to start.
 pub(crate) struct Deployments {
     alone: Server,
-    cluster: Cluster,
-    sentinel: SentinelDeployment,
+    others: Option<(Cluster, SentinelDeployment)>,
 }
 
 impl Deployments {
@@ -32,13 +34,13 @@ impl Deployments {
     }
 
     fn start() -> Self {
+        if std::env::var_os("ONLY_SINGLE_REDIS").is_some() {
+            return Self { alone: Server::start(), others: None };
+        }
         thread::scope(|scope| {
             let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(SentinelDeployment::start));
-            Self {
-                alone: Server::start(),
-                cluster: cluster.join().expect("a cluster"),
-                sentinel: sentinel.join().expect("Sentinels"),
-            }
+            let alone = Server::start();
+            Self { alone, others: Some((cluster.join().expect("a cluster"), sentinel.join().expect("Sentinels"))) }
         })
     }
 
@@ -47,7 +49,11 @@ impl Deployments {
     }
 
     /// Each deployment with its name.
-    pub(crate) fn each(&self) -> [(&'static str, RedisServer); 3] {
-        [("Redis", self.alone.open()), ("a cluster", self.cluster.open()), ("Sentinel", self.sentinel.open())]
+    pub(crate) fn each(&self) -> Vec<(&'static str, RedisServer)> {
+        let mut each = vec![("Redis", self.alone.open())];
+        if let Some((cluster, sentinel)) = &self.others {
+            each.extend([("a cluster", cluster.open()), ("Sentinel", sentinel.open())]);
+        }
+        each
     }
 }

@@ -9,8 +9,9 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, Clock as _, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
+    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
+    per_key,
 };
 
 use crate::cell;
@@ -42,11 +43,23 @@ impl Random {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trace {
+    Plain,
+    /// A third of the requests hold their cost.
+    Holds,
+    /// The clock steps back. Without blocks, which then last longer in Redis: see docs/redis.md.
+    ClockSteps,
+}
+
 /// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
 const STEPS: usize = 3_000;
 
+/// Ten years. The scripts compute exactly up to the year 2255, and the longest period is 200 years.
+const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
-async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
+async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace)
 where
     L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
@@ -54,12 +67,12 @@ where
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { steps } else { steps / 6 };
         // The name is unique, because tests share the deployments.
-        let name = format!("{name} {seed} with holds {holds} on {deployment}");
-        compare_on(server, &name, limits.clone(), seed, steps, holds).await;
+        let name = format!("{name} {seed} {trace:?} on {deployment}");
+        compare_on(server, &name, limits.clone(), seed, steps, trace).await;
     }
 }
 
-async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, holds: bool)
+async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, trace: Trace)
 where
     L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
@@ -72,9 +85,9 @@ where
     let redis = redis.build().expect("limits");
     let mut random = Random(seed);
     let mut held: Vec<(Held, Held)> = Vec::new();
-    let mut step = 0;
+    let (mut step, mut wait) = (0, None);
     while step < steps {
-        advance(&clock, &mut random);
+        advance(&clock, &mut random, wait.take(), trace == Trace::ClockSteps);
         let caller = caller(&mut random);
         match random.below(40) {
             0 => {
@@ -86,7 +99,7 @@ where
                 memory.reset(&caller).await.expect("done");
                 redis.reset(&caller).await.expect("done");
             }
-            2 => {
+            2 if trace != Trace::ClockSteps => {
                 // Also the shortest blocks: none, and of microseconds.
                 let micros = if random.one_in(3) { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
@@ -95,7 +108,9 @@ where
                 redis.block(&limit, &caller, span).await.expect("done");
             }
             3 => {
-                let used = random.below(9);
+                // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
+                // clock then steps back.
+                let used = random.below(9).max(u64::from(trace == Trace::ClockSteps));
                 let limit = limit_of(&memory, &mut random, &caller).await;
                 memory.set_usage(&limit, &caller, used).await.expect("done");
                 redis.set_usage(&limit, &caller, used).await.expect("done");
@@ -119,8 +134,12 @@ where
                 let requests: Vec<_> = (0..count)
                     .map(|_| {
                         let caller = if random.one_in(2) { caller } else { self::caller(&mut random) };
-                        let options = random_options(&mut random);
-                        (caller, if holds && random.one_in(3) { options.hold() } else { options })
+                        let mut options = random_options(&mut random);
+                        if trace == Trace::ClockSteps {
+                            // In memory, a cost of zero also moves the key's time.
+                            options.cost = options.cost.max(1);
+                        }
+                        (caller, if trace == Trace::Holds && random.one_in(3) { options.hold() } else { options })
                     })
                     .collect();
                 let from_redis = join_all(
@@ -130,6 +149,7 @@ where
                     let from_memory = memory.acquire(caller, *options).await.expect("an answer");
                     let from_redis = from_redis.expect("an answer");
                     assert_eq!(from_memory.decision, from_redis.decision, "{name} {step} {caller:?} {options:?}");
+                    wait = from_memory.decision.retry_after().or(wait);
                     assert_eq!(
                         from_memory.decision.is_estimate(),
                         from_redis.decision.is_estimate(),
@@ -156,8 +176,20 @@ where
     drop(held);
 }
 
-/// Advances by zero up to a time after which every key is idle.
-fn advance(clock: &ManualClock, random: &mut Random) {
+/// Advances by zero up to a time after which every key is idle, or to the moments around the one at which a denied
+/// request is allowed.
+fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, steps_back: bool) {
+    let now = clock.now();
+    if let Some(wait) = wait.filter(|wait| *wait < LONG && random.one_in(4)) {
+        return clock.advance(wait.saturating_sub(Duration::from_micros(random.below(3))));
+    }
+    if steps_back && now > ManualClock::START.saturating_add(LONG) {
+        return clock.set(ManualClock::START);
+    }
+    if steps_back && random.one_in(8) {
+        let most = if random.one_in(2) { 300_000 } else { 20_000_000 };
+        return clock.set(Timestamp::from_micros(now.as_micros() - random.below(most)));
+    }
     let micros = match random.below(12) {
         0..=3 => 0,
         4 => random.below(4),
@@ -195,15 +227,15 @@ async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &C
 }
 
 /// One algorithm in three tiers.
-async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
+async fn alone<A: LuaAlgorithm + Clone>(trace: Trace, name: &str, tiers: [A; 3]) {
     let deployments = Deployments::shared();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
         let one = Limit::new("one", first).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, name, one, seed, holds).await;
+        compare(&deployments, name, one, seed, trace).await;
         let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
         let tiers = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, name, tiers, 10 + seed, holds).await;
+        compare(&deployments, name, tiers, 10 + seed, trace).await;
     }
 }
 
@@ -215,81 +247,89 @@ fn quotas() -> [Quota; 3] {
 mod traces {
     use super::*;
 
-    pub(super) async fn gcra(holds: bool) {
+    pub(super) async fn gcra(trace: Trace) {
         let [a, b, c] = quotas();
-        alone(holds, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+        alone(trace, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
     }
 
-    pub(super) async fn token_bucket(holds: bool) {
+    pub(super) async fn token_bucket(trace: Trace) {
         let [a, b, c] = quotas();
-        alone(holds, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
+        alone(trace, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
     }
 
-    pub(super) async fn leaky_bucket(holds: bool) {
+    pub(super) async fn leaky_bucket(trace: Trace) {
         let [a, b, c] = quotas();
-        alone(holds, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
+        alone(trace, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
     }
 
-    pub(super) async fn leaky_queue(holds: bool) {
+    pub(super) async fn leaky_queue(trace: Trace) {
         let [a, b, c] = quotas();
         alone(
-            holds,
+            trace,
             "queue",
             [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)],
         )
         .await;
     }
 
-    pub(super) async fn fixed_window(holds: bool) {
+    pub(super) async fn fixed_window(trace: Trace) {
         let [a, b, c] = quotas();
-        alone(holds, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
+        alone(trace, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
     }
 
-    pub(super) async fn sliding_window(holds: bool) {
+    pub(super) async fn sliding_window(trace: Trace) {
         let [a, b, c] = quotas();
         alone(
-            holds,
+            trace,
             "strict",
             [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)],
         )
         .await;
     }
 
-    pub(super) async fn weighted_window(holds: bool) {
+    pub(super) async fn weighted_window(trace: Trace) {
         let [a, b, c] = quotas();
         let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
-        alone(holds, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
+        alone(trace, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
     }
 
     /// Tiers whose blocks differ in width and number, and of which some are weighted.
-    pub(super) async fn windows_of_both_forms(holds: bool) {
+    pub(super) async fn windows_of_both_forms(trace: Trace) {
         let [a, b, c] = quotas();
         let weighted = SlidingWindow::new(b).blocks(1).weighted();
-        alone(holds, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
+        alone(trace, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
     }
 
-    pub(super) async fn aligned_windows(holds: bool) {
+    pub(super) async fn aligned_windows(trace: Trace) {
         let [a, b, c] = quotas();
         let aligned = |quota| FixedWindow::new(quota).aligned_to_clock();
-        alone(holds, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
+        alone(trace, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
     }
 
-    pub(super) async fn sliding_log(holds: bool) {
+    pub(super) async fn sliding_log(trace: Trace) {
         let [a, b, c] = quotas();
-        alone(holds, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+        alone(trace, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
     }
 
     /// Rates whose products exceed 2^53, where the Lua script computes in digits.
-    pub(super) async fn fine_rates(holds: bool) {
+    pub(super) async fn fine_rates(trace: Trace) {
         let fine = [
             Quota::new(999_983, Duration::from_micros(999_999_937)),
             Quota::new(999_999_937, Duration::from_micros(999_983)),
             Quota::new(67_108_859, Duration::from_micros(67_108_863)),
         ];
-        alone(holds, "fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
+        alone(trace, "fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
     }
 
-    pub(super) async fn several_together(holds: bool) {
+    /// Near the longest period, 200 years: no start is scheduled beyond it.
+    pub(super) async fn long_periods(trace: Trace) {
+        let years = |years: u64| Duration::from_secs(years * 365 * 24 * 60 * 60);
+        let [a, b, c] = [Quota::new(3, years(120)), Quota::new(4, years(150)), Quota::new(4, years(90))];
+        let queue = |quota, waiting| LeakyQueue::new(quota).max_waiting(waiting);
+        alone(trace, "years", [queue(a, 3), queue(b, 4), queue(c, 7)]).await;
+    }
+
+    pub(super) async fn several_together(trace: Trace) {
         let ([a, b, c], deployments) = (quotas(), Deployments::shared());
         for seed in 21..=23 {
             let limits = (
@@ -298,16 +338,16 @@ mod traces {
                 Limit::new("all", SlidingWindow::new(c)).keyed_by(|_: &Caller| ()),
                 Limit::new("shadow", FixedWindow::new(a)).keyed_by(|caller: &Caller| caller.team).shadow(),
             );
-            compare(&deployments, "mixed", limits, seed, holds).await;
+            compare(&deployments, "mixed", limits, seed, trace).await;
         }
     }
 
-    pub(super) async fn in_flight_alone(holds: bool) {
-        alone(holds, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+    pub(super) async fn in_flight_alone(trace: Trace) {
+        alone(trace, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
     }
 
     /// With rates, a fixed cost, and as a shadow beside a limit that schedules.
-    pub(super) async fn in_flight_with_rates(holds: bool) {
+    pub(super) async fn in_flight_with_rates(trace: Trace) {
         let ([a, b, c], deployments) = (quotas(), Deployments::shared());
         for seed in 51..=54 {
             let limits = (
@@ -316,17 +356,17 @@ mod traces {
                 Limit::new("log", SlidingLog::new(c)).keyed_by(|caller: &Caller| caller.team),
                 Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()).fixed_cost(1),
             );
-            compare(&deployments, "flights and rates", limits, seed, holds).await;
+            compare(&deployments, "flights and rates", limits, seed, trace).await;
             let limits = (
                 Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
                 Limit::new("window", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
                 Limit::new("shadow", InFlight::new(2)).keyed_by(|caller: &Caller| caller.user).shadow(),
             );
-            compare(&deployments, "shadow flights", limits, seed + 10, holds).await;
+            compare(&deployments, "shadow flights", limits, seed + 10, trace).await;
         }
     }
 
-    pub(super) async fn several_with_scheduling(holds: bool) {
+    pub(super) async fn several_with_scheduling(trace: Trace) {
         let ([a, b, _], deployments) = (quotas(), Deployments::shared());
         for seed in 31..=33 {
             let limits = (
@@ -334,54 +374,57 @@ mod traces {
                 Limit::new("bucket", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team),
                 Limit::new("shadow", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user).shadow(),
             );
-            compare(&deployments, "turns", limits, seed, holds).await;
+            compare(&deployments, "turns", limits, seed, trace).await;
         }
     }
 
     /// Limits with a fixed cost beside limits with the cost of the request.
-    pub(super) async fn fixed_costs(holds: bool) {
+    pub(super) async fn fixed_costs(trace: Trace) {
         let ([a, b, c], deployments) = (quotas(), Deployments::shared());
         let one = Limit::new("one", Gcra::new(a)).fixed_cost(2).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, "fixed bucket", one, 51, holds).await;
+        compare(&deployments, "fixed bucket", one, 51, trace).await;
         let one = Limit::new("one", FixedWindow::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, "fixed window", one, 52, holds).await;
+        compare(&deployments, "fixed window", one, 52, trace).await;
         let limits = (
             Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
             Limit::new("tokens", TokenBucket::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
             Limit::new("log", SlidingLog::new(b)).fixed_cost(2).keyed_by(|caller: &Caller| caller.team),
             Limit::new("shadow", FixedWindow::new(a)).fixed_cost(3).keyed_by(|caller: &Caller| caller.team).shadow(),
         );
-        compare(&deployments, "requests and tokens", limits, 53, holds).await;
+        compare(&deployments, "requests and tokens", limits, 53, trace).await;
         let limits = (
             Limit::new("requests", LeakyQueue::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
             Limit::new("tokens", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
             Limit::new("none", SlidingWindow::new(c)).fixed_cost(0).keyed_by(|caller: &Caller| caller.team),
         );
-        compare(&deployments, "scheduled requests and tokens", limits, 54, holds).await;
+        compare(&deployments, "scheduled requests and tokens", limits, 54, trace).await;
     }
 }
 
 macro_rules! agree {
-    ($($name:ident),+ $(,)?) => {
+    ($trace:ident: $($name:ident),+ $(,)?) => {
         $(
             #[tokio::test]
             async fn $name() {
-                traces::$name(false).await;
+                super::traces::$name(super::Trace::$trace).await;
             }
         )+
+    };
+}
+
+macro_rules! agree_on_all_traces {
+    ($($name:ident),+ $(,)?) => {
+        mod memory_and_redis_agree {
+            agree!(Plain: $($name),+);
+        }
 
         mod memory_and_redis_agree_on_holds {
-            $(
-                #[tokio::test]
-                async fn $name() {
-                    super::traces::$name(true).await;
-                }
-            )+
+            agree!(Holds: $($name),+);
         }
     };
 }
 
-agree! {
+agree_on_all_traces! {
     gcra,
     token_bucket,
     leaky_bucket,
@@ -398,6 +441,23 @@ agree! {
     several_together,
     several_with_scheduling,
     fixed_costs,
+}
+
+mod memory_and_redis_agree_when_the_clock_steps_back {
+    agree! {
+        ClockSteps:
+        gcra,
+        token_bucket,
+        leaky_bucket,
+        leaky_queue,
+        fixed_window,
+        sliding_window,
+        weighted_window,
+        aligned_windows,
+        sliding_log,
+        fine_rates,
+        long_periods,
+    }
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

@@ -87,18 +87,26 @@ end
 
 /// The script of a limiter with one limit, assembled as by the store.
 pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
-    let short = short.map_or_else(String::new, |short| {
-        format!("{short}{}", include_str!("../../src/store/redis/script/fast_reply.lua"))
-    });
-    format!(
-        "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
-        include_str!("../../src/store/redis/script/prelude.lua"),
-        concat!(
-            include_str!("../../src/store/redis/script/read.lua"),
-            include_str!("../../src/store/redis/script/holds.lua"),
-            include_str!("../../src/store/redis/script/driver.lua"),
-        )
-    )
+    assemble(&[kernel], short, false)
+}
+
+/// The script of a limiter with these limits, assembled as by the store.
+pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> String {
+    let mut parts = vec![include_str!("../../src/store/redis/script/prelude.lua").to_owned()];
+    if let Some(short) = short {
+        parts.extend([short, include_str!("../../src/store/redis/script/fast_reply.lua")].map(str::to_owned));
+    }
+    parts.push("local kernels = {}\n".to_owned());
+    for (index, kernel) in (1..).zip(kernels) {
+        parts.push(format!("kernels[{index}] = (function()\n{kernel}\nend)()\n"));
+    }
+    parts.push(include_str!("../../src/store/redis/script/read.lua").to_owned());
+    parts.push(include_str!("../../src/store/redis/script/holds.lua").to_owned());
+    if leases {
+        parts.push(include_str!("../../src/store/redis/script/lease.lua").to_owned());
+    }
+    parts.push(include_str!("../../src/store/redis/script/driver.lua").to_owned());
+    parts.concat()
 }
 
 /// One batch of decisions at `now`: (key index, cost) each, with parameters by `params`.

@@ -45,6 +45,10 @@ mod overload;
 mod panics;
 mod process_death;
 mod proxy;
+#[allow(clippy::float_cmp, reason = "the numbers are whole")]
+mod script_model;
+#[allow(clippy::float_cmp, reason = "the numbers are whole")]
+mod script_values;
 mod secure;
 mod sentinel;
 mod sentinel_server;

@@ -126,6 +126,25 @@ async fn ttl_is_bounded_after_a_shorter_period() {
     check_ttl_covers_the_state(before, Quota::per_hour(10)).await;
 }
 
+/// A write extends the key's expiry by a second more than is needed, so that the writes of the next second keep it.
+#[tokio::test]
+async fn writes_extend_the_expiry_once_per_second() {
+    let server = Server::start();
+    for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(1_000_000), None::<&ManualClock>) {
+        server.command(&["CONFIG", "RESETSTAT"]);
+        let began = Instant::now();
+        for _ in 0..50 {
+            acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+        }
+        let calls = calls(&server).into_iter();
+        let extended = calls.filter(|(name, _)| ["PSETEX", "PEXPIRE"].contains(&name.as_str())).map(|(_, count)| count);
+        // The first write, and those after each second; a block of a sliding window may begin in between.
+        let most = 3 + began.elapsed().as_secs();
+        let extended: u64 = extended.sum();
+        assert!(extended <= most, "{name}: {extended} of 50 writes, at most {most}");
+    }
+}
+
 #[tokio::test]
 async fn denied_and_free_requests_write_no_key() {
     let server = Server::start();

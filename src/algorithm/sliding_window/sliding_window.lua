@@ -96,7 +96,8 @@ local function peek(s, now, max_delay, p)
         local admits_at = (blocks[i] + p[3] + 1) * width - floor(left * width / sharing)
         if admits_at < from then admits_at = from end
         if admits_at < expiry[i] then
-          return admits_at - now
+          from = admits_at
+          break
         end
       end
     end
