@@ -370,6 +370,10 @@ impl WorldState {
     fn cut_all(&mut self, bytes: usize) {
         for index in 0..self.connections.len() {
             let connection = &mut self.connections[index];
+            // A reset on its way is not lost: the client would wait for ever.
+            if connection.to_client.data.iter().any(|data| data.is_last) {
+                continue;
+            }
             connection.to_server.data.clear();
             connection.to_client.data.truncate(1);
             for data in &mut connection.to_client.data {

@@ -1,0 +1,148 @@
+//! Each trace, with and without holds.
+
+use super::*;
+
+pub(super) async fn gcra(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+}
+
+pub(super) async fn token_bucket(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
+}
+
+pub(super) async fn leaky_bucket(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
+}
+
+pub(super) async fn leaky_queue(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "queue", [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)])
+        .await;
+}
+
+pub(super) async fn fixed_window(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
+}
+
+pub(super) async fn sliding_window(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "strict", [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)])
+        .await;
+}
+
+pub(super) async fn weighted_window(trace: Trace) {
+    let [a, b, c] = quotas();
+    let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
+    alone(trace, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
+}
+
+/// Tiers whose blocks differ in width and number, and of which some are weighted.
+pub(super) async fn windows_of_both_forms(trace: Trace) {
+    let [a, b, c] = quotas();
+    let weighted = SlidingWindow::new(b).blocks(1).weighted();
+    alone(trace, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
+}
+
+pub(super) async fn aligned_windows(trace: Trace) {
+    let [a, b, c] = quotas();
+    let aligned = |quota| FixedWindow::new(quota).aligned_to_clock();
+    alone(trace, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
+}
+
+pub(super) async fn sliding_log(trace: Trace) {
+    let [a, b, c] = quotas();
+    alone(trace, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+}
+
+/// Rates whose products exceed 2^53, where the Lua script computes in digits.
+pub(super) async fn fine_rates(trace: Trace) {
+    let fine = [
+        Quota::new(999_983, Duration::from_micros(999_999_937)),
+        Quota::new(999_999_937, Duration::from_micros(999_983)),
+        Quota::new(67_108_859, Duration::from_micros(67_108_863)),
+    ];
+    alone(trace, "fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
+}
+
+/// Near the longest period, 200 years: no start is scheduled beyond it.
+pub(super) async fn long_periods(trace: Trace) {
+    let years = |years: u64| Duration::from_secs(years * 365 * 24 * 60 * 60);
+    let [a, b, c] = [Quota::new(3, years(120)), Quota::new(4, years(150)), Quota::new(4, years(90))];
+    let queue = |quota, waiting| LeakyQueue::new(quota).max_waiting(waiting);
+    alone(trace, "years", [queue(a, 3), queue(b, 4), queue(c, 7)]).await;
+}
+
+pub(super) async fn several_together(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 21..=23 {
+        let limits = (
+            Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.team),
+            Limit::new("all", SlidingWindow::new(c)).keyed_by(|_: &Caller| ()),
+            Limit::new("shadow", FixedWindow::new(a)).keyed_by(|caller: &Caller| caller.team).shadow(),
+        );
+        compare(&deployments, "mixed", limits, seed, trace).await;
+    }
+}
+
+pub(super) async fn in_flight_alone(trace: Trace) {
+    alone(trace, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+}
+
+/// With rates, a fixed cost, and as a shadow beside a limit that schedules.
+pub(super) async fn in_flight_with_rates(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 51..=54 {
+        let limits = (
+            Limit::new("streams", InFlight::new(4)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("log", SlidingLog::new(c)).keyed_by(|caller: &Caller| caller.team),
+            Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()).fixed_cost(1),
+        );
+        compare(&deployments, "flights and rates", limits, seed, trace).await;
+        let limits = (
+            Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("window", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
+            Limit::new("shadow", InFlight::new(2)).keyed_by(|caller: &Caller| caller.user).shadow(),
+        );
+        compare(&deployments, "shadow flights", limits, seed + 10, trace).await;
+    }
+}
+
+pub(super) async fn several_with_scheduling(trace: Trace) {
+    let ([a, b, _], deployments) = (quotas(), Deployments::shared());
+    for seed in 31..=33 {
+        let limits = (
+            Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("bucket", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team),
+            Limit::new("shadow", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user).shadow(),
+        );
+        compare(&deployments, "turns", limits, seed, trace).await;
+    }
+}
+
+/// Limits with a fixed cost beside limits with the cost of the request.
+pub(super) async fn fixed_costs(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    let one = Limit::new("one", Gcra::new(a)).fixed_cost(2).keyed_by(|caller: &Caller| caller.user);
+    compare(&deployments, "fixed bucket", one, 51, trace).await;
+    let one = Limit::new("one", FixedWindow::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user);
+    compare(&deployments, "fixed window", one, 52, trace).await;
+    let limits = (
+        Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("tokens", TokenBucket::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("log", SlidingLog::new(b)).fixed_cost(2).keyed_by(|caller: &Caller| caller.team),
+        Limit::new("shadow", FixedWindow::new(a)).fixed_cost(3).keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&deployments, "requests and tokens", limits, 53, trace).await;
+    let limits = (
+        Limit::new("requests", LeakyQueue::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("tokens", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("none", SlidingWindow::new(c)).fixed_cost(0).keyed_by(|caller: &Caller| caller.team),
+    );
+    compare(&deployments, "scheduled requests and tokens", limits, 54, trace).await;
+}
