@@ -48,7 +48,10 @@ impl Copy {
                 if file == TEST_SCRIPT {
                     let text = String::from_utf8(contents).expect("text");
                     let complete = "parts.concat()\n";
-                    assert!(text.contains(complete), "{TEST_SCRIPT} has changed: where a script is complete is not found");
+                    assert!(
+                        text.contains(complete),
+                        "{TEST_SCRIPT} has changed: where a script is complete is not found"
+                    );
                     let mutated = "tower_ratelimit::__mutants::lua(parts.concat())\n";
                     contents = text.replace(complete, mutated).into_bytes();
                 }
