@@ -129,8 +129,11 @@ impl Cluster {
     }
 }
 
+/// The longest time to a fail-over on a busy machine. Usually it takes seconds.
+pub(crate) const TAKES_OVER_WITHIN: Duration = Duration::from_secs(60);
+
 pub(crate) fn wait_until(condition: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(40);
+    let deadline = Instant::now() + TAKES_OVER_WITHIN;
     while !holds() {
         assert!(Instant::now() < deadline, "{condition}: not in time");
         std::thread::sleep(Duration::from_millis(20));
