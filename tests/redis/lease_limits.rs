@@ -14,7 +14,7 @@ use tower_ratelimit::{
 
 use crate::helpers::{LONG_DEADLINE, acquire};
 use crate::lease_audit::{Audit, Bucket, Entry, audit};
-use crate::leases::{Admitted, acquire_many, until_leased};
+use crate::leases::{Admitted, acquire_many, until_leased, until_many_leased};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -50,6 +50,9 @@ async fn each_limit_admits_what_it_allows() {
     let (server, limits) = (Server::start(), || user_and_all(1_500, 4_000));
     let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
     let mut admitted = [Admitted::default(); 3];
+    for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&mut admitted) {
+        until_many_leased(&limiters, user, admitted).await;
+    }
     for _ in 0..20 {
         for limiter in &limiters {
             for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&mut admitted) {
@@ -61,8 +64,6 @@ async fn each_limit_admits_what_it_allows() {
         limiter.close().await.expect("an answer");
     }
     let all: u64 = admitted.iter().map(|user| user.all()).sum();
-    // On a busy machine renewals are late, and Redis decides more.
-    assert!(admitted.iter().all(|user| user.leased > 100), "{admitted:?}");
     for (user, admitted) in ["alice", "bob", "carol"].into_iter().zip(&admitted) {
         let rests = rests(server.open(), limits(), user).await;
         assert_eq!(rests, [1_500 - admitted.all(), 4_000 - all], "{user}: {admitted:?}");
@@ -167,13 +168,7 @@ async fn quota_chosen_by_the_key() {
     for (user, limit) in [("free-alice", 800), ("paid-bob", 3_000)] {
         let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
         let mut admitted = Admitted::default();
-        for _ in 0..5 {
-            for limiter in &limiters {
-                acquire_many(limiter, user, 60, &mut admitted).await;
-            }
-        }
-        // Close to its limit, Redis decides for the free user.
-        assert!(admitted.leased > 100, "{user}: {admitted:?}");
+        until_many_leased(&limiters, user, &mut admitted).await;
         let decision = decide(&limiters[0], user).await;
         admitted.direct += u64::from(decision.is_allowed());
         assert_eq!(decision.most_restrictive().expect("a limit").limit(), limit);
