@@ -17,6 +17,7 @@ use tower_ratelimit::{
 use crate::cell;
 use crate::deployments::Deployments;
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
+use crate::random::Random;
 
 mod traces;
 
@@ -25,24 +26,6 @@ struct Caller {
     user: u64,
     team: u64,
     tier: usize,
-}
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +68,7 @@ where
         .hold_expiry(ONE_DAY)
         .deadline(LONG_DEADLINE);
     let redis = redis.build().expect("limits");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut held: Vec<(Held, Held)> = Vec::new();
     let (mut step, mut wait) = (0, None);
     while step < steps {
@@ -103,7 +86,7 @@ where
             }
             2 if trace != Trace::ClockSteps => {
                 // Also the shortest blocks: none, and of microseconds.
-                let micros = if random.one_in(3) { random.below(4) } else { random.below(4_000_000) };
+                let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
                 let limit = limit_of(&memory, &mut random, &caller).await;
                 memory.block(&limit, &caller, span).await.expect("done");
@@ -118,9 +101,9 @@ where
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
             4..=11 if !held.is_empty() => {
-                let index = usize::try_from(random.below(held.len() as u64)).expect("small");
+                let index = random.index(held.len());
                 let (ours, theirs) = held.swap_remove(index);
-                if random.one_in(4) {
+                if random.below(4) == 0 {
                     ours.release().await.expect("done");
                     theirs.release().await.expect("done");
                 } else {
@@ -132,16 +115,16 @@ where
             }
             _ => {
                 // Several concurrent acquires, which Redis decides in one batch.
-                let count = if random.one_in(2) { 1 + random.below(16) } else { 1 };
+                let count = if random.below(2) == 0 { 1 + random.below(16) } else { 1 };
                 let requests: Vec<_> = (0..count)
                     .map(|_| {
-                        let caller = if random.one_in(2) { caller } else { self::caller(&mut random) };
+                        let caller = if random.below(2) == 0 { caller } else { self::caller(&mut random) };
                         let mut options = random_options(&mut random);
                         if trace == Trace::ClockSteps {
                             // In memory, a cost of zero also moves the key's time.
                             options.cost = options.cost.max(1);
                         }
-                        (caller, if trace == Trace::Holds && random.one_in(3) { options.hold() } else { options })
+                        (caller, if trace == Trace::Holds && random.below(3) == 0 { options.hold() } else { options })
                     })
                     .collect();
                 let from_redis = join_all(
@@ -182,14 +165,14 @@ where
 /// request is allowed.
 fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, steps_back: bool) {
     let now = clock.now();
-    if let Some(wait) = wait.filter(|wait| *wait < LONG && random.one_in(4)) {
+    if let Some(wait) = wait.filter(|wait| *wait < LONG && random.below(4) == 0) {
         return clock.advance(wait.saturating_sub(Duration::from_micros(random.below(3))));
     }
     if steps_back && now > ManualClock::START.saturating_add(LONG) {
         return clock.set(ManualClock::START);
     }
-    if steps_back && random.one_in(8) {
-        let most = if random.one_in(2) { 300_000 } else { 20_000_000 };
+    if steps_back && random.below(8) == 0 {
+        let most = if random.below(2) == 0 { 300_000 } else { 20_000_000 };
         return clock.set(Timestamp::from_micros(now.as_micros() - random.below(most)));
     }
     let micros = match random.below(12) {
@@ -203,21 +186,21 @@ fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, ste
 }
 
 fn caller(random: &mut Random) -> Caller {
-    let tier = if random.one_in(10) { usize::try_from(random.below(3)).expect("small") } else { 0 };
+    let tier = if random.below(10) == 0 { random.index(3) } else { 0 };
     Caller { user: random.below(3), team: random.below(2), tier }
 }
 
 fn random_options(random: &mut Random) -> AcquireOptions {
     // Limits on requests in flight hold in each trace.
     let mut options = AcquireOptions::default().until_end();
-    options.cost = [1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(random.below(8)).expect("small")];
+    options.cost = [1, 1, 1, 1, 2, 3, 0, 7][random.index(8)];
     options.max_delay = match random.below(6) {
         0 => Some(Duration::ZERO),
         1 => Some(Duration::from_micros(random.below(3_000_000))),
         _ => None,
     };
     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
-    options.detail = details[usize::try_from(random.below(3)).expect("small")];
+    options.detail = details[random.index(3)];
     options
 }
 
@@ -225,7 +208,7 @@ fn random_options(random: &mut Random) -> AcquireOptions {
 async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &Caller) -> String {
     let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
     let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
-    names[usize::try_from(random.below(names.len() as u64)).expect("small")].clone()
+    names[random.index(names.len())].clone()
 }
 
 /// One algorithm in three tiers.
@@ -256,14 +239,19 @@ macro_rules! agree {
     };
 }
 
+/// The limits of the second list have no trace in which the clock steps back.
 macro_rules! agree_on_all_traces {
-    ($($name:ident),+ $(,)?) => {
+    ($($name:ident),+; $($forward_only:ident),+ $(,)?) => {
         mod memory_and_redis_agree {
-            agree!(Plain: $($name),+);
+            agree!(Plain: $($name,)+ $($forward_only),+);
         }
 
         mod memory_and_redis_agree_on_holds {
-            agree!(Holds: $($name),+);
+            agree!(Holds: $($name,)+ $($forward_only),+);
+        }
+
+        mod memory_and_redis_agree_when_the_clock_steps_back {
+            agree!(ClockSteps: $($name,)+ long_periods);
         }
     };
 }
@@ -276,32 +264,15 @@ agree_on_all_traces! {
     fixed_window,
     sliding_window,
     weighted_window,
-    windows_of_both_forms,
     aligned_windows,
     sliding_log,
-    fine_rates,
+    fine_rates;
+    windows_of_both_forms,
     in_flight_alone,
     in_flight_with_rates,
     several_together,
     several_with_scheduling,
     fixed_costs,
-}
-
-mod memory_and_redis_agree_when_the_clock_steps_back {
-    agree! {
-        ClockSteps:
-        gcra,
-        token_bucket,
-        leaky_bucket,
-        leaky_queue,
-        fixed_window,
-        sliding_window,
-        weighted_window,
-        aligned_windows,
-        sliding_log,
-        fine_rates,
-        long_periods,
-    }
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.
@@ -310,7 +281,7 @@ async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
     const SECOND: Duration = Duration::from_secs(1);
     let server = cell::with_module();
     for seed in 41..=44 {
-        let (quota, mut random) = (Quota::per_day(2 + seed % 3), Random(seed));
+        let (quota, mut random) = (Quota::per_day(2 + seed % 3), Random::new(seed));
         let memory = Memory::builder(Gcra::new(quota).burst(9)).clock(ManualClock::new()).build().expect("limits");
         let module =
             RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(LONG_DEADLINE);
@@ -318,8 +289,7 @@ async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
         let began = Instant::now();
         for step in 0..500 {
             let user = random.below(4);
-            let options =
-                AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(random.below(8)).expect("small")]);
+            let options = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][random.index(8)]);
             let (from_memory, from_redis) = match random.below(10) {
                 0 => {
                     memory.reset(&user).await.expect("done");

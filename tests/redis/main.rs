@@ -45,6 +45,8 @@ mod overload;
 mod panics;
 mod process_death;
 mod proxy;
+#[path = "../../src/store/redis/simulation_tests/random.rs"]
+mod random;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]

@@ -12,8 +12,6 @@ mod operations;
 #[path = "../../src/store/redis/simulation_tests/quota.rs"]
 #[allow(dead_code, reason = "the simulation uses the rest")]
 mod quota;
-#[path = "../../src/store/redis/simulation_tests/random.rs"]
-mod random;
 #[allow(dead_code, reason = "the simulation uses the rest")]
 #[path = "../../src/store/redis/simulation_tests/sessions.rs"]
 mod sessions;
@@ -26,9 +24,9 @@ use bb8_redis::redis;
 use self::model::{Run, Store};
 use self::operations::{Clients, Operation, encode, input};
 use self::quota::{Form, Quota};
-use self::random::Random;
 use self::wire::{Input, LATE, to_f64};
 use crate::lua;
+use crate::random::Random;
 use crate::server::Server;
 
 const SEEDS: u64 = 120;
@@ -324,8 +322,7 @@ fn whole(number: f64) -> u64 {
 #[test]
 fn scripts_reply_as_the_model() {
     let server = Server::start();
-    let mut connection =
-        redis::Client::open(server.address()).and_then(|client| client.get_connection()).expect("Redis");
+    let mut connection = server.connect();
     for seed in 0..SEEDS {
         let mut random = Random::new(seed);
         let mut world = World::new(seed, &mut random);

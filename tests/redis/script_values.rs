@@ -61,8 +61,7 @@ fn entries(count: u32) -> Vec<f64> {
 #[test]
 fn values_of_the_documented_form_are_states() {
     let server = Server::start();
-    let mut connection =
-        redis::Client::open(server.address()).and_then(|client| client.get_connection()).expect("Redis");
+    let mut connection = server.connect();
     let script = script();
     let state = |more: &[f64]| [&STATE[..], more].concat();
     // Two more are allowed, and then none.
@@ -92,8 +91,7 @@ fn values_of_the_documented_form_are_states() {
 #[test]
 fn values_of_another_form_are_invalid_and_kept() {
     let server = Server::start();
-    let mut connection =
-        redis::Client::open(server.address()).and_then(|client| client.get_connection()).expect("Redis");
+    let mut connection = server.connect();
     let script = script();
     let state = |more: &[f64]| [&STATE[..], more].concat();
     let mut cases: Vec<(String, Vec<u8>)> = Vec::new();
@@ -133,8 +131,7 @@ fn values_of_another_form_are_invalid_and_kept() {
 #[test]
 fn key_of_another_type_fails_no_new_key_of_its_batch() {
     let server = Server::start();
-    let mut connection =
-        redis::Client::open(server.address()).and_then(|client| client.get_connection()).expect("Redis");
+    let mut connection = server.connect();
     let script = script();
     for (keys, foreign) in [(&["a", "list"][..], 1), (&["list", "b"], 0), (&["c", "d", "e", "list", "f"], 3)] {
         redis::cmd("DEL").arg(keys).exec(&mut connection).expect("done");

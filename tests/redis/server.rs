@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use bb8_redis::redis;
 use tower_ratelimit::RedisServer;
 
 pub(crate) struct Server {
@@ -82,6 +83,11 @@ impl Server {
 
     pub(crate) fn address(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A connection without a limiter, of a thread.
+    pub(crate) fn connect(&self) -> redis::Connection {
+        redis::Client::open(self.address()).and_then(|client| client.get_connection()).expect("Redis")
     }
 
     pub(crate) fn socket(&self) -> SocketAddr {

@@ -240,8 +240,7 @@ const TIERS: [SlidingLog; 3] = [
 fn shift_sums(server: &Server) {
     const MODULUS: u64 = 1 << 52;
     let [key] = &*server.keys() else { panic!("one key") };
-    let mut connection =
-        redis::Client::open(server.address()).and_then(|client| client.get_connection()).expect("Redis");
+    let mut connection = server.connect();
     let mut elements: Vec<Vec<u8>> =
         redis::cmd("LRANGE").arg(key).arg(0).arg(-1).query(&mut connection).expect("a list");
     let word = |header: &[u8], word: usize| {

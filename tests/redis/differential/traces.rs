@@ -1,4 +1,4 @@
-//! Each trace, with and without holds.
+//! The limits of each trace.
 
 use super::*;
 

@@ -1,9 +1,9 @@
 //! Random operations of some processes, and their encoding: see `read.lua`.
 
 use super::quota::Quota;
-use super::random::Random;
 use super::wire::{Input, Step, Template, to_f64};
 use super::{Keys, whole};
+use crate::random::Random;
 
 /// An operation of the script, with the indices of its keys in the call.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 
 use super::Run;
 use super::callers::{Answer, Observed};
-use super::model::{Execution, LeaseLog, Verdict};
-use super::quota::Admissions;
+use super::model::{Execution, Verdict};
 use super::scenario::{Fault, FaultKind, HoldEnd, Kind};
-use super::server::{CallRecord, Server};
+use super::server::CallRecord;
 
 /// The calls that look the same in the server's log: client, key, kind and cost.
 type Class = (usize, u64, &'static str, u64);
 
 /// The broken laws.
-struct Broken<'a> {
-    run: &'a Run,
+pub(super) struct Broken<'a> {
+    pub(super) run: &'a Run,
     found: Vec<String>,
 }
 
@@ -52,7 +51,7 @@ pub(super) fn check(run: &Run) -> Vec<String> {
 }
 
 impl Broken<'_> {
-    fn report(&mut self, law: &str, detail: impl FnOnce() -> String) {
+    pub(super) fn report(&mut self, law: &str, detail: impl FnOnce() -> String) {
         self.found.push(format!("{law}: {}", detail()));
     }
 
@@ -281,64 +280,6 @@ impl Broken<'_> {
         if self.has_only_cuts() {
             for expired in run.store.expired.keys() {
                 self.report("a cut lets no hold expire", || format!("{expired:?}"));
-            }
-        }
-    }
-
-    /// The decisions of the server and those by leases, at the times at which they were made, keep each limit. So a
-    /// unit of a lease is spent once, while the server holds it.
-    fn leases_keep_the_limits(&mut self) {
-        let run = self.run;
-        if run.has_lost_data {
-            return;
-        }
-        let by_server = run.executions.iter().filter(|done| done.kind == "decide" && done.verdict == Verdict::Allowed);
-        let by_server = by_server.map(|done| (run.calls[done.call].ran_at, done.key, done.cost));
-        let by_leases = run.observed.iter().filter(|call| matches!(call.answer, Answer::Leased));
-        let mut admitted: Vec<_> =
-            by_server.chain(by_leases.map(|call| (call.ended_at, call.call.key, call.call.cost))).collect();
-        admitted.sort_unstable();
-        for (limit, quota) in run.scenario.quotas.iter().enumerate() {
-            let mut of_keys: BTreeMap<u64, Admissions> = BTreeMap::new();
-            for &(at, key, cost) in &admitted {
-                let number = if limit == 0 { key } else { 0 };
-                if of_keys.entry(number).or_default().add(quota, at, cost) {
-                    self.report("leases keep the limits", || {
-                        format!("limit {limit}, key {number} at {at} us: {quota:?}")
-                    });
-                    return;
-                }
-            }
-        }
-    }
-
-    /// A process spends the units of a lease while the server holds them. Each spent unit is charged once; if the lease
-    /// expires, the unspent ones are charged too.
-    fn leases_are_charged_once(&mut self) {
-        let run = self.run;
-        if run.has_lost_data {
-            return;
-        }
-        let mut spent: BTreeMap<(usize, usize, u64), u64> = BTreeMap::new();
-        for call in run.observed.iter().filter(|call| matches!(call.answer, Answer::Leased)) {
-            for limit in 0..run.scenario.quotas.len() {
-                let owner = (call.call.client, limit, if limit == 0 { call.call.key } else { 0 });
-                *spent.entry(owner).or_default() += call.call.cost;
-                let at = Server::EPOCH + call.ended_at;
-                let is_held = |lease: &LeaseLog| lease.terms.iter().any(|(from, until)| (*from..*until).contains(&at));
-                if !run.store.leases.get(&owner).is_some_and(is_held) {
-                    self.report("units of leases are spent while the server holds them", || {
-                        format!("{owner:?}: {call:?}")
-                    });
-                }
-            }
-        }
-        for (owner, lease) in &run.store.leases {
-            let spent = spent.remove(owner).unwrap_or(0);
-            if lease.charged < spent || lease.charged > spent && !lease.has_expired {
-                self.report("spent units of leases are charged once", || {
-                    format!("{owner:?}: {} charged of {spent}, expired: {}", lease.charged, lease.has_expired)
-                });
             }
         }
     }

@@ -6,6 +6,7 @@
 
 mod callers;
 mod laws;
+mod lease_laws;
 mod model;
 pub(super) mod quota;
 mod random;

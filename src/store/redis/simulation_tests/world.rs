@@ -370,7 +370,7 @@ impl WorldState {
     fn cut_all(&mut self, bytes: usize) {
         for index in 0..self.connections.len() {
             let connection = &mut self.connections[index];
-            // A reset on its way is not lost: the client would wait for ever.
+            // A reset in flight arrives: without it the client does not learn that the connection has ended.
             if connection.to_client.data.iter().any(|data| data.is_last) {
                 continue;
             }
