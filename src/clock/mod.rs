@@ -79,7 +79,8 @@ pub(crate) fn micros_floor(span: Duration) -> u64 {
 ///
 /// Many threads may read a clock at the same time. A clock should not step back. If it does, an algorithm decides at
 /// the latest time that the key's state contains, unless that time is further ahead than the algorithm's
-/// [`max_reset`](crate::algorithm::Algorithm::max_reset).
+/// [`max_reset`](crate::algorithm::Algorithm::max_reset). [`Memory`](crate::Memory) decides a key without a state at the
+/// time at which the key that had its slot before was idle, within the same bound.
 pub trait Clock: Send + Sync + 'static {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
