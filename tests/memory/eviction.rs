@@ -393,6 +393,21 @@ fn shadow_limit_with_a_full_table_denies_no_request() {
     assert!((0..1000_u64).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
 }
 
+/// A shadow limit that denies is not charged, so it takes no slot for the key.
+#[test]
+fn shadow_limit_that_denies_evicts_no_key() {
+    let limits = (
+        Limit::new("all", Gcra::new(Quota::per_second(1_000_000))).keyed_by(|_: &u64| 0_u64),
+        Limit::new("new", FixedWindow::new(Quota::per_minute(1))).keyed_by(|key: &u64| *key).shadow(),
+    );
+    let limiter = Memory::builder(limits).max_keys(1).clock(ManualClock::new()).build().unwrap();
+    assert!((0..1000).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
+    let evicted = limiter.usage()[1].evicted;
+    assert!(evicted > 0, "the table is full");
+    assert!((1000..2000).all(|key| limiter.check(&key, AcquireOptions::cost(2)).is_allowed()));
+    assert_eq!(limiter.usage()[1].evicted, evicted);
+}
+
 /// Charges of a key: (microseconds since the previous charge, cost).
 fn history() -> impl Strategy<Value = Vec<(u64, u64)>> {
     proptest::collection::vec((0..3_000_000_u64, 1..4_u64), 0..12)

@@ -291,7 +291,9 @@ fn in_flight_shadow_counts_and_never_denies() {
     assert_eq!(second.decision.shadow_denials().count(), 1);
     drop(first);
     clock.advance(Duration::from_secs(1));
-    assert_eq!(acquire(&limiter, "alice", request(1)).decision.shadow_denials().count(), 0);
+    let third = acquire(&limiter, "alice", request(1)).decision;
+    assert_eq!(third.shadow_denials().count(), 0);
+    assert!(!third.supports_scheduling(), "also if each limit allows");
 }
 
 #[test]

@@ -202,7 +202,8 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// # Errors
     ///
-    /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire.
+    /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire, and make
+    /// decisions until then.
     pub async fn close(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         let Some(leases) = &state.leases else { return Ok(()) };

@@ -25,6 +25,56 @@ fn relocation_loses_no_key() {
     }
 }
 
+/// Fills sets 0 to 3 of a table. A key of the sets 0 and 1 gets a slot only by two moves: from set 2 to set 3, and then
+/// from set 1 to set 2. Two keys of set 3 are idle at 20, all others at 100.
+fn chain() -> Words {
+    let table = table_of(5);
+    let fill = |pair, untils: &[u64]| {
+        for (hash, &until) in hashes_for(&table, pair).zip(untils) {
+            assert!(try_put(&table, hash, 1, until));
+        }
+    };
+    fill([3, 2], &[20, 20, 100]);
+    fill([2, 1], &[100, 100]);
+    fill([2, 3], &[100]);
+    fill([1, 0], &[100, 100]);
+    fill([1, 2], &[100]);
+    fill([0, 1], &[100, 100, 100]);
+    table
+}
+
+/// After a failed search, no other search of several moves is made within a millisecond, unless a slot is free again.
+#[test]
+fn search_of_several_moves_is_made_again_once_a_slot_was_free() {
+    let table = chain();
+    let [first, second] = [0, 1].map(|nth| hashes_for(&table, [0, 1]).nth(SLOTS + nth).expect("a hash"));
+    assert!(!try_put(&table, first, 10, 100), "no key is idle");
+    assert!(!try_put(&table, first, 20, 100), "two keys are idle, and no search is made");
+    let claims = hashes_for(&table, [3, 2]).nth(SLOTS).expect("a hash");
+    assert!(try_put(&table, claims, 20, 100), "takes one of the idle slots");
+    assert!(try_put(&table, first, 20, 100), "two moves free a slot");
+    assert!(!try_put(&table, second, 20, 100), "the table is full");
+    check_structure(&table);
+}
+
+#[test]
+fn absent_key_is_denied_only_if_neither_a_slot_is_free_nor_a_key_can_move() {
+    let table = chain();
+    let absent = hashes_for(&table, [2, 1]).nth(SLOTS).expect("a hash");
+    let is_full_for = |hash, now, when_full| table.is_full_for(&location(&table, hash), now, when_full).is_err();
+    assert!(is_full_for(absent, 10, WhenFull::Deny));
+    assert!(!is_full_for(absent, 20, WhenFull::Deny), "a key can move to set 3");
+    assert!(!is_full_for(absent, 10, WhenFull::Evict), "a key can be evicted");
+    let elsewhere = hashes_for(&table, [4, 0]).next().expect("a hash");
+    hold(&table, elsewhere, 10, 1);
+    assert!(!is_full_for(absent, 10, WhenFull::Evict), "a key without a held amount can be evicted");
+    for (pair, count) in [([1, 0], 2), ([1, 2], 1), ([2, 1], 2), ([2, 3], 1)] {
+        hashes_for(&table, pair).take(count).for_each(|hash| hold(&table, hash, 10, 1));
+    }
+    assert!(is_full_for(absent, 10, WhenFull::Evict), "all keys of both sets are held");
+    assert!(!is_full_for(absent, 20, WhenFull::Evict), "a held key can move");
+}
+
 #[test]
 fn full_table_evicts_the_key_that_is_idle_first() {
     // With two sets there is no relocation, so the table contains the six keys that are idle last.

@@ -191,7 +191,7 @@ impl LeaseBook {
         if let Some(lease) = &mut self.leases().leases[index as usize] {
             lease.fail(&self.terms, self.clock.now());
         }
-        self.replied.notify_waiters();
+        // `release_all` is not woken: it would send the report again at once, as often as it fails.
     }
 
     /// The slots in which a key can be. The key's own position is first, so that most keys are found by one look.

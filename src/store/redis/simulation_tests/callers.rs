@@ -47,6 +47,7 @@ pub(super) async fn run(index: usize, call: Call, limiter: Redis<u64>, world: Wo
         format!("call {index}: client {} asks {:?} key {} cost {}", call.client, call.kind, call.key, call.cost)
     });
     let outcome = ask(&limiter, call).await;
+    drop(limiter);
     let ended_at = world.state().now();
     let (answer, held) = match outcome {
         None => (Answer::Left, None),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use super::Run;
 use super::callers::{Answer, Observed};
 use super::model::{Execution, Verdict};
-use super::scenario::{Fault, FaultKind, HoldEnd, Kind};
+use super::scenario::{Fault, FaultKind, HoldEnd, Kind, LeaseEnd};
 use super::server::CallRecord;
+use super::world::World;
 
 /// The calls that look the same in the server's log: client, key, kind and cost.
 type Class = (usize, u64, &'static str, u64);
@@ -44,8 +45,11 @@ pub(super) fn check(run: &Run) -> Vec<String> {
     broken.holds_are_charged_once();
     broken.leases_keep_the_limits();
     broken.leases_are_charged_once();
+    broken.closed_limiters_hold_no_leases();
+    broken.undisturbed_leases_are_released();
     broken.decisions_are_answered_after_recovery();
     broken.circuit_breakers_close();
+    broken.attempts_to_connect_have_pauses();
     broken.nothing_leaks();
     broken.found
 }
@@ -284,6 +288,13 @@ impl Broken<'_> {
         }
     }
 
+    /// A client that cannot connect pauses before the next attempt.
+    fn attempts_to_connect_have_pauses(&mut self) {
+        if self.run.connects > World::MAX_CONNECTS {
+            self.report("attempts to connect have pauses", || format!("{} attempts", self.run.connects));
+        }
+    }
+
     /// Some time after the last fault all decisions are answered, if the server is fast enough: in the same deadline it
     /// may have another decision to make, and settlements of two clients, which are two operations each.
     fn decisions_are_answered_after_recovery(&mut self) {
@@ -315,7 +326,8 @@ impl Broken<'_> {
                 }
                 is_open = opens;
             }
-            if is_open {
+            // A dropped limiter may have no time to find the server available again.
+            if is_open && run.scenario.lease_end != LeaseEnd::Dropped {
                 self.report("circuit breakers close", || format!("the breaker of client {client} is open"));
             }
         }

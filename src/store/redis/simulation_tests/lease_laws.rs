@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::callers::Answer;
+use super::callers::{Answer, Observed};
 use super::laws::Broken;
 use super::model::{LeaseLog, Verdict};
 use super::quota::Admissions;
@@ -64,6 +64,43 @@ impl Broken<'_> {
                     format!("{owner:?}: {} charged of {spent}, expired: {}", lease.charged, lease.has_expired)
                 });
             }
+        }
+    }
+
+    /// Once a limiter is closed, the server holds nothing for its leases, and makes all decisions. Closing takes at most
+    /// twice the deadline.
+    pub(super) fn closed_limiters_hold_no_leases(&mut self) {
+        let run = self.run;
+        let deadline = run.scenario.deadline * 1000;
+        for closed in &run.closed {
+            if closed.is_confirmed && closed.leased > 0 {
+                self.report("a closed limiter holds nothing for leases", || format!("{closed:?}"));
+            }
+            let stalled: u64 = run.stalls.iter().map(|(from, until)| until - from).sum();
+            if closed.ended_at - closed.began_at > 2 * deadline + 10_000 + stalled {
+                self.report("closing ends", || format!("{closed:?}"));
+            }
+            let is_after = |call: &&Observed| {
+                closed.is_confirmed && call.call.client == closed.client && call.asked_at > closed.ended_at
+            };
+            let leased = run.observed.iter().filter(is_after).find(|call| matches!(call.answer, Answer::Leased));
+            if let Some(call) = leased {
+                self.report("a closed limiter decides nothing by leases", || format!("{closed:?}: {call:?}"));
+            }
+        }
+    }
+
+    /// Without a fault, on a fast link, no lease expires: limiters that are idle, closed or dropped release the units.
+    pub(super) fn undisturbed_leases_are_released(&mut self) {
+        let run = self.run;
+        if !run.scenario.faults.is_empty() || !run.scenario.is_fast() {
+            return;
+        }
+        for closed in run.closed.iter().filter(|closed| !closed.is_confirmed) {
+            self.report("without a fault closing is confirmed", || format!("{closed:?}"));
+        }
+        for (owner, _) in run.store.leases.iter().filter(|(_, lease)| lease.has_expired) {
+            self.report("without a fault no lease expires", || format!("{owner:?}, {:?}", run.scenario.lease_end));
         }
     }
 }

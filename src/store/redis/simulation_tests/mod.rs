@@ -29,8 +29,8 @@ use tokio::time::{Instant, advance, sleep, sleep_until};
 use self::callers::{Answer, Observed};
 use self::model::Verdict;
 use self::quota::Form;
-use self::scenario::{FaultKind, Scenario};
-use self::server::LIMIT_NAMES;
+use self::scenario::{FaultKind, LeaseEnd, Scenario};
+use self::server::{LIMIT_NAMES, Server};
 use self::stream::SimulatedConnector;
 use self::world::World;
 use crate::clock::TokioClock;
@@ -52,6 +52,17 @@ struct Leftovers {
     observers: usize,
 }
 
+/// A client has closed its limiter.
+#[derive(Debug)]
+struct Closed {
+    client: usize,
+    began_at: u64,
+    ended_at: u64,
+    is_confirmed: bool,
+    /// The units that the client's leases held at the end.
+    leased: u64,
+}
+
 /// All that happened in one simulation.
 struct Run {
     scenario: Scenario,
@@ -66,7 +77,9 @@ struct Run {
     stalls: Vec<(u64, u64)>,
     /// For each event of a circuit breaker the client, and whether the breaker opened.
     breakers: Vec<(usize, bool)>,
+    closed: Vec<Closed>,
     leftovers: Leftovers,
+    connects: u64,
     trace: Vec<String>,
 }
 
@@ -79,7 +92,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     let world = World::new(&scenario, is_traced);
     let driver = tokio::spawn(world.clone().run());
     let breakers = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let limiters: Vec<_> = (0..scenario.clients)
+    let mut limiters: Vec<_> = (0..scenario.clients)
         .map(|client| {
             let (breakers, world) = (Arc::clone(&breakers), world.clone());
             limiter(&scenario, client, &world.clone(), move |event| {
@@ -104,14 +117,34 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
             state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
         });
     }
+    let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
+        let at = started_at + Duration::from_millis(at);
+        let close =
+            |(client, limiter): (usize, &Redis<u64>)| tokio::spawn(close(client, limiter.clone(), at, world.clone()));
+        limiters.iter().enumerate().map(close).collect()
+    } else {
+        Vec::new()
+    };
     let mut callers = Vec::with_capacity(scenario.calls.len());
     for (index, call) in scenario.calls.iter().enumerate() {
         sleep_until(started_at + Duration::from_millis(call.at)).await;
         callers.push(tokio::spawn(callers::run(index, *call, limiters[call.client].clone(), world.clone())));
     }
+    if scenario.lease_end == LeaseEnd::Dropped {
+        // The last callers have the last clones, until they are answered.
+        limiters.clear();
+    }
     let mut observed = Vec::with_capacity(callers.len());
     for caller in callers {
         observed.push(caller.await.expect("no caller panics"));
+    }
+    let mut closed = Vec::with_capacity(closing.len());
+    for closing in closing {
+        closed.push(closing.await.expect("no panic"));
+    }
+    if scenario.lease_end == LeaseEnd::Dropped {
+        // A probe of the server, and an attempt to connect, go on for so long.
+        sleep(Duration::from_millis(scenario.recovery())).await;
     }
     // Sessions end by their last update, or expire; the registry removes them after twice the expiry.
     sleep(Duration::from_millis(scenario.hold_expiry * 3)).await;
@@ -142,10 +175,24 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         cuts: std::mem::take(&mut state.cuts),
         stalls: std::mem::take(&mut state.stalls),
         breakers,
+        closed,
         leftovers,
+        connects: state.connects,
         trace: state.trace.take().unwrap_or_default(),
         scenario,
     }
+}
+
+/// Closes a limiter at a time.
+async fn close(client: usize, limiter: Redis<u64>, at: Instant, world: World) -> Closed {
+    sleep_until(at).await;
+    let began_at = world.state().now();
+    let result = limiter.close().await;
+    let mut state = world.state();
+    let ended_at = state.now();
+    state.note(|| format!("client {client}: closed: {result:?}"));
+    let leased = state.server.store.leased_by(client, Server::EPOCH + ended_at);
+    Closed { client, began_at, ended_at, is_confirmed: result.is_ok(), leased }
 }
 
 fn limiter(

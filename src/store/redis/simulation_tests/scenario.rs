@@ -13,6 +13,8 @@ pub(super) struct Scenario {
     pub(super) quotas: Vec<Quota>,
     /// The limiters decide by leases of this duration and share.
     pub(super) lease: Option<(u64, f64)>,
+    /// How the leases end.
+    pub(super) lease_end: LeaseEnd,
     /// The limiters, each of which stands for a process.
     pub(super) clients: usize,
     /// The least delay of each direction, and the most that is added to it.
@@ -26,6 +28,16 @@ pub(super) struct Scenario {
     pub(super) faults: Vec<Fault>,
     /// When the last fault ends.
     pub(super) faults_end: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaseEnd {
+    /// No process uses them any more.
+    Idle,
+    /// Each process closes its limiter at this time, and goes on to use it.
+    Closed { at: u64 },
+    /// Each process drops its limiter after its last call. There are no calls after the faults.
+    Dropped,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +135,7 @@ impl Scenario {
             hold_expiry: random.between(100, 400),
             quotas,
             lease,
+            lease_end: LeaseEnd::Idle,
             clients: if random.percent(30) { 2 } else { 1 },
             link: (one_way, jitter),
             service_micros: if random.percent(20) { random.between(100, 3_000) } else { 0 },
@@ -136,6 +149,16 @@ impl Scenario {
         scenario.add_faults(span, &mut random);
         scenario.add_load(span, &mut random);
         scenario.add_calls_after_faults(span, &mut random);
+        if lease.is_some() {
+            scenario.lease_end = match random.below(3) {
+                0 => LeaseEnd::Idle,
+                1 => LeaseEnd::Closed { at: random.below(2 * span) },
+                _ => LeaseEnd::Dropped,
+            };
+        }
+        if scenario.lease_end == LeaseEnd::Dropped {
+            scenario.calls.retain(|call| call.at < span);
+        }
         scenario.calls.sort_by_key(|call| call.at);
         scenario
     }

@@ -241,6 +241,13 @@ impl Store {
         self.keys.iter().map(Key::held).sum()
     }
 
+    /// The units that the leases of a client hold now.
+    pub(super) fn leased_by(&self, client: usize, now: u64) -> u64 {
+        let leases = self.keys.iter().flat_map(|key| &key.sessions).filter(|session| session.is_lease);
+        let live = leases.filter(|session| session.client == client && session.expires_at > now);
+        live.map(|session| session.held).sum()
+    }
+
     pub(super) fn sessions(&self) -> usize {
         self.keys.iter().map(|key| key.sessions.len()).sum()
     }

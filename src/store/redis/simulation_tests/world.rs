@@ -30,6 +30,8 @@ pub(super) struct WorldState {
     events: BTreeMap<(u64, u64), Event>,
     event_count: u64,
     pub(super) connections: Vec<Connection>,
+    /// The number of attempts to open a connection.
+    pub(super) connects: u64,
     pub(super) server: Server,
     /// Data that is sent now arrives at this time at the earliest.
     delayed_until: u64,
@@ -107,6 +109,7 @@ impl World {
             events: BTreeMap::new(),
             event_count: 0,
             connections: Vec::new(),
+            connects: 0,
             server: Server::new(scenario.quotas.clone(), scenario.service_micros, is_traced),
             delayed_until: 0,
             half_open_until: 0,
@@ -155,6 +158,9 @@ impl World {
         result
     }
 
+    /// More attempts to open a connection break a law. No simulation of the first 20 000 makes more than 20.
+    pub(super) const MAX_CONNECTS: u64 = 100;
+
     /// Opens a connection. Returns its index.
     ///
     /// # Errors
@@ -165,6 +171,15 @@ impl World {
         const RETRANSMISSION: Duration = Duration::from_secs(1);
         let world = self.clone();
         async move {
+            let connects = {
+                let mut state = world.state();
+                state.connects += 1;
+                state.connects
+            };
+            if connects > Self::MAX_CONNECTS {
+                // Without a pause between its attempts, the client would stop the simulated time.
+                std::future::pending::<()>().await;
+            }
             loop {
                 let (round_trip, is_lost) = {
                     let mut state = world.state();
