@@ -167,6 +167,11 @@ impl LeaseBook {
         self.is_closed.store(true, Ordering::Release);
     }
 
+    /// The next report of each lease does not wait for the reply to the last one, and carries its sums.
+    pub(super) fn give_up_reports(&self) {
+        self.leases().leases.iter_mut().flatten().for_each(|lease| lease.is_in_flight = false);
+    }
+
     /// Waits for a reply, or a short time.
     pub(super) async fn replied(&self, at_most: Duration) {
         let _ = tokio::time::timeout(at_most, self.replied.notified()).await;

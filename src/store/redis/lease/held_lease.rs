@@ -40,7 +40,7 @@ pub(super) struct HeldLease {
     pub(super) quota: Arc<LeasedQuota>,
     ledger: Ledger,
     /// A report is queued or sent, and its end is not known yet.
-    is_in_flight: bool,
+    pub(super) is_in_flight: bool,
     /// When the demand was counted last.
     counted_at: u64,
     /// No report is made before this time.

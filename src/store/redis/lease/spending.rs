@@ -164,7 +164,7 @@ fn snapshot(&[limit, window, remaining, idle_at, at]: &[u64; 5]) -> LimitSnapsho
 mod tests {
     use std::borrow::Cow;
     use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use super::*;
@@ -172,7 +172,7 @@ mod tests {
     use crate::encode::EncodeKey;
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
-    use crate::store::redis::lease::{Lease, LeaseClock, RenewalReply, Reply};
+    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseTransport, RenewalReply, Reply};
     use crate::{Gcra, Limit, Quota};
 
     const LIMITS: usize = 2;
@@ -207,6 +207,36 @@ mod tests {
         let allocations = allocation_counter::measure(|| decision = decide());
         assert!(decision.is_some_and(|decision| decision.source() == DecisionSource::Lease), "decided by leases");
         assert_eq!(allocations.count_total, 0);
+    }
+
+    /// The reports that a limiter has sent.
+    #[derive(Default)]
+    struct Sent(Mutex<Vec<LeaseRenewal>>);
+
+    impl LeaseTransport for Sent {
+        fn send(&self, renewal: LeaseRenewal) {
+            self.0.lock().expect("no panic").push(renewal);
+        }
+    }
+
+    /// The report that asks for units has no reply yet when the limiter is dropped.
+    #[test]
+    fn dropped_limiter_releases_the_units_that_a_report_under_way_asks_for() {
+        let clock = ManualClock::new();
+        let (book, key) = (book(&clock), IpAddr::from([192, 0, 2, 1]));
+        for _ in 0..4 {
+            book.count_demand(&parts(&book, &key), |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
+        }
+        clock.advance(DURATION / 2);
+        let under_way = book.take_due(true);
+        let numbers = |reports: &[LeaseRenewal]| {
+            let sequences_and_wants = reports.iter().map(|report| [report.encode()[1], report.encode()[5]]);
+            sequences_and_wants.collect::<Vec<_>>()
+        };
+        assert!(numbers(&under_way).iter().all(|&[sequence, want]| sequence < 2.0 && want > 0.0), "asks for units");
+        let released = Sent::default();
+        book.release_on_drop(&released);
+        assert_eq!(numbers(&released.0.lock().expect("no panic")), [[2.0, 0.0]; LIMITS]);
     }
 
     /// Keys of one type find the same lease if they have the same encoding, and otherwise another one.

@@ -24,6 +24,8 @@ pub(super) struct LeaseLog {
     /// What reports and expiries have charged.
     pub(super) charged: u64,
     pub(super) has_expired: bool,
+    /// A report found no room for the kept units, so its expiry stayed.
+    pub(super) was_stopped: bool,
     /// The times in which units were held: from the report to the expiry.
     pub(super) terms: Vec<(u64, u64)>,
 }

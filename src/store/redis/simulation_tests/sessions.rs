@@ -144,6 +144,7 @@ impl Store {
         let (client, number, limit) = (run.client, key.number, key.limit);
         let log = self.leases.entry((client, limit, number)).or_default();
         log.charged += charged;
+        log.was_stopped |= must_stop;
         let stays = known.as_ref().map_or(named_expiry, |lease| lease.expires_at);
         if known.is_none() && held == 0 {
             return answer(0.0, 0, charged, total);
