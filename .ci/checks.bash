@@ -119,6 +119,12 @@ simulated_client() {
         simulation_tests::seeds
 }
 
+# `scripts/simulation-mistakes` takes minutes, so only its places in the source are checked.
+places_of_mistakes() {
+    need python3 python3
+    scripts/simulation-mistakes --places
+}
+
 # check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
 # is in another folder, because cargo locks the folder: such a step would stop the tests.
 check() {
@@ -138,6 +144,7 @@ step servers "The playground in a browser" scripts/playground
 check "Format" formatted
 check "Links" linked
 check "No registries, no paths of one machine" impersonal
+check "Places of deliberate mistakes" places_of_mistakes
 # First the steps that mostly use one processor: at the end, no other queue runs.
 check "Each feature alone" each_feature
 check "Lease model" lease_model

@@ -221,19 +221,19 @@ mod tests {
 
     /// The report that asks for units has no reply yet when the limiter is dropped.
     #[test]
-    fn dropped_limiter_releases_the_units_that_a_report_under_way_asks_for() {
+    fn dropped_limiter_releases_the_units_that_a_report_in_flight_asks_for() {
         let clock = ManualClock::new();
         let (book, key) = (book(&clock), IpAddr::from([192, 0, 2, 1]));
         for _ in 0..4 {
             book.count_demand(&parts(&book, &key), |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
         }
         clock.advance(DURATION / 2);
-        let under_way = book.take_due(true);
+        let in_flight = book.take_due(true);
         let numbers = |reports: &[LeaseRenewal]| {
             let sequences_and_wants = reports.iter().map(|report| [report.encode()[1], report.encode()[5]]);
             sequences_and_wants.collect::<Vec<_>>()
         };
-        assert!(numbers(&under_way).iter().all(|&[sequence, want]| sequence < 2.0 && want > 0.0), "asks for units");
+        assert!(numbers(&in_flight).iter().all(|&[sequence, want]| sequence < 2.0 && want > 0.0), "asks for units");
         let released = Sent::default();
         book.release_on_drop(&released);
         assert_eq!(numbers(&released.0.lock().expect("no panic")), [[2.0, 0.0]; LIMITS]);

@@ -58,7 +58,7 @@ impl LeaseBook {
     /// Releases all leases, and waits for nothing.
     pub(crate) fn release_on_drop(self: &Arc<Self>, transport: &dyn LeaseTransport) {
         self.close();
-        // Nobody would send another report after the reply to the one under way.
+        // After the reply to a report in flight, a dropped limiter sends no other report.
         self.give_up_reports();
         self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
     }

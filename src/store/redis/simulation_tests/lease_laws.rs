@@ -91,8 +91,8 @@ impl Broken<'_> {
         }
     }
 
-    /// Without a fault, on a link that is fast for its duration, no lease expires: limiters that are idle, closed or dropped release the units.
-    /// Unless surcharges have taken the room of a lease: then it is not renewed.
+    /// Without a fault, on a link that is fast for its duration, no lease expires: limiters that are idle, closed or
+    /// dropped release the units. Unless surcharges have taken the room of a lease: then it is not renewed.
     pub(super) fn undisturbed_leases_are_released(&mut self) {
         let run = self.run;
         let Some((duration, _)) = run.scenario.lease else { return };
