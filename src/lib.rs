@@ -128,6 +128,8 @@
 //!
 //! - **`axum`** (default): [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its
 //!   routes. Rejections are axum's responses, and closures that answer them may return tuples.
+//! - **`bb8`**: `RedisServer::from` takes the `bb8::Pool` that an application has. No other feature names types of bb8
+//!   or of the crate redis.
 //! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
 //! - **`redis`**: `Redis`, a limiter whose limits many processes share.
 //! - **`redis-cell`**: `RedisCell`, one limit by the command `CL.THROTTLE` of the redis-cell module.
