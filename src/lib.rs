@@ -136,7 +136,8 @@
 //! - **`redis-cluster`**: Redis Cluster and Valkey Cluster.
 //! - **`redis-sentinel`**: connects to the master that Redis Sentinel reports.
 //! - **`redis-tls`**: `rediss://` addresses, and `RedisTls` for certificates.
-//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`.
+//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::GateLayer`,
+//!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`.
 //! - **`simulate`**: decisions of policies on access logs and other recorded traffic, and suggested limits, in `simulate`.
