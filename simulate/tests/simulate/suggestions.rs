@@ -66,7 +66,7 @@ fn needs(policy: &Policy, traffic: &Traffic) -> Vec<u64> {
         for &(micros, cost) in arrivals {
             one_key.push(Timestamp::from_micros(micros), &["x"], cost);
         }
-        (0..).find(|&value| with_setting(policy, value).is_some_and(|policy| denied(&policy, &one_key) == 0))
+        (0..1_000).find(|&value| with_setting(policy, value).is_some_and(|policy| denied(&policy, &one_key) == 0))
     };
     let mut needs: Vec<u64> = by_user.values().map(|arrivals| need(arrivals).expect("a value")).collect();
     needs.sort_unstable_by(|a, b| b.cmp(a));
