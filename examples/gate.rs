@@ -18,6 +18,7 @@ use axum::Router;
 use axum::routing::get;
 use reqwest::{Client, Request, Response};
 use tokio::time::{Instant, sleep_until};
+use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
@@ -32,6 +33,8 @@ async fn send(url: &str, per_second: f64, seconds: f64, gate: bool) -> Result<[u
             .max_wait(Duration::from_secs(2))
     });
     let client = ServiceBuilder::new().option_layer(gate).map_err(BoxError::from).service(Client::new());
+    // Without the types of the layers: the compiler cannot compare them in a spawned task.
+    let client = BoxCloneSyncService::new(client);
     let (start, mut requests) = (Instant::now(), tokio::task::JoinSet::new());
     for number in (0_u32..).take_while(|number| f64::from(*number) < per_second * seconds) {
         sleep_until(start + Duration::from_secs_f64(f64::from(number) / per_second)).await;

@@ -10,7 +10,6 @@ use tower_service::Service;
 use super::layer::GateClosed;
 use super::signal::ReadGateSignal;
 use super::state::{Pass, Start, Waiter};
-use crate::response::BoxError;
 use crate::runtime::{Instant, Sleep, sleep};
 
 /// The future of [`Gate`](super::Gate).
@@ -87,10 +86,10 @@ fn poll_start(
 
 impl<S, Request, R> Future for GateFuture<S, Request, R>
 where
-    S: Service<Request, Error: Into<BoxError>>,
+    S: Service<Request, Error: From<GateClosed>>,
     R: ReadGateSignal<S::Response>,
 {
-    type Output = Result<S::Response, BoxError>;
+    type Output = Result<S::Response, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -108,7 +107,7 @@ where
                     }
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
                         this.stage.set(Stage::Done);
-                        return Poll::Ready(Err(error.into()));
+                        return Poll::Ready(Err(error));
                     }
                     if let StageOwned::Waiting { mut inner, request, pass, .. } =
                         this.stage.as_mut().project_replace(Stage::Done)
@@ -117,7 +116,7 @@ where
                     }
                 }
                 StageProjection::Sent { response, pass } => {
-                    let result = ready!(response.poll(cx)).map_err(Into::into);
+                    let result = ready!(response.poll(cx));
                     if let (Ok(response), Some(pass)) = (&result, pass.take()) {
                         pass.finish(this.reader.read(response));
                     }

@@ -11,7 +11,6 @@ use tower_service::Service;
 use super::future::GateFuture;
 use super::signal::{HttpGateSignal, ReadGateSignal};
 use super::state::Gates;
-use crate::response::BoxError;
 
 /// Returns the key of a request's gate.
 ///
@@ -112,7 +111,9 @@ impl<S, K: Clone, R: Clone> Layer<S> for GateLayer<K, R> {
 ///
 /// # Errors
 ///
-/// A [`BoxError`] that holds a [`GateClosed`], which `downcast_ref` finds, or the error of the inner service.
+/// A [`GateClosed`] in the error type of the inner service, which must implement `From<GateClosed>`. A
+/// [`BoxError`](crate::response::BoxError) does, and `downcast_ref` finds the value. For any other error type, as
+/// the errors of hyper and reqwest, add `.map_err(BoxError::from)` between the layer and the service.
 ///
 /// # Cancellation
 ///
@@ -127,16 +128,16 @@ pub struct Gate<S, K = ByOrigin, R = HttpGateSignal> {
 
 impl<S, Request, K, R> Service<Request> for Gate<S, K, R>
 where
-    S: Service<Request, Error: Into<BoxError>> + Clone,
+    S: Service<Request, Error: From<GateClosed>> + Clone,
     K: GateKey<Request>,
     R: ReadGateSignal<S::Response> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = S::Error;
     type Future = GateFuture<S, Request, R>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request) -> Self::Future {

@@ -33,14 +33,14 @@
 //!
 //! ```
 //! use reqwest::{Client, Request, Response};
-//! use tower::ServiceBuilder;
+//! use tower::{BoxError, ServiceBuilder};
 //! use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
 //!
 //! # fn client() {
 //! let gate = GateLayer::new()
 //!     .keyed_by(|request: &Request| request.url().origin())
 //!     .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()));
-//! let client = ServiceBuilder::new().layer(gate).service(Client::new());
+//! let client = ServiceBuilder::new().layer(gate).map_err(BoxError::from).service(Client::new());
 //! # let _ = client;
 //! # }
 //! ```
