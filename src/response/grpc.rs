@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
@@ -191,7 +190,7 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
-        Ok(self.reject(&request, rejection).map(|()| ResponseBody::from_bytes(Bytes::new())))
+        Ok(self.reject(&request, rejection))
     }
 }
 

@@ -1,4 +1,5 @@
-use http::{Request, Response};
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body::Body;
 
 use super::Respond;
 use super::headers::{HeaderOptions, HttpContext, ResetFormat, legacy};
@@ -12,7 +13,7 @@ use crate::observe::Observers;
 ///
 /// - A rejection over the limit has status 429, `Retry-After` (whole seconds, rounded up, at least 1),
 ///   `Cache-Control: no-store` and a [`Problem`] body, or the response of [`render`](Self::render). A request whose
-///   cost exceeds the limit has no `Retry-After`.
+///   cost exceeds the limit has no `Retry-After`. A rejected `HEAD` has the same headers and no body.
 /// - Responses to allowed and denied requests carry `RateLimit` and `RateLimit-Policy`
 ///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
@@ -171,9 +172,10 @@ impl<R> Http<R> {
         response
     }
 
-    /// Supports services whose response body does not implement `From<Bytes>`.
+    /// Supports services whose response body does not implement `From<Bytes>` and `Default`.
     ///
-    /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody).
+    /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody). A closure of
+    /// [`render`](Self::render) returns a `Response<Bytes>` then.
     #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
         MapBody(self)
@@ -186,7 +188,11 @@ impl Default for Http {
     }
 }
 
-impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
+impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for Http<R>
+where
+    B: Body + Default,
+    R: Render<B>,
+{
     type Response = Response<B>;
     type Context = HttpContext;
 
@@ -211,7 +217,21 @@ impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
         let (request, _body) = request.into_parts();
-        let response = self.render.render(&request, &rejection);
-        Ok(self.finish_rejected(response, rejection))
+        let mut response = self.finish_rejected(self.render.render(&request, &rejection), rejection);
+        if request.method == Method::HEAD {
+            remove_body(&mut response);
+        }
+        Ok(response)
+    }
+}
+
+/// Removes the body of a response to `HEAD`, and states the length that `GET` would have received (RFC 9110, sections
+/// 8.6 and 9.3.2).
+///
+/// Servers do not: hyper sends the body in HTTP/2, which clients take for a protocol error.
+fn remove_body<B: Body + Default>(response: &mut Response<B>) {
+    let body = std::mem::take(response.body_mut());
+    if let Some(length) = body.size_hint().exact() {
+        response.headers_mut().entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
 }

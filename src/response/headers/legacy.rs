@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
+use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY, client_snapshot};
 use crate::decision::{Decision, LimitSnapshot, ceil_seconds};
 
 const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -32,7 +32,7 @@ pub(super) struct LegacyHeaders {
 impl LegacyHeaders {
     /// Returns `None` if a policy decided.
     pub(super) fn new(decision: &Decision, reset: ResetFormat) -> Option<Self> {
-        let LimitSnapshot { limit, remaining, reset: span, .. } = decision.most_restrictive()?.snapshot();
+        let LimitSnapshot { limit, remaining, reset: span, .. } = client_snapshot(decision.most_restrictive()?);
         let reset = match reset {
             ResetFormat::DeltaSeconds => ceil_seconds(span),
             ResetFormat::EpochSeconds => decision.decided_at().saturating_add(span).as_micros().div_ceil(1_000_000),
