@@ -278,6 +278,7 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [keys]: crate::guide::keys
+    /// [responses]: crate::guide::responses#cors
     ///
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
@@ -297,6 +298,7 @@ pub mod guide {
     pub mod redis_sizing {}
 
     /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    /// [operations]: crate::guide::keys#operations-on-keys
     /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/responses.md")]

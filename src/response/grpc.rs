@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Method, Request, Response, header};
+use http::{HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
@@ -12,8 +12,6 @@ use super::problem;
 use super::rejection::Rejection;
 use crate::decision::{Decision, Detail, LimitStatus};
 use crate::observe::Observers;
-
-const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// Answers in gRPC: a rejection is a *trailers-only* response.
 ///
@@ -123,6 +121,16 @@ impl Grpc {
         self
     }
 
+    /// Sets whether `Access-Control-Expose-Headers` lists the headers of rejections, so that gRPC-Web clients of other
+    /// origins can read the status: see [`Http::expose_headers`](super::Http::expose_headers).
+    ///
+    /// Off by default.
+    #[must_use]
+    pub fn expose_headers(mut self, on: bool) -> Self {
+        self.headers.cors_expose = on;
+        self
+    }
+
     /// Returns the gRPC status of a rejection, for custom responders.
     #[must_use]
     pub fn status(&self, rejection: &Rejection) -> Status {
@@ -148,10 +156,11 @@ impl Grpc {
         }
         legacy::forbid_storing(response.headers_mut());
         if let Some(value) = self.pushback.and_then(|jitter| pushback(&rejection, jitter)) {
-            response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
+            response.headers_mut().insert(legacy::PUSHBACK, HeaderValue::from(value));
         }
-        if let Rejection::OverLimit(decision) = rejection {
-            self.headers.on_denied(&mut response, decision);
+        match rejection {
+            Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
+            _ => self.headers.expose(&mut response),
         }
         response
     }

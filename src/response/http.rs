@@ -92,6 +92,10 @@ impl<R> Http<R> {
     /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this
     /// layer in either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight)
     /// exempts CORS preflight requests.
+    ///
+    /// tower-http's `CorsLayer` with `expose_headers` *replaces* this list by its own. List the names there instead:
+    /// `ratelimit`, `ratelimit-policy`, `retry-after`, and `x-ratelimit-limit`, `-remaining` and `-reset` if you send
+    /// them.
     #[must_use]
     pub fn expose_headers(mut self, on: bool) -> Self {
         self.headers.cors_expose = on;
