@@ -7,7 +7,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 use super::Respond;
 use super::body::ResponseBody;
 use super::grpc_timeout::grpc_timeout;
-use super::headers::{HeaderOptions, HttpContext, legacy};
+use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, legacy};
 use super::problem;
 use super::rejection::Rejection;
 use crate::decision::{Decision, Detail, LimitStatus};
@@ -94,13 +94,13 @@ impl Grpc {
         self
     }
 
-    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) sends
-    /// them.
+    /// Sets the format in which responses carry `RateLimit` and `RateLimit-Policy` as metadata: see
+    /// [`Http::rate_limit_headers`](super::Http::rate_limit_headers).
     ///
     /// Off by default.
     #[must_use]
-    pub fn rate_limit_headers(mut self, on: bool) -> Self {
-        self.headers.rate_limit = on;
+    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
+        self.headers.rate_limit = format.into();
         self
     }
 

@@ -2,7 +2,7 @@ use http::{HeaderValue, Method, Request, Response, header};
 use http_body::Body;
 
 use super::Respond;
-use super::headers::{HeaderOptions, HttpContext, ResetFormat, legacy};
+use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, ResetFormat, legacy};
 use super::map_body::MapBody;
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
@@ -15,7 +15,7 @@ use crate::observe::Observers;
 ///   `Cache-Control: no-store` and a [`Problem`] body, or the response of [`render`](Self::render). A request whose
 ///   cost exceeds the limit has no `Retry-After`. A rejected `HEAD` has the same headers and no body.
 /// - Responses to allowed and denied requests carry `RateLimit` and `RateLimit-Policy`
-///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
+///   (draft-ietf-httpapi-ratelimit-headers-11), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
@@ -37,7 +37,7 @@ impl Http {
     /// Creates a responder with rate limit headers and a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        let headers = HeaderOptions { rate_limit: true, ..HeaderOptions::EMPTY };
+        let headers = HeaderOptions { rate_limit: Some(RateLimitFormat::Draft11), ..HeaderOptions::EMPTY };
         Self { headers, render: Problem }
     }
 
@@ -51,10 +51,20 @@ impl Http {
 }
 
 impl<R> Http<R> {
-    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy`.
+    /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
+    ///
+    /// The default of [`new`](Self::new) is the latest draft: a later version of this crate may send a later one. Name
+    /// the format if your clients need it.
+    ///
+    /// ```
+    /// use tower_ratelimit::response::{Http, RateLimitFormat};
+    ///
+    /// let draft_11 = Http::new().rate_limit_headers(RateLimitFormat::Draft11);
+    /// let without = Http::new().rate_limit_headers(None);
+    /// ```
     #[must_use]
-    pub fn rate_limit_headers(mut self, on: bool) -> Self {
-        self.headers.rate_limit = on;
+    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
+        self.headers.rate_limit = format.into();
         self
     }
 

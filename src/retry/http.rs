@@ -12,7 +12,7 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// - After a 429, the client retries after `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date. A date is
 ///   relative to the response's `Date` header if present, so that the clocks need not agree. Without a valid
 ///   `Retry-After`, the client retries after the longest `t` of the items in `RateLimit` with `r=0`
-///   (draft-ietf-httpapi-ratelimit-headers-10). Without either, the client retries after the policy's backoff.
+///   (draft-ietf-httpapi-ratelimit-headers-10 and -11). Without either, the client retries after the policy's backoff.
 /// - After a 503, the client retries only if there is a `Retry-After` and the request's method is idempotent, because
 ///   the server may have processed the request.
 /// - With the feature `tonic`, a response with a `grpc-status` is read as `GrpcHint` reads it.

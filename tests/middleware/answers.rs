@@ -186,7 +186,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     use http::{HeaderMap, Request, Response};
     use http_body_util::Full;
     use std::collections::BTreeSet;
-    use tower_ratelimit::response::{ByContentType, Grpc, Http, ResetFormat};
+    use tower_ratelimit::response::{ByContentType, Grpc, Http, RateLimitFormat, ResetFormat};
 
     /// The fields that are always readable (<https://fetch.spec.whatwg.org/#cors-safelisted-response-header-name>).
     const READABLE: [&str; 3] = ["cache-control", "content-length", "content-type"];
@@ -201,7 +201,10 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     }
 
     let http = Http::new().legacy_headers(ResetFormat::DeltaSeconds).expose_headers(true);
-    let grpc = Grpc::new().pushback(std::time::Duration::ZERO).rate_limit_headers(true).expose_headers(true);
+    let grpc = Grpc::new()
+        .pushback(std::time::Duration::ZERO)
+        .rate_limit_headers(RateLimitFormat::Draft11)
+        .expose_headers(true);
     let rejections = || {
         let decision = |limiter: StubLimiter| Rejection::OverLimit(limiter.0.expect("a decision"));
         [

@@ -257,7 +257,7 @@ async fn exposed_fields_are_exactly_the_sent_fields() {
     let names = ["ratelimit", "ratelimit-policy", "retry-after"];
     assert_eq!(exposed(rejected.headers()), BTreeSet::from(names.map(String::from)));
 
-    let legacy = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
+    let legacy = Http::new().rate_limit_headers(None).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
     let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Limiter};
-use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{
     Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy,
     Quota, RateLimitLayer, SlidingLog, Verdict,
@@ -151,7 +151,7 @@ async fn failed_limiter_is_503() {
     assert_eq!(limits(response.headers()), [], "no limit status is known");
     let problem = problem(response).await;
     assert_eq!(problem["status"], 503);
-    assert_eq!(problem["type"], "about:blank");
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity");
     assert_eq!(problem.get("violated-policies"), None);
     assert!(!problem.to_string().contains("connection"), "the cause is not for clients: {problem}");
 }
@@ -246,7 +246,7 @@ async fn minimal_responder_leaves_allowed_responses_unchanged() {
 
 #[tokio::test]
 async fn http_responder_parts_are_configurable() {
-    let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(false)).await;
+    let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(None)).await;
     assert!(!has_fields(response.headers()));
 
     let response = send(StubLimiter::allowing(), Http::new()).await;
@@ -266,7 +266,7 @@ async fn http_responder_parts_are_configurable() {
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(true)).await;
+    let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(RateLimitFormat::Draft11)).await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 

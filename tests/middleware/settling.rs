@@ -851,6 +851,11 @@ async fn understated_tokens_do_not_exceed_the_limit() {
         let demanded = request.headers().get("x-max-tokens").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         demanded.unwrap_or(1_000).clamp(100, 4_000)
     }
+
+    fn used(held: u64, response: Result<&Response<Body>, &BoxError>) -> u64 {
+        response.ok().and_then(|response| response.extensions().get::<u64>()).map_or(held, |used| *used)
+    }
+
     const LIMIT: u64 = 10_000;
     for (said, wanted) in [
         ("1", 4_000),
@@ -881,9 +886,6 @@ async fn understated_tokens_do_not_exceed_the_limit() {
                 }
             })
         };
-        fn used(held: u64, response: Result<&Response<Body>, &BoxError>) -> u64 {
-            response.ok().and_then(|response| response.extensions().get::<u64>()).map_or(held, |used| *used)
-        }
         let layer = RateLimitLayer::new(Global, limiter.clone()).cost(max_tokens).settle(used);
         let service = layer.layer(model);
         let mut responses = JoinSet::new();

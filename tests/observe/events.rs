@@ -12,7 +12,7 @@ use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{ApiKey, Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RejectWithError};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
     FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitLayer,
     TokioClock,
@@ -309,7 +309,8 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = map_body.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "any body");
 
-        let grpc = RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().rate_limit_headers(true));
+        let grpc = RateLimitLayer::new(Global, two_an_hour())
+            .responder(Grpc::new().rate_limit_headers(RateLimitFormat::Draft11));
         let Ok(_) = grpc.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "gRPC");
 

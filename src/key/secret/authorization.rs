@@ -8,7 +8,7 @@ pub(super) struct Scheme {
     /// Without regard to case (RFC 9110, section 11.1).
     pub(super) name: &'static str,
     pub(super) missing: &'static str,
-    pub(super) other_scheme: &'static str,
+    pub(super) other: &'static str,
     pub(super) malformed: &'static str,
 }
 
@@ -32,7 +32,7 @@ impl Scheme {
             let is_one_word = !credentials.iter().any(u8::is_ascii_whitespace);
             if is_one_word { Ok(credentials) } else { Err(self.malformed()) }
         } else if is_token(scheme) {
-            Err(absent(self.other_scheme))
+            Err(absent(self.other))
         } else {
             Err(self.malformed())
         }

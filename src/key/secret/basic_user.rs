@@ -72,7 +72,7 @@ impl<P: Fingerprinter> BasicUser<P> {
 const BASIC: Scheme = Scheme {
     name: "Basic",
     missing: "is missing: expected Basic credentials",
-    other_scheme: "contains no Basic credentials",
+    other: "contains no Basic credentials",
     malformed: "is malformed: expected \"Basic\", a space, and a user name and a password in base64",
 };
 

@@ -94,6 +94,6 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
 const BEARER: Scheme = Scheme {
     name: "Bearer",
     missing: "is missing: expected a bearer token",
-    other_scheme: "contains no bearer token",
+    other: "contains no bearer token",
     malformed: "is malformed: expected \"Bearer\", a space and the token",
 };

@@ -1,4 +1,4 @@
-//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-10.
+//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,6 +10,20 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
 use crate::observe::{Observers, WarningKind};
 use crate::scratch::with_scratch;
+
+/// The format of `RateLimit` and `RateLimit-Policy`: a version of the draft, because the drafts differ.
+///
+/// A later version of the draft is a further variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RateLimitFormat {
+    /// draft-ietf-httpapi-ratelimit-headers-11: `"default";r=9;t=1`.
+    ///
+    /// `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
+    /// available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t`, and takes
+    /// precedence.
+    Draft11,
+}
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
