@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
     };
     let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).keyed_by(Caller::account));
-    let responder = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds);
+    let responder = Http::new().rate_limit_headers(None).legacy_headers(ResetFormat::EpochSeconds);
 
     let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);
     let app = Router::new()

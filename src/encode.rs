@@ -38,8 +38,8 @@ use crate::scratch::with_scratch;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be encoded as a key of a shared store",
     note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a sub-key with `Limit::keyed_by`",
-    note = "a `Fingerprint` differs between processes: set `.pepper(Pepper::new(..)?)` on `Bearer`, `ApiKey` or \
-            `Cookie`, whose key is then a `Fingerprint<Pepper>`"
+    note = "a `Fingerprint` differs between processes: set `.pepper(Pepper::new(..)?)` on `Bearer`, `ApiKey`, \
+            `BasicUser` or `Cookie`, whose key is then a `Fingerprint<Pepper>`"
 )]
 pub trait EncodeKey {
     /// Appends the encoding of `self` to `key`.

@@ -284,6 +284,7 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [keys]: crate::guide::keys
+    /// [responses]: crate::guide::responses#cors
     ///
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
@@ -303,6 +304,7 @@ pub mod guide {
     pub mod redis_sizing {}
 
     /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    /// [operations]: crate::guide::keys#operations-on-keys
     /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/responses.md")]

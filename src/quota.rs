@@ -164,6 +164,37 @@ impl Quota {
         Ok(Self { limit, period_micros })
     }
 
+    /// Returns the part of the quota for one of `processes` that limit each for itself, in [`Memory`](crate::Memory).
+    ///
+    /// All parts together sustain at most the quota. The limit is divided, and rounded down. If there are more processes
+    /// than the limit, each process has a limit of one in a longer period. At one time each of them may then allow one
+    /// request, which is more than the limit at once.
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_minute(100).divided_by(8)?.to_string(), "12/min");
+    /// assert_eq!(Quota::per_minute(5).divided_by(8)?.to_string(), "1 per 96s");
+    /// # Ok::<(), tower_ratelimit::QuotaError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `processes` is zero, or if the longer period is over 200 years.
+    pub const fn divided_by(self, processes: u64) -> Result<Self, QuotaError> {
+        let limit = self.limit();
+        if processes == 0 {
+            return Err(QuotaError::NoProcess);
+        }
+        if limit >= processes {
+            return Self::from_micros(limit / processes, self.period_micros());
+        }
+        match self.period_micros().checked_mul(processes) {
+            Some(period) => Self::from_micros(1, period.div_ceil(limit)),
+            None => Err(QuotaError::PeriodTooLong),
+        }
+    }
+
     /// Returns the limit.
     #[must_use]
     pub const fn limit(self) -> u64 {
@@ -207,6 +238,8 @@ pub enum QuotaError {
     InvalidFormat,
     /// The unit of time in the text is unknown.
     UnknownUnit,
+    /// A quota is divided by zero processes.
+    NoProcess,
 }
 
 impl QuotaError {
@@ -223,6 +256,7 @@ impl QuotaError {
             Self::InvalidFormat => {
                 "a quota has the form COUNT/PERIOD or COUNT per PERIOD with whole numbers; for example 100/min or 5 per 10s"
             }
+            Self::NoProcess => "a quota is divided by at least one process",
             Self::UnknownUnit => {
                 "a quota's period must end in us, ms, s, min, h, d or w; for example 100/min or 5 per 10s"
             }

@@ -285,6 +285,13 @@ impl Decision {
         self.verdict() == Verdict::ExceedsLimit
     }
 
+    /// Returns whether a block denies the request: the key is [blocked](LimitStatus::is_blocked) under one of
+    /// [`limits`](Self::limits) that is not a shadow.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.limits().iter().any(|status| status.is_blocked && !status.shadow)
+    }
+
     /// Returns the part of the system that made the decision.
     #[must_use]
     pub fn source(&self) -> DecisionSource {

@@ -54,24 +54,41 @@ pub struct LimitStatus {
     pub(super) verdict: PackedVerdict,
     snapshot: LazySnapshot,
     pub(super) shadow: bool,
+    pub(super) is_blocked: bool,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
-        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow }
+        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow, is_blocked: false }
+    }
+
+    /// Sets whether the key is blocked under the limit.
+    #[inline]
+    pub(crate) fn with_block(mut self, is_blocked: bool) -> Self {
+        self.is_blocked = is_blocked;
+        self
     }
 
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
-        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false }
+        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false, is_blocked: false }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// Returns whether the key is blocked under this limit.
+    ///
+    /// [`snapshot`](Self::snapshot) states the usage as if it were not. The response headers state that nothing remains
+    /// until the block ends.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
@@ -87,6 +104,7 @@ impl LimitStatus {
             verdict: self.verdict.aged_by(elapsed),
             snapshot: snapshot.into(),
             shadow: self.shadow,
+            is_blocked: self.is_blocked,
         }
     }
 
@@ -153,7 +171,10 @@ impl LimitStatus {
 
 impl PartialEq for LimitStatus {
     fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name() && self.verdict == other.verdict && self.snapshot() == other.snapshot()
+        self.name() == other.name()
+            && self.verdict == other.verdict
+            && self.snapshot() == other.snapshot()
+            && self.is_blocked == other.is_blocked
     }
 }
 
@@ -164,6 +185,7 @@ impl fmt::Debug for LimitStatus {
             .field("verdict", &self.verdict())
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
+            .field("is_blocked", &self.is_blocked)
             .finish_non_exhaustive()
     }
 }

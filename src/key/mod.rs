@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`PeerIp`] | the address of the connection's peer; IPv6 by /64 |
 //! | [`ClientIp`] | the client's address behind [trusted proxies](TrustedProxies) |
-//! | [`Bearer`], [`ApiKey`], [`Cookie`] | the [fingerprint](Fingerprint) of a token, an API key, a cookie |
+//! | [`Bearer`], [`ApiKey`], [`Cookie`], [`BasicUser`] | the [fingerprint](Fingerprint) of a token, an API key, a cookie, a user name |
 //! | [`Header`] | the value of a header |
 //! | [`Host`], [`Method`], [`Path`] | a part of the request line |
 //! | `MatchedPath` | axum's route (feature `axum`) |
@@ -25,15 +25,19 @@
 //! |---|---|---|
 //! | [`Header`], [`ApiKey`] | the header is missing | the header is empty or repeated |
 //! | [`Bearer`] | no `Authorization` header, or another scheme (`Basic ...`) | the header is empty, malformed (`Bearer` alone, a token without a scheme) or repeated |
+//! | [`BasicUser`] | no `Authorization` header, or another scheme (`Bearer ...`) | the header is empty, malformed (no base64, no colon, no user name) or repeated |
 //! | [`Cookie`] | no cookie of the name | the cookie is empty, repeated, or not UTF-8 when decoded |
 //! | [`Host`] | neither `:authority` (or an absolute URI) nor the `Host` header | one of the two is malformed, both differ, `Host` is empty or repeated |
-//! | [`PeerIp`], [`ClientIp`] | the peer's address is missing (status 500) | with `trust_absent_peer`: the header holds no address |
+//! | [`PeerIp`], [`ClientIp`] | the peer's address is missing (status 500) | with `trust_absent_peer`: the header is missing, or holds no address |
 //! | [`Extension`] | the extensions hold no such value (status 500) | never: the function of a [`LookupLayer`] returns the response |
 //! | a closure | `None`, or [`MissingKey::from_request`] | `Err`, or [`MissingKey::unusable`] |
 //! | `first.or(second)` | both keys are absent | the first key is unusable, or the first is absent and the second unusable |
 //! | a tuple of extractors | one key is absent, none is unusable | one key is unusable |
 //! | [`Method`], [`Path`], `MatchedPath`, [`Global`] | never | never |
+//!
+//! With `canonical`, the key of a header or a secret is also unusable if the value has no canonical form.
 
+mod canonical;
 mod closure;
 mod exempt;
 mod extension;
@@ -57,7 +61,7 @@ pub use self::or::{Either, Or};
 #[cfg(feature = "axum")]
 pub use self::request::MatchedPath;
 pub use self::request::{Header, Host, Method, Path};
-pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Pepper, ProcessPepper};
+pub use self::secret::{ApiKey, BasicUser, Bearer, Cookie, Fingerprint, Pepper, ProcessPepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};
 // Bounds and default types of the items above: nameable for generic code, not documented. Closures implement those

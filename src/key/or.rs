@@ -92,6 +92,7 @@ macro_rules! has_or {
 
 has_or! {
     [P] super::ApiKey<P>,
+    [P] super::BasicUser<P>,
     [P] super::Bearer<P>,
     [P] super::ClientIp<P>,
     [P] super::Cookie<P>,

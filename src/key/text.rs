@@ -7,7 +7,8 @@ use crate::encode::{EncodeKey, KeyWriter};
 
 /// A key from text of any length, stored without an allocation.
 ///
-/// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are stored as they are. A longer text is replaced by a SHA-256 digest.
+/// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are stored as they are. A longer text is replaced by a SHA-256 digest, which
+/// equals no text: a client cannot use another client's limit by sending the digest of its key.
 ///
 /// The extractors [`Header`](super::Header), [`Host`](super::Host), [`Path`](super::Path) and
 /// [`Method`](super::Method) return it. So it is also the key of operations on their limiters:
@@ -37,10 +38,14 @@ impl KeyText {
     #[must_use]
     pub fn new(text: &[u8]) -> Self {
         match Self::verbatim(text) {
-            Some(key) => key,
-            None => Self::digest(text),
+            // A text that begins like a digest is replaced, too: otherwise it could equal the digest of another text.
+            Some(key) if text.first() != Some(&Self::DIGEST_LABEL[0]) => key,
+            _ => Self::digest(text),
         }
     }
+
+    /// The start of a digest. No header value, URI or method contains the first byte.
+    const DIGEST_LABEL: &[u8; 8] = b"\0sha256-";
 
     #[inline]
     fn verbatim(text: &[u8]) -> Option<Self> {
@@ -49,17 +54,17 @@ impl KeyText {
         Some(Self { bytes, len: u8::try_from(text.len()).ok()? })
     }
 
-    /// `sha256-` and 56 hexadecimal digits: 224 of the 256 bits.
+    /// The label and 54 hexadecimal digits: 216 of the 256 bits.
     #[cold]
     fn digest(text: &[u8]) -> Self {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut key = [0; Self::MAX_LEN];
-        let (label, digits) = key.split_at_mut(7);
-        label.copy_from_slice(b"sha256-");
+        let (label, digits) = key.split_at_mut(Self::DIGEST_LABEL.len());
+        label.copy_from_slice(Self::DIGEST_LABEL);
         for (pair, byte) in digits.chunks_exact_mut(2).zip(Sha256::digest(text)) {
             pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
         }
-        Self { bytes: key, len: 63 }
+        Self { bytes: key, len: 62 }
     }
 
     /// Returns the stored bytes: the text or its digest.

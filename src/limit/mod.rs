@@ -127,6 +127,10 @@ impl<A, P> Limit<A, P> {
     /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the
     /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
     /// that the shadow would have scheduled. Header fields do not mention shadows.
+    ///
+    /// If you enforce the limit later, it applies with the usage that the shadow counted: a key that the shadow would
+    /// have denied is denied at once. Limits in Redis, and [replaced](crate::Memory::replace) limits in memory, keep the
+    /// usage if the limit keeps its name, algorithm and sub-key.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;

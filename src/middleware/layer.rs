@@ -42,7 +42,7 @@ use crate::response::Http;
 ///
 /// With [`settle`](Self::settle) the layer *holds* the cost instead ([`Held`](crate::limiter::Held)). When the service
 /// has responded, the layer charges the cost that it derives from the response. If the response future is dropped
-/// before that, or the service panics, the layer charges the whole held cost. Nothing is ever refunded.
+/// before that, or the service or the responder panics, the layer charges the whole held cost. Nothing is ever refunded.
 ///
 /// The layer charges for every request that reaches it. In axum,
 /// [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer) wraps the fallback too, so a

@@ -14,7 +14,8 @@ use super::join::{Undecided, join_after};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, QueueIds, Waited, Waiting};
 use super::settlement::{PendingSettlement, track};
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, Decision};
+use crate::limiter::Held;
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
@@ -212,16 +213,31 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
             decision = decision.into_delayed(wait.elapsed());
         }
         deferred.end_wait(WaitEnd::Served);
-        let Deferred { mut request, config, queues, outcome, .. } = deferred;
+        let Deferred { request, config, queues, outcome, .. } = deferred;
         outcome.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
-        let mut context = config.responder.on_allowed(&mut request, Some(&decision));
-        observe_context::<Request, P>(&config, &mut context);
-        // From here on, dropping the guard charges the whole held cost, also if `call` panics.
-        let (tracker, held) = track::<Request, P>(&config, queues, &mut request, held.into_held());
-        let response = service.call(request);
-        let settlement = held.map(|held| Box::new(PendingSettlement::new(config, queues, held)));
-        Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, tracker, settlement })) }
+        let forwarded = forward(&config, &mut service, request, &decision, held.into_held(), queues);
+        Self::Done { output: Some(PendingOutput::Forwarded(forwarded)) }
     }
+}
+
+/// Forwards an admitted request, whose decision was emitted, with its held cost.
+///
+/// The guards come first: if the responder or the inner service panics, dropping them charges the whole held cost, and
+/// emits the events that end the request.
+pub(crate) fn forward<Request, P: Parts<Request>>(
+    config: &Arc<ConfigOf<Request, P>>,
+    service: &mut P::Service,
+    mut request: Request,
+    decision: &Decision,
+    held: Option<Held>,
+    queues: Option<QueueIds>,
+) -> Forwarded<Request, P> {
+    let (tracker, held) = track::<Request, P>(config, queues, &mut request, held);
+    let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
+    let mut context = config.responder.on_allowed(&mut request, Some(decision));
+    observe_context::<Request, P>(config, &mut context);
+    let response = service.call(request);
+    Forwarded { response, context, tracker, settlement }
 }
 
 /// Replaces a ready service by a fresh clone, which releases the capacity that the ready one had reserved.

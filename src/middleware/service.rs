@@ -15,12 +15,12 @@ use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
 use super::join::{existing_queue, join_existing, queue_ids};
 use super::parts::{DecisionFuture, Parts};
-use super::pending::{Deferred, Forwarded, PendingRequest, WithService};
+use super::pending::{Deferred, PendingRequest, WithService, forward};
 use super::request_end::RequestEnd;
-use super::settlement::{PendingSettlement, keeps_guard, track};
+use super::settlement::keeps_guard;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
-use crate::observe::Event;
+use crate::observe::{Event, Observers, WarningKind};
 use crate::response::{Http, Rejection, Respond};
 
 /// The service that [`RateLimitLayer`](crate::RateLimitLayer) wraps around an inner service.
@@ -86,10 +86,7 @@ where
                 return reject(&mut self.inner, config, request, Rejection::MissingKey(missing));
             }
             unlimited => {
-                config.observers.emit(|| match &unlimited {
-                    Extracted::Missing(missing) => missing_key_event(missing, true),
-                    _ => Event::Exempt,
-                });
+                emit_unlimited(&config.observers, &unlimited);
                 let context = config.responder.on_allowed(&mut request, None);
                 return ResponseFuture::forwarded(self.inner.call(request), context);
             }
@@ -107,6 +104,23 @@ where
         // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
         // which stalls.
         let acquired = config.limiter.acquire(&key, options);
+        if T::NEEDS_HOLD || E::TRACKS {
+            return match acquired {
+                Acquisition::Ready(Ok(Outcome { decision, held })) if decision.is_allowed_now() => {
+                    config.observers.emit(|| Event::Decided { decision: &decision, elapsed: None });
+                    let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
+                    ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
+                        config,
+                        &mut self.inner,
+                        request,
+                        &decision,
+                        held,
+                        queues,
+                    ))
+                }
+                acquired => call_slow(&mut self.inner, config, request, key, cost, acquired),
+            };
+        }
         let mut context = match &acquired {
             Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {
                 config.observers.emit(|| Event::Decided { decision, elapsed: None });
@@ -115,16 +129,21 @@ where
             _ => return call_slow(&mut self.inner, config, request, key, cost, acquired),
         };
         observe_context::<Request, (S, K, A, R, T, E)>(config, &mut context);
-        if (T::NEEDS_HOLD || E::TRACKS)
-            && let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = acquired
-        {
-            let queues = Some(queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
-            let (tracker, held) = track::<Request, (S, K, A, R, T, E)>(config, queues, &mut request, Some(held));
-            let response = self.inner.call(request);
-            let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
-            return ResponseFuture::from_forwarded(Forwarded { response, context, tracker, settlement });
-        }
         ResponseFuture::forwarded(self.inner.call(request), context)
+    }
+}
+
+/// Emits the events of a request to which no limit applies.
+#[inline]
+fn emit_unlimited<Key>(observers: &Observers, unlimited: &Extracted<Key>) {
+    let Extracted::Missing(missing) = unlimited else {
+        return observers.emit(|| Event::Exempt);
+    };
+    observers.emit(|| missing_key_event(missing, true));
+    if missing.is_server_error() {
+        observers.warn_once(WarningKind::ExemptByMisconfiguration, || {
+            Some(format!("requests are exempt, and no limit applies: {missing}"))
+        });
     }
 }
 

@@ -53,8 +53,9 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
 
     /// Settles the actual cost. Returns the future if the store is still recording it.
     pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
+        // Before the guard is taken: if the policy panics, dropping `self` settles the whole held cost.
+        let actual = self.config.cost_policy.settle(self.held.as_ref()?.cost(), result);
         let held = self.held.take()?;
-        let actual = self.config.cost_policy.settle(held.cost(), result);
         self.config.observers.emit(|| Event::Settled { held: held.cost(), actual });
         // An error is ignored: the hold then expires in the store, and the response does not depend on it.
         match held.settle(actual).try_ready() {

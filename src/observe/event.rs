@@ -191,8 +191,12 @@ pub enum Event<'a> {
     },
     /// The application is misconfigured.
     ///
-    /// Limiters in one Redis conflict, or a response carries two limits of one name. Each layer emits the latter
-    /// once, with the first such response.
+    /// - Limiters in one Redis conflict.
+    /// - A response carries two limits of one name.
+    /// - [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) exempts requests because the server is
+    ///   misconfigured: without connect info, for example, no request has an address, and no limit applies.
+    ///
+    /// Each layer emits one event of the second and of the third kind, with the first such request.
     #[non_exhaustive]
     Warning {
         /// The problem and its solution.

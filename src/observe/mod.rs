@@ -22,7 +22,7 @@ pub use self::event::{Event, ShedCause, Stage, WaitEnd};
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 pub use self::observer::Observer;
-pub(crate) use self::observers::Observers;
+pub(crate) use self::observers::{Observers, WarningKind};
 pub(crate) use self::outcome_guard::OutcomeGuard;
 #[cfg(feature = "tracing")]
 pub use self::tracing::Tracing;

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::event::Event;
 use super::observer::Observer;
@@ -12,8 +12,17 @@ pub struct Observers(Option<Arc<Registered>>);
 
 struct Registered {
     observer: Box<dyn Observer>,
-    /// Whether [`Observers::warn_once`] has emitted its event.
-    has_warned: AtomicBool,
+    /// The kinds of warnings that [`Observers::warn_once`] has emitted: a bit for each.
+    warned: AtomicU8,
+}
+
+/// A kind of warnings, of which a layer emits one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WarningKind {
+    /// A response lists two limits of one name.
+    RepeatedLimitName = 1,
+    /// Requests are exempt because the server is misconfigured, so that none of them can have a key.
+    ExemptByMisconfiguration = 2,
 }
 
 impl Observers {
@@ -25,7 +34,7 @@ impl Observers {
                 observer.observe(event);
             }),
         };
-        self.0 = Some(Arc::new(Registered { observer, has_warned: AtomicBool::new(false) }));
+        self.0 = Some(Arc::new(Registered { observer, warned: AtomicU8::new(0) }));
     }
 
     /// Emits an event. `event` is called only if there is an observer.
@@ -42,14 +51,15 @@ impl Observers {
         self.0.is_some()
     }
 
-    /// Emits `message` as a warning, unless these observers or clones of them have received one this way.
+    /// Emits `message` as a warning, unless these observers or clones of them have received one of this kind.
     ///
     /// `message` is not called after the first warning. It returns `None` if there is nothing to warn of.
-    pub(crate) fn warn_once(&self, message: impl FnOnce() -> Option<String>) {
+    pub(crate) fn warn_once(&self, kind: WarningKind, message: impl FnOnce() -> Option<String>) {
         let Some(registered) = &self.0 else { return };
-        if !registered.has_warned.load(Ordering::Relaxed)
+        let bit = kind as u8;
+        if registered.warned.load(Ordering::Relaxed) & bit == 0
             && let Some(message) = message()
-            && !registered.has_warned.swap(true, Ordering::Relaxed)
+            && registered.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
             self.emit(|| Event::Warning { message: &message });
         }

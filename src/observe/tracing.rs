@@ -15,7 +15,7 @@ use crate::error::Error;
 ///
 /// | Level | Events |
 /// |---|---|
-/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, a cost that exceeds its limit, limits that conflict or share a name; a store that stopped responding; expired holds |
+/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
 /// | `INFO` | a store that responds again |
 /// | `DEBUG` | rejected, failed and abandoned requests |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
@@ -107,8 +107,9 @@ impl Tracing {
     fn missing_key(&self, reason: &dyn Display, server_error: bool, forwarded: bool) {
         let limiter = &*self.limiter;
         let reason = (server_error || self.log_reasons).then(|| field::display(reason));
-        if server_error && first_time(&self.logged.misconfigured) {
-            warn!(target: TARGET, limiter, reason, forwarded, "requests have no key: the server is misconfigured");
+        // For a forwarded request the layer emits a warning.
+        if server_error && !forwarded && first_time(&self.logged.misconfigured) {
+            warn!(target: TARGET, limiter, reason, "requests have no key: the server is misconfigured");
         } else {
             debug!(target: TARGET, limiter, reason, server_error, forwarded, "request without a key");
         }

@@ -21,10 +21,6 @@ impl<B> ResponseBody<B> {
     pub(super) fn from_service(body: B) -> Self {
         Self(State::Service(body))
     }
-
-    pub(super) fn from_bytes(bytes: Bytes) -> Self {
-        Self(State::Rejection(Some(bytes).filter(|bytes| !bytes.is_empty())))
-    }
 }
 
 impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
@@ -53,9 +49,16 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     }
 }
 
-/// The default body of the inner service.
-impl<B: Default> Default for ResponseBody<B> {
+/// The body of a rejection.
+impl<B> From<Bytes> for ResponseBody<B> {
+    fn from(bytes: Bytes) -> Self {
+        Self(State::Rejection(Some(bytes).filter(|bytes| !bytes.is_empty())))
+    }
+}
+
+/// An empty body.
+impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self::from_service(B::default())
+        Self(State::Rejection(None))
     }
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use http::{Request, Response};
+use http_body::Body;
 
 use super::Respond;
 use super::grpc::{Grpc, answer_type};
@@ -61,7 +62,7 @@ impl Default for ByContentType {
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for ByContentType<R>
 where
-    B: Default,
+    B: Body + Default,
     R: Render<B>,
 {
     type Response = Response<B>;

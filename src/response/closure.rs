@@ -1,4 +1,8 @@
+use bytes::Bytes;
+use http::Response;
+
 use super::Respond;
+use super::body::ResponseBody;
 use super::rejection::Rejection;
 use crate::decision::Decision;
 
@@ -37,9 +41,16 @@ pub trait IntoAnswer<Response> {
     fn into_answer(self) -> Response;
 }
 
-impl<Response> IntoAnswer<Response> for Response {
-    fn into_answer(self) -> Response {
+impl<Answer> IntoAnswer<Answer> for Answer {
+    fn into_answer(self) -> Answer {
         self
+    }
+}
+
+/// The response of a closure of [`Http::render`](super::Http::render) with [`map_body`](super::Http::map_body).
+impl<B> IntoAnswer<Response<ResponseBody<B>>> for Response<Bytes> {
+    fn into_answer(self) -> Response<ResponseBody<B>> {
+        self.map(ResponseBody::from)
     }
 }
 

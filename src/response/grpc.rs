@@ -1,20 +1,17 @@
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, Response, header};
+use http::{HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::Respond;
 use super::body::ResponseBody;
 use super::grpc_timeout::grpc_timeout;
-use super::headers::{HeaderOptions, HttpContext, legacy};
+use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, legacy};
 use super::problem;
 use super::rejection::Rejection;
 use crate::decision::{Decision, Detail, LimitStatus};
 use crate::observe::Observers;
-
-const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// Answers in gRPC: a rejection is a *trailers-only* response.
 ///
@@ -97,13 +94,13 @@ impl Grpc {
         self
     }
 
-    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) sends
-    /// them.
+    /// Sets the format in which responses carry `RateLimit` and `RateLimit-Policy` as metadata: see
+    /// [`Http::rate_limit_headers`](super::Http::rate_limit_headers).
     ///
     /// Off by default.
     #[must_use]
-    pub fn rate_limit_headers(mut self, on: bool) -> Self {
-        self.headers.rate_limit = on;
+    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
+        self.headers.rate_limit = format.into();
         self
     }
 
@@ -122,6 +119,16 @@ impl Grpc {
     #[must_use]
     pub fn response_extension(mut self, on: bool) -> Self {
         self.headers.response_extension = on;
+        self
+    }
+
+    /// Sets whether `Access-Control-Expose-Headers` lists the headers of rejections, so that gRPC-Web clients of other
+    /// origins can read the status: see [`Http::expose_headers`](super::Http::expose_headers).
+    ///
+    /// Off by default.
+    #[must_use]
+    pub fn expose_headers(mut self, on: bool) -> Self {
+        self.headers.cors_expose = on;
         self
     }
 
@@ -150,10 +157,11 @@ impl Grpc {
         }
         legacy::forbid_storing(response.headers_mut());
         if let Some(value) = self.pushback.and_then(|jitter| pushback(&rejection, jitter)) {
-            response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
+            response.headers_mut().insert(legacy::PUSHBACK, HeaderValue::from(value));
         }
-        if let Rejection::OverLimit(decision) = rejection {
-            self.headers.on_denied(&mut response, decision);
+        match rejection {
+            Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
+            _ => self.headers.expose(&mut response),
         }
         response
     }
@@ -192,7 +200,7 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
-        Ok(self.reject(&request, rejection).map(|()| ResponseBody::from_bytes(Bytes::new())))
+        Ok(self.reject(&request, rejection))
     }
 }
 

@@ -1,7 +1,8 @@
-use http::{Request, Response};
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body::Body;
 
 use super::Respond;
-use super::headers::{HeaderOptions, HttpContext, ResetFormat, legacy};
+use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, ResetFormat, legacy};
 use super::map_body::MapBody;
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
@@ -12,9 +13,9 @@ use crate::observe::Observers;
 ///
 /// - A rejection over the limit has status 429, `Retry-After` (whole seconds, rounded up, at least 1),
 ///   `Cache-Control: no-store` and a [`Problem`] body, or the response of [`render`](Self::render). A request whose
-///   cost exceeds the limit has no `Retry-After`.
+///   cost exceeds the limit has no `Retry-After`. A rejected `HEAD` has the same headers and no body.
 /// - Responses to allowed and denied requests carry `RateLimit` and `RateLimit-Policy`
-///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
+///   (draft-ietf-httpapi-ratelimit-headers-11), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
@@ -36,7 +37,7 @@ impl Http {
     /// Creates a responder with rate limit headers and a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        let headers = HeaderOptions { rate_limit: true, ..HeaderOptions::EMPTY };
+        let headers = HeaderOptions { rate_limit: Some(RateLimitFormat::Draft11), ..HeaderOptions::EMPTY };
         Self { headers, render: Problem }
     }
 
@@ -50,10 +51,20 @@ impl Http {
 }
 
 impl<R> Http<R> {
-    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy`.
+    /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
+    ///
+    /// The default of [`new`](Self::new) is the latest draft: a later version of this crate may send a later one. Name
+    /// the format if your clients need it.
+    ///
+    /// ```
+    /// use tower_ratelimit::response::{Http, RateLimitFormat};
+    ///
+    /// let draft_11 = Http::new().rate_limit_headers(RateLimitFormat::Draft11);
+    /// let without = Http::new().rate_limit_headers(None);
+    /// ```
     #[must_use]
-    pub fn rate_limit_headers(mut self, on: bool) -> Self {
-        self.headers.rate_limit = on;
+    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
+        self.headers.rate_limit = format.into();
         self
     }
 
@@ -92,6 +103,10 @@ impl<R> Http<R> {
     /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this
     /// layer in either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight)
     /// exempts CORS preflight requests.
+    ///
+    /// tower-http's `CorsLayer` with `expose_headers` *replaces* this list by its own. List the names there instead:
+    /// `ratelimit`, `ratelimit-policy`, `retry-after`, and `x-ratelimit-limit`, `-remaining` and `-reset` if you send
+    /// them.
     #[must_use]
     pub fn expose_headers(mut self, on: bool) -> Self {
         self.headers.cors_expose = on;
@@ -172,9 +187,10 @@ impl<R> Http<R> {
         response
     }
 
-    /// Supports services whose response body does not implement `From<Bytes>`.
+    /// Supports services whose response body does not implement `From<Bytes>` and `Default`.
     ///
-    /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody).
+    /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody). A closure of
+    /// [`render`](Self::render) returns a `Response<Bytes>` then.
     #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
         MapBody(self)
@@ -187,7 +203,11 @@ impl Default for Http {
     }
 }
 
-impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
+impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for Http<R>
+where
+    B: Body + Default,
+    R: Render<B>,
+{
     type Response = Response<B>;
     type Context = HttpContext;
 
@@ -212,7 +232,21 @@ impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
         let (request, _body) = request.into_parts();
-        let response = self.render.render(&request, &rejection);
-        Ok(self.finish_rejected(response, rejection))
+        let mut response = self.finish_rejected(self.render.render(&request, &rejection), rejection);
+        if request.method == Method::HEAD {
+            remove_body(&mut response);
+        }
+        Ok(response)
+    }
+}
+
+/// Removes the body of a response to `HEAD`, and states the length that `GET` would have received (RFC 9110, sections
+/// 8.6 and 9.3.2).
+///
+/// Servers do not: hyper sends the body in HTTP/2, which clients take for a protocol error.
+fn remove_body<B: Body + Default>(response: &mut Response<B>) {
+    let body = std::mem::take(response.body_mut());
+    if let Some(length) = body.size_hint().exact() {
+        response.headers_mut().entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
 }

@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
 
 use super::Respond;
@@ -20,7 +19,7 @@ pub struct MapBody<R = Http>(pub(super) R);
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for MapBody<R>
 where
-    R: Respond<Request<A>, Response<Bytes>, E, Response = Response<Bytes>, Context = HttpContext>,
+    R: Respond<Request<A>, Response<ResponseBody<B>>, E, Response = Response<ResponseBody<B>>, Context = HttpContext>,
 {
     type Response = Response<ResponseBody<B>>;
     type Context = HttpContext;
@@ -49,6 +48,6 @@ where
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
-        Ok(self.0.on_rejected(request, rejection)?.map(ResponseBody::from_bytes))
+        self.0.on_rejected(request, rejection)
     }
 }

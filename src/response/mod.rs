@@ -2,12 +2,16 @@
 //!
 //! | Responder | A rejection is | For |
 //! |---|---|---|
-//! | [`Http`] | status 429 with `Retry-After`, rate limit headers and a problem body | servers whose response body implements `From<Bytes>` (axum) |
+//! | [`Http`] | status 429 with `Retry-After`, rate limit headers and a problem body | servers whose response body implements `From<Bytes>` and `Default` (axum) |
 //! | [`MapBody`] | the same, in a [`ResponseBody`] around the service's own body | servers with any other body |
 //! | `Grpc` | a gRPC status, with `RetryInfo` and `QuotaFailure` (feature `tonic`) | gRPC servers (tonic) |
 //! | `ByContentType` | the answer of `Grpc` or of `Http`, by the request | servers with gRPC and HTTP on one port |
 //! | [`RejectWithError`] | a [`Rejected`] error | clients, and services that are not HTTP |
 //! | a closure `Fn(Request, Rejection) -> Response` | what the closure returns | everything else |
+//!
+//! The answer to a rejected `HEAD` request has no body. The layer sends the response of a closure as it is, so a closure
+//! in the last row must return a response without a body to `HEAD`: over HTTP/2, clients report another one as a
+//! protocol error. Closures of [`Http::render`] need not distinguish methods.
 
 #[cfg(feature = "axum")]
 mod axum;
@@ -32,7 +36,7 @@ pub use self::body::ResponseBody;
 pub use self::by_content_type::ByContentType;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
-pub use self::headers::ResetFormat;
+pub use self::headers::{RateLimitFormat, ResetFormat};
 pub use self::http::Http;
 pub use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;
@@ -52,7 +56,8 @@ use crate::observe::Observers;
 /// Turns decisions into responses.
 ///
 /// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed
-/// requests. With the feature `axum` the closure may return a `StatusCode`, or a tuple that begins with one.
+/// requests. With the feature `axum` the closure may return a `StatusCode`, or a tuple that begins with one. The layer
+/// sends the response as it is: to a `HEAD` request the closure must return a response without a body.
 ///
 /// No responder changes the error type of the service.
 ///
@@ -92,9 +97,10 @@ use crate::observe::Observers;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a responder for a service that takes `{Request}` and returns `{Response}`",
-    note = "`Http` is a responder for HTTP services whose response body implements `From<Bytes>`; for other bodies use \
-            `.responder(Http::new().map_body())`, for gRPC `.responder(Grpc::new())` (feature `tonic`), for services \
-            that are not HTTP `.responder(RejectWithError)` or a closure",
+    note = "`Http` is a responder for HTTP services whose response body implements `http_body::Body`, `Default` and \
+            `From<Bytes>`; for other bodies use `.responder(Http::new().map_body())`, for gRPC \
+            `.responder(Grpc::new())` (feature `tonic`), for services that are not HTTP `.responder(RejectWithError)` \
+            or a closure",
     note = "a closure of `Http::render` takes `(&http::request::Parts, &Rejection)` and returns a `Response`; with the \
             feature `axum` also a `StatusCode`, or a tuple that begins with one",
     note = "`RejectWithError` needs an error type that implements `From<Rejected>`, which `{Error}` may not: add \

@@ -37,7 +37,7 @@ where
 /// | Rejection | Status |
 /// |---|---|
 /// | over the limit | 429, type `quota-exceeded`, with the names of the limits that deny in `violated-policies` |
-/// | the limiter is unavailable, and the policy is to deny | 503 |
+/// | the limiter is unavailable, and the policy is to deny | 503, type `temporary-reduced-capacity` |
 /// | the request has no key | 400 |
 /// | the server is misconfigured | 500, without details |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +83,10 @@ fn body(rejection: &Rejection, status: StatusCode) -> String {
         StatusCode::TOO_MANY_REQUESTS => {
             ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Request quota exceeded")
         }
+        StatusCode::SERVICE_UNAVAILABLE => (
+            "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+            "Temporarily reduced capacity",
+        ),
         status => ("about:blank", status.canonical_reason().unwrap_or_default()),
     };
     let mut json = String::with_capacity(256);

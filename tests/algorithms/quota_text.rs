@@ -1,7 +1,8 @@
-//! The text form of a quota parses to an equal quota, directly and through serde.
+//! The text form of a quota parses to an equal quota, directly and through serde; parts of a quota.
 
 use std::time::Duration;
 
+use num_bigint::BigUint;
 use proptest::prelude::*;
 use tower_ratelimit::Quota;
 
@@ -103,4 +104,39 @@ fn serde_error_states_the_cause() {
         let error = serde_json::from_str::<Quota>(json).expect_err("not a quota").to_string();
         assert!(error.contains(text), "{error}");
     }
+}
+
+proptest! {
+    /// The parts sustain at most the quota, and are as large as whole numbers allow.
+    #[test]
+    fn parts_of_a_quota_sustain_at_most_the_quota(quota in any_quota(), processes in log_uniform(1 << 40).prop_map(|count| count.max(1))) {
+        let part = match quota.divided_by(processes) {
+            Ok(part) => part,
+            Err(error) => {
+                prop_assert_eq!(error, tower_ratelimit::QuotaError::PeriodTooLong);
+                prop_assert!(quota.limit() < processes, "a limit of at least one for each keeps its period");
+                return Ok(());
+            }
+        };
+        let wide = |number: u64| BigUint::from(number);
+        let period = |quota: Quota| BigUint::from(quota.period().as_micros());
+        let sustained = |part_limit: BigUint, part_period: BigUint| {
+            part_limit * wide(processes) * period(quota) <= wide(quota.limit()) * part_period
+        };
+        prop_assert!(sustained(wide(part.limit()), period(part)), "{} by {}: {}", quota, processes, part);
+        if quota.limit() >= processes {
+            prop_assert_eq!(part.period(), quota.period());
+            prop_assert!(!sustained(wide(part.limit() + 1), period(part)), "{} by {}: {}", quota, processes, part);
+        } else {
+            prop_assert_eq!(part.limit(), 1);
+            prop_assert!(!sustained(wide(1), period(part) - 1_u8), "{} by {}: {}", quota, processes, part);
+        }
+    }
+}
+
+#[test]
+fn quota_divided_by_no_process_is_an_error() {
+    assert_eq!(Quota::per_minute(5).divided_by(0), Err(tower_ratelimit::QuotaError::NoProcess));
+    assert_eq!(Quota::per_minute(5).divided_by(8), Ok(Quota::new(1, Duration::from_secs(96))));
+    assert_eq!(Quota::per_minute(5).divided_by(1), Ok(Quota::per_minute(5)));
 }

@@ -8,8 +8,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, MissingKey, Or,
-    PeerNetworks, TrustedProxies,
+    ApiKey, BasicUser, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, MissingKey,
+    Or, PeerNetworks, TrustedProxies,
 };
 use tower_ratelimit::{
     AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, MissingKeyPolicy, Quota, RateLimitLayer,
@@ -151,6 +151,22 @@ fn duplicate_credential_of_authorization_is_unusable() {
     ];
     let usable = with(&[("authorization", "Bearer a")]);
     check("Bearer", &Bearer::new(), &all(absent), &all(unusable), &usable);
+
+    let absent: &[Fields] = &[&[], &[("x-other", "Basic YTpi")], &[("authorization", "Bearer a")]];
+    let unusable: &[Fields] = &[
+        &[("authorization", "")],
+        &[("authorization", "Basic")],
+        &[("authorization", "Basic\tYTpi")],
+        &[("authorization", "Basic YTpi YTpi")],
+        &[("authorization", "Basic YTpi, Basic YTpi")],
+        &[("authorization", "Basic a:b")],
+        &[("authorization", "Basic YQ==")],
+        &[("authorization", "Basic OmI=")],
+        &[("authorization", "Basic YTpi"), ("authorization", "Basic YTpi")],
+        &[("authorization", "Bearer a"), ("authorization", "Basic YTpi")],
+    ];
+    let usable = with(&[("authorization", "Basic YTpi")]);
+    check("BasicUser", &BasicUser::new(), &all(absent), &all(unusable), &usable);
 }
 
 #[test]
@@ -210,8 +226,9 @@ fn duplicate_credential_of_addresses_is_unusable() {
         request
     };
     let socket = ClientIp::header(HeaderName::from_static("x-real-ip"), TrustedProxies::hops(1)).trust_absent_peer();
-    let unusable = [from(&["192.0.2.1", "192.0.2.2"]), from(&[""]), from(&["unknown"])];
-    check("ClientIp", &socket, &[from(&[])], &unusable, &from(&["192.0.2.1"]));
+    // A client can have a proxy remove the field: `Connection: X-Real-IP`.
+    let unusable = [from(&["192.0.2.1", "192.0.2.2"]), from(&[""]), from(&["unknown"]), from(&[])];
+    check("ClientIp", &socket, &[], &unusable, &from(&["192.0.2.1"]));
     let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
     check("ClientIp", &client, &[from(&[])], &[], &with(&[]));
 }

@@ -3,8 +3,12 @@
 use std::collections::HashSet;
 use std::fmt::Debug;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use http::HeaderName;
-use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, Pepper, ProcessPepper};
+use tower_ratelimit::key::{
+    ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, Pepper, ProcessPepper,
+};
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
@@ -66,6 +70,9 @@ fn debug_output_of_keys_and_layers_contains_no_secret() {
     let api_key = with(&[("x-api-key", SECRET)]);
     check(API_KEY, &api_key);
     check(API_KEY.pepper(pepper(7, 32)), &api_key);
+    let user = with(&[("authorization", &format!("Basic {}", BASE64_STANDARD.encode(format!("{SECRET}:x"))))]);
+    check(BasicUser::new().canonical(|user| Some(user.to_owned())), &user);
+    check(BasicUser::new().pepper(pepper(7, 32)), &user);
     let session = with(&[("cookie", &format!("session={SECRET}"))]);
     check(cookie(), &session);
     check(cookie().pepper(pepper(7, 32)), &session);
@@ -160,6 +167,7 @@ fn fingerprints_of_different_kinds_do_not_collide() {
         ApiKey::from_static("bearer").pepper(pepper.clone()).key_of("secret"),
         ApiKey::from_static("session").pepper(pepper.clone()).key_of("secret"),
         Bearer::new().pepper(pepper.clone()).key_of("secret"),
+        BasicUser::new().pepper(pepper.clone()).key_of("secret"),
         cookie().pepper(pepper.clone()).key_of("secret"),
         Cookie::new("bearer").expect("a name").pepper(pepper.clone()).key_of("secret"),
         pepper.fingerprint("", b"secret"),

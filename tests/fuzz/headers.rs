@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, TrustedProxies,
+    ApiKey, BasicUser, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, TrustedProxies,
 };
 use tower_ratelimit::response::{ByContentType, Grpc, Rejection, Respond};
 use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, ManualClock, Memory, PeerIp, Quota};
@@ -53,8 +53,9 @@ fn content_types(lines: &[HeaderValue]) {
     let is_grpc = lines
         .first()
         .is_some_and(|line| line.as_bytes().to_ascii_lowercase().trim_ascii().starts_with(b"application/grpc"));
-    let response: Result<Response<Bytes>, Infallible> =
-        ByContentType::default().on_rejected(sent, Rejection::OverLimit(decision));
+    let responder = ByContentType::default().map_body();
+    let response =
+        Respond::<_, Response<String>, Infallible>::on_rejected(&responder, sent, Rejection::OverLimit(decision));
     let Ok(response) = response;
     assert!(response.status() == 429 || is_grpc, "{lines:?}: {}", response.status());
 }
@@ -116,6 +117,10 @@ fn other_extractors(lines: &[HeaderValue]) {
     assert_ne!(Header::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
     assert_ne!(ApiKey::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
     assert_ne!(Bearer::new().extract(&request(&header::AUTHORIZATION, lines)), Extracted::Exempt);
+    let sent = request(&header::AUTHORIZATION, lines);
+    let (user, bearer) = (BasicUser::new().extract(&sent), Bearer::new().extract(&sent));
+    assert_ne!(user, Extracted::Exempt);
+    assert!(!matches!((user, bearer), (Extracted::Key(_), Extracted::Key(_))), "one scheme");
     let cookie = Cookie::new("session").expect("a name");
     assert_ne!(cookie.extract(&request(&header::COOKIE, lines)), Extracted::Exempt);
 
@@ -124,7 +129,7 @@ fn other_extractors(lines: &[HeaderValue]) {
         assert_ne!(found, Extracted::Exempt);
         // A normalized host is unchanged; longer hosts are digests.
         if let Extracted::Key(key) = found
-            && !key.as_bytes().starts_with(b"sha256-")
+            && !key.as_bytes().starts_with(b"\0sha256-")
             && let Ok(normal) = HeaderValue::from_bytes(key.as_bytes())
         {
             assert_eq!(host.extract(&request(&header::HOST, &[normal])), Extracted::Key(key));

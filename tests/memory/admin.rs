@@ -297,6 +297,35 @@ fn block_survives_reset_and_set() {
     }
 }
 
+/// A decision says whether a block denies it, and which limit's, until exactly the end of the block.
+#[test]
+fn is_blocked_names_the_blocked_limits() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    let blocked = |key: &str| {
+        let options = AcquireOptions::cost(0).detail(Detail::All);
+        let (seen, peeked) = (acquire(&limiter, key, options), peek(&limiter, key, options));
+        assert_eq!(seen, peeked);
+        let names: Vec<_> =
+            seen.limits().iter().filter(|limit| limit.is_blocked()).map(tower_ratelimit::LimitStatus::name).collect();
+        assert_eq!(seen.is_blocked(), !names.is_empty());
+        names.join(" ")
+    };
+    assert_eq!(blocked("alice@acme"), "");
+    result_of(limiter.block("organisation", "alice@acme", 2 * SECOND)).unwrap();
+    result_of(limiter.block("user", "alice@acme", SECOND)).unwrap();
+    assert_eq!(blocked("carol@home"), "");
+    assert_eq!(blocked("bob@acme"), "organisation");
+    assert_eq!(blocked("alice@acme"), "user organisation");
+    clock.advance(SECOND);
+    assert_eq!(blocked("alice@acme"), "organisation");
+    clock.advance(SECOND);
+    assert_eq!(blocked("alice@acme"), "");
+    // Used up, and not blocked.
+    while acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed() {}
+    assert!(!acquire(&limiter, "alice@acme", AcquireOptions::default()).is_blocked());
+}
+
 #[test]
 fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
     let clock = ManualClock::new();
@@ -665,6 +694,36 @@ fn shadow_limit_that_denies_holds_and_settles_nothing() {
     let denied_by_shadow = hold(&limiter, "alice", 1);
     result_of(denied_by_shadow.settle(4)).unwrap();
     assert_eq!(remaining_of_each(&limiter, "alice"), [0, 3]);
+}
+
+/// A shadow that is enforced by a replacement applies with the usage that it counted, and the reverse.
+#[test]
+fn enforced_shadow_applies_with_the_usage_that_it_counted() {
+    let clock = ManualClock::new();
+    let limits = |is_shadow: bool| {
+        let trial = Limit::new("trial", FixedWindow::new(Quota::per_minute(3)));
+        let trial = if is_shadow { trial.shadow() } else { trial };
+        vec![DynLimit::<str>::new(trial), DynLimit::new(Limit::new("enforced", FixedWindow::new(TEN)))]
+    };
+    let limiter = Memory::builder(limits(true)).max_keys(100).clock(clock.clone()).build().unwrap();
+    for _ in 0..5 {
+        assert!(limiter.check("alice", AcquireOptions::default()).is_allowed(), "a shadow never denies");
+    }
+    assert!(limiter.check("bob", AcquireOptions::default()).is_allowed());
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 5]);
+
+    limiter.replace(limits(false)).unwrap();
+    let denied = limiter.check("alice", AcquireOptions::default());
+    assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE }, "denied at once, by what the shadow counted");
+    assert_eq!(denied.most_restrictive().unwrap().name(), "trial");
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 5], "nothing was added and nothing removed");
+    assert_eq!(remaining_of_each(&limiter, "bob"), [2, 9]);
+
+    limiter.replace(limits(true)).unwrap();
+    assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
+    limiter.replace(limits(false)).unwrap();
+    result_of(limiter.reset("alice")).unwrap();
+    assert!(limiter.check("alice", AcquireOptions::default()).is_allowed(), "a reset clears the usage");
 }
 
 #[test]

@@ -178,3 +178,54 @@ async fn service_error_skips_map_response() {
     let service = layer.layer(service_fn(async |_: u32| Err::<u32, _>(Failure)));
     assert_eq!(service.oneshot(1).await, Err(Failure));
 }
+
+/// With `expose_headers` scripts of other origins can read each field of a rejection that the fetch standard hides.
+#[tokio::test]
+async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
+    use bytes::Bytes;
+    use http::{HeaderMap, Request, Response};
+    use http_body_util::Full;
+    use std::collections::BTreeSet;
+    use tower_ratelimit::response::{ByContentType, Grpc, Http, RateLimitFormat, ResetFormat};
+
+    /// The fields that are always readable (<https://fetch.spec.whatwg.org/#cors-safelisted-response-header-name>).
+    const READABLE: [&str; 3] = ["cache-control", "content-length", "content-type"];
+
+    fn check(name: &str, fields: &HeaderMap) {
+        const EXPOSE: &str = "access-control-expose-headers";
+        let exposed: BTreeSet<_> =
+            fields.get_all(EXPOSE).iter().flat_map(|line| line.to_str().expect("ASCII").split(", ")).collect();
+        let sent = fields.keys().map(http::HeaderName::as_str);
+        let hidden: BTreeSet<_> = sent.filter(|field| *field != EXPOSE && !READABLE.contains(field)).collect();
+        assert_eq!(exposed, hidden, "{name}");
+    }
+
+    let http = Http::new().legacy_headers(ResetFormat::DeltaSeconds).expose_headers(true);
+    let grpc = Grpc::new()
+        .pushback(std::time::Duration::ZERO)
+        .rate_limit_headers(RateLimitFormat::Draft11)
+        .expose_headers(true);
+    let rejections = || {
+        let decision = |limiter: StubLimiter| Rejection::OverLimit(limiter.0.expect("a decision"));
+        [
+            decision(StubLimiter::denying()),
+            decision(StubLimiter::exceeding()),
+            Rejection::Unavailable(Error::unavailable("lost")),
+            Rejection::Unavailable(Error::config("no such limit")),
+            Rejection::MissingKey(MissingKey::from_request("no key")),
+        ]
+    };
+    for content_type in ["text/plain", "application/grpc", "application/grpc-web+proto", "application/grpc-web-text"] {
+        let request = || Request::post("/").header("content-type", content_type).body(()).expect("a request");
+        for rejection in rejections() {
+            let name = format!("{content_type}: {rejection}");
+            let of_http: Result<Response<Full<Bytes>>, BoxError> = http.on_rejected(request(), rejection.clone());
+            check(&name, of_http.expect("a response").headers());
+            let by_type: Result<Response<Full<Bytes>>, BoxError> =
+                ByContentType::new(grpc, http).on_rejected(request(), rejection.clone());
+            check(&name, by_type.expect("a response").headers());
+            let of_grpc = Respond::<_, Response<Full<Bytes>>, BoxError>::on_rejected(&grpc, request(), rejection);
+            check(&name, of_grpc.expect("a response").headers());
+        }
+    }
+}

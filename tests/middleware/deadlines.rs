@@ -4,7 +4,9 @@ use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::Full;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
@@ -99,7 +101,7 @@ async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
 #[tokio::test(start_paused = true)]
 async fn grpc_timeout_of_an_http_request_is_ignored() {
     let layer = RateLimitLayer::new(Global, one_per_second()).responder(ByContentType::default()).max_wait(10 * SECOND);
-    let service = layer.layer(service_fn(empty::<Vec<u8>>));
+    let service = layer.layer(service_fn(empty::<Full<Bytes>>));
     let http = || Request::get("/").header("grpc-timeout", "1m").body(()).expect("a request");
     assert_eq!(call(service.clone(), http()).await, (true, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("1m")).await, (false, Duration::ZERO));

@@ -17,6 +17,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::routing::{any, get};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -226,8 +227,10 @@ proptest::proptest! {
                 break Rejection::OverLimit(decision);
             }
         };
-        let response: Result<Response<Bytes>, ()> = Http::new().on_rejected(http::Request::new(()), rejection);
-        let response = response.expect("a response");
+        let response: Result<Response<Full<Bytes>>, ()> = Http::new().on_rejected(http::Request::new(()), rejection);
+        let (head, body) = response.expect("a response").into_parts();
+        let Some(Ok(body)) = body.collect().now_or_never() else { panic!("the body is there") };
+        let response = Response::from_parts(head, body.to_bytes());
         assert_eq!(policies(response.headers()), [(name.clone(), 1, 60)]);
         assert_eq!(limits(response.headers()), [(name.clone(), 0, Some(60))]);
         let problem: serde_json::Value = serde_json::from_slice(response.body()).expect("JSON");
@@ -254,7 +257,7 @@ async fn exposed_fields_are_exactly_the_sent_fields() {
     let names = ["ratelimit", "ratelimit-policy", "retry-after"];
     assert_eq!(exposed(rejected.headers()), BTreeSet::from(names.map(String::from)));
 
-    let legacy = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
+    let legacy = Http::new().rate_limit_headers(None).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
     let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];

@@ -4,7 +4,9 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -18,6 +20,9 @@ use tower_ratelimit::{
 };
 
 use crate::support::{Act, Pool, TestRequest, key_of};
+
+/// The body of responses.
+type Page = Full<Bytes>;
 
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
     limiter.peek(key, AcquireOptions::default()).try_ready().expect("ready").expect("a decision")
@@ -77,11 +82,12 @@ async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
                 log.lock().unwrap().push(error.to_string());
             }
         });
-        let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+        let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
         let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert!(!String::from_utf8_lossy(response.body()).contains("release_on"), "clients learn nothing");
-        let settling = layer.settle(|held: u64, _: Result<&Response<bytes::Bytes>, &BoxError>| held);
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        assert!(!String::from_utf8_lossy(&body).contains("release_on"), "clients learn nothing");
+        let settling = layer.settle(|held: u64, _: Result<&Response<Page>, &BoxError>| held);
         let response = settling.layer(page).oneshot(Request::new(())).await.expect("a response");
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let failed = failed.lock().unwrap();
@@ -95,7 +101,7 @@ async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
 async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
     let limiter = Memory::new(Limit::new("streams", InFlight::new(1)));
     let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
-    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
     let service = layer.layer(page);
     let open = service.clone().oneshot(Request::new(())).await.expect("a response");
     assert_eq!(open.headers()["ratelimit-policy"], r#""streams";q=1;qu="concurrent-requests""#);
@@ -114,9 +120,9 @@ async fn in_flight_and_a_settled_rate_end_at_their_own_times() {
     let limiter = Memory::new(limits);
     let layer = RateLimitLayer::new(Global, limiter.clone())
         .cost(|_: &Request<()>| 1)
-        .settle(|_: u64, _: Result<&Response<bytes::Bytes>, &BoxError>| 40)
+        .settle(|_: u64, _: Result<&Response<Page>, &BoxError>| 40)
         .release_on_body_end();
-    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
     let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
     let remaining = || {
         let options = AcquireOptions::default().detail(tower_ratelimit::Detail::All);
@@ -209,7 +215,7 @@ async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
     let kept = Arc::clone(&guards);
     let upgrade = service_fn(move |request: Request<()>| {
         kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
-        std::future::ready(Ok::<_, BoxError>(Response::new(bytes::Bytes::new())))
+        std::future::ready(Ok::<_, BoxError>(Response::new(Page::default())))
     });
     let service = layer.layer(upgrade);
     drop(service.clone().oneshot(Request::get("/exempt").body(()).unwrap()).await.expect("a response"));
@@ -234,7 +240,7 @@ async fn in_flight_guard_of_stacked_layers_ends_both() {
     let kept = Arc::clone(&guards);
     let upgrade = service_fn(move |request: Request<()>| {
         kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
-        std::future::ready(Ok::<_, BoxError>(Response::new(bytes::Bytes::new())))
+        std::future::ready(Ok::<_, BoxError>(Response::new(Page::default())))
     });
     let service = RateLimitLayer::new(Global, inner.clone()).release_on_body_end().layer(upgrade);
     let service = RateLimitLayer::new(Global, outer.clone()).release_on_body_end().layer(service);
@@ -249,10 +255,10 @@ async fn in_flight_guard_of_stacked_layers_ends_both() {
 fn in_flight_tracking_survives_other_settings_of_the_layer() {
     fn tracks<L: Layer<S>, S>(_: &L, _: &S)
     where
-        L::Service: Service<Request<()>, Response = Response<tower_ratelimit::InFlightBody<bytes::Bytes>>>,
+        L::Service: Service<Request<()>, Response = Response<tower_ratelimit::InFlightBody<Page>>>,
     {
     }
-    let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(bytes::Bytes::new())));
+    let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
     let limiter = Memory::new(InFlight::new(1));
     let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
     tracks(&layer.clone().responder(tower_ratelimit::Http::minimal()), &inner);

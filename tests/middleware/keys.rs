@@ -5,9 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderName, HeaderValue, Request};
+use proptest::collection::vec;
+use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, MissingKey, PeerNetworks, Preflight,
+    EncodeKey, ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, KeyWriter, MissingKey,
+    PeerNetworks, Preflight,
 };
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{PeerIp, RateLimitLayer};
@@ -164,8 +167,9 @@ fn key_text_is_a_digest_beyond_its_max_len() {
 
     let digest = KeyText::new(&[b'x'; KeyText::MAX_LEN + 1]);
     // printf 'x%.0s' {1..64} | sha256sum
-    assert_eq!(digest.to_string(), "sha256-7ce100971f64e7001e8fe5a51973ecdfe1ced42befe7ee8d5fd6219506b5393c"[..63]);
-    assert_eq!(digest.as_bytes().len(), KeyText::MAX_LEN);
+    let sum = &"7ce100971f64e7001e8fe5a51973ecdfe1ced42befe7ee8d5fd6219506b5393c"[..54];
+    assert_eq!(digest.to_string(), format!("\\x00sha256-{sum}"), "escaped for logs");
+    assert_eq!(digest.as_bytes(), format!("\0sha256-{sum}").as_bytes());
     assert_ne!(digest, KeyText::new(&[b'x'; KeyText::MAX_LEN + 2]));
 
     let huge = vec![b'x'; 1 << 20];
@@ -174,6 +178,32 @@ fn key_text_is_a_digest_beyond_its_max_len() {
     assert_eq!(KeyText::new(&huge), KeyText::new(&huge));
     assert_ne!(KeyText::new(&huge), KeyText::new(&other), "the digest covers all bytes");
     assert!(size_of::<KeyText>() <= 64, "bounded");
+}
+
+proptest! {
+    /// Keys are equal only if their texts are: no text equals the digest of another one.
+    ///
+    /// The second text is any bytes, or what the first key stores: a client that knows a key can send it as a text.
+    #[test]
+    fn digest_is_no_text(
+        text in prop_oneof![vec(any::<u8>(), 0..140), vec(0_u8..3, 0..140), vec(Just(b'x'), 60..70)],
+        other in prop::option::of(vec(any::<u8>(), 0..140)),
+        cut in 0_usize..3,
+    ) {
+        let key = KeyText::new(&text);
+        let stored = &key.as_bytes()[cut.min(key.as_bytes().len())..];
+        let other = other.unwrap_or_else(|| stored.to_vec());
+        prop_assert_eq!(KeyText::new(&other) == key, other == text, "{:?} and {:?}", text, other);
+        let encoded = |key: KeyText| {
+            let mut writer = KeyWriter::new();
+            key.encode(&mut writer);
+            writer.as_str().to_owned()
+        };
+        let of_key = encoded(key);
+        prop_assert_eq!(encoded(KeyText::new(&other)) == of_key, other == text, "in Redis");
+        prop_assert!(of_key.bytes().all(|byte| byte.is_ascii_graphic() && !b":{}#~".contains(&byte)), "{}", of_key);
+        prop_assert!(key.to_string().bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", key);
+    }
 }
 
 /// The length is part of the key: padding does not make keys equal.

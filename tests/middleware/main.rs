@@ -7,7 +7,7 @@
 //! - `queues`, `delays`, `goodput`: the order of waiting requests, their times, and what is served under overload.
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
-//! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
+//! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
@@ -25,6 +25,7 @@ mod fields;
 mod gate;
 mod goodput;
 mod headers;
+mod heads;
 mod in_axum;
 mod in_flight;
 mod in_flight_bodies;

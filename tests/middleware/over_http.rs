@@ -11,11 +11,11 @@ use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
-use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResetFormat, Respond};
+use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Limiter};
+use tower_ratelimit::response::{Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{
-    Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy, Quota,
-    RateLimitLayer, Verdict,
+    Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy,
+    Quota, RateLimitLayer, SlidingLog, Verdict,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};
@@ -151,7 +151,7 @@ async fn failed_limiter_is_503() {
     assert_eq!(limits(response.headers()), [], "no limit status is known");
     let problem = problem(response).await;
     assert_eq!(problem["status"], 503);
-    assert_eq!(problem["type"], "about:blank");
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity");
     assert_eq!(problem.get("violated-policies"), None);
     assert!(!problem.to_string().contains("connection"), "the cause is not for clients: {problem}");
 }
@@ -246,7 +246,7 @@ async fn minimal_responder_leaves_allowed_responses_unchanged() {
 
 #[tokio::test]
 async fn http_responder_parts_are_configurable() {
-    let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(false)).await;
+    let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(None)).await;
     assert!(!has_fields(response.headers()));
 
     let response = send(StubLimiter::allowing(), Http::new()).await;
@@ -266,7 +266,7 @@ async fn http_responder_parts_are_configurable() {
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(true)).await;
+    let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(RateLimitFormat::Draft11)).await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
@@ -501,4 +501,58 @@ async fn ratelimit_values_of_responses_in_use_stay_unchanged() {
         assert_eq!(limits(response.headers()), [(name.to_owned(), remaining, Some(60))]);
         assert_eq!(policies(response.headers()), [(name.to_owned(), 300, 60)]);
     }
+}
+
+// Blocked keys
+
+/// A client of a blocked key reads that nothing remains, and for how long, whatever its usage is.
+#[tokio::test]
+async fn blocked_key_has_nothing_remaining() {
+    async fn check<A>(name: &str, limiter: A, clock: &ManualClock, block: impl AsyncFn(&A, u64))
+    where
+        A: Limiter<()> + Clone,
+    {
+        for reset in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
+            let responder = Http::new().legacy_headers(reset);
+            for seconds in [1, 90, 86_400 * 30] {
+                block(&limiter, seconds).await;
+                for _ in 0..2 {
+                    let response = send(limiter.clone(), responder).await;
+                    let fields = response.headers();
+                    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{name}");
+                    assert_eq!(retry_after(fields), Some(seconds), "{name}");
+                    let of_block = limits(fields).into_iter().find(|(limit, ..)| limit == "blocked").expect("listed");
+                    let t = i64::try_from(seconds).expect("small");
+                    assert_eq!(of_block, ("blocked".into(), 0, Some(t)), "{name}");
+                    let [_, remaining, at] = legacy(fields).expect("present");
+                    let now = clock.now().as_micros() / 1_000_000;
+                    let ends = if reset == ResetFormat::EpochSeconds { now + seconds } else { seconds };
+                    assert_eq!(remaining, 0, "{name}");
+                    assert!(at >= ends, "{name}: {at} is before the end of the block, {ends}");
+                }
+                block(&limiter, 0).await;
+                let response = send(limiter.clone(), responder).await;
+                assert_eq!(response.status(), StatusCode::OK, "{name}");
+                let after = limits(response.headers()).into_iter().find(|(limit, ..)| limit == "blocked");
+                assert_ne!(after.expect("listed").1, 0, "{name}: the usage has not changed");
+            }
+        }
+    }
+    async fn block(limiter: &impl Limiter<()>, seconds: u64) {
+        let duration = Duration::from_secs(seconds);
+        limiter.administer(&(), AdminOperation::Block { limit: "blocked", duration }).await.expect("done");
+    }
+    let clock = ManualClock::new();
+    let many = Quota::per_hour(100);
+    let one = Memory::builder(Limit::new("blocked", Gcra::new(many))).clock(clock.clone()).build().expect("a limiter");
+    check("one limit", one.clone(), &clock, async |limiter, seconds| block(limiter, seconds).await).await;
+    let cached = DeniedCache::with_clock(one, 10, clock.clone());
+    check("cached", cached, &clock, async |limiter, seconds| block(limiter, seconds).await).await;
+    let limits = (
+        Limit::new("other", SlidingLog::new(many)),
+        Limit::new("blocked", FixedWindow::new(many)),
+        Limit::new("shadow", FixedWindow::new(Quota::per_hour(1))).shadow(),
+    );
+    let several = Memory::builder(limits).clock(clock.clone()).build().expect("a limiter");
+    check("several limits", several, &clock, async |limiter, seconds| block(limiter, seconds).await).await;
 }

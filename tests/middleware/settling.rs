@@ -842,3 +842,64 @@ fn held_and_reservation_cannot_be_cloned() {
     <Reservation as AmbiguousIfClone<_>>::item();
     <Cell<u8> as AmbiguousIfClone<()>>::item();
 }
+
+/// The recipe "requests and tokens" of docs/recipes.md: a client chooses the number of tokens, the layer clamps it, and the
+/// model stops there. Whatever the clients say, responses use at most the limit.
+#[tokio::test]
+async fn understated_tokens_do_not_exceed_the_limit() {
+    fn max_tokens(request: &Request<Body>) -> u64 {
+        let demanded = request.headers().get("x-max-tokens").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        demanded.unwrap_or(1_000).clamp(100, 4_000)
+    }
+
+    fn used(held: u64, response: Result<&Response<Body>, &BoxError>) -> u64 {
+        response.ok().and_then(|response| response.extensions().get::<u64>()).map_or(held, |used| *used)
+    }
+
+    const LIMIT: u64 = 10_000;
+    for (said, wanted) in [
+        ("1", 4_000),
+        ("0", 1),
+        ("-1", 4_000),
+        ("100", 50),
+        ("4000", 4_000),
+        ("18446744073709551615", 9_999),
+        ("", 700),
+    ] {
+        let limits = (
+            Limit::new("requests", Gcra::new(Quota::per_minute(60))).fixed_cost(1),
+            Limit::new("tokens", TokenBucket::new(Quota::per_minute(LIMIT))),
+        );
+        let limiter = Memory::builder(limits).max_keys(10).clock(ManualClock::new()).build().expect("a limiter");
+        // All responses begin before one ends.
+        let (begun, gate) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
+        let model = {
+            let (begun, gate) = (Arc::clone(&begun), Arc::clone(&gate));
+            service_fn(move |request: Request<Body>| {
+                let (used, gate) = (max_tokens(&request).min(wanted), Arc::clone(&gate));
+                begun.fetch_add(used, Ordering::Relaxed);
+                async move {
+                    let _open = gate.acquire().await.expect("open");
+                    let mut response = Response::new(Body::empty());
+                    response.extensions_mut().insert(used);
+                    Ok::<_, BoxError>(response)
+                }
+            })
+        };
+        let layer = RateLimitLayer::new(Global, limiter.clone()).cost(max_tokens).settle(used);
+        let service = layer.layer(model);
+        let mut responses = JoinSet::new();
+        for _ in 0..120 {
+            let request = Request::get("/").header("x-max-tokens", said).body(Body::empty()).expect("a request");
+            responses.spawn(service.clone().oneshot(request));
+        }
+        tokio::task::yield_now().await;
+        gate.add_permits(1_000);
+        while responses.join_next().await.is_some() {}
+        let begun = begun.load(Ordering::Relaxed);
+        assert!(begun > 0 && begun <= LIMIT, "{said:?}: {begun} tokens");
+        let left = limiter.peek(&(), AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
+        let tokens = left.limits().iter().find(|limit| limit.name() == "tokens").expect("listed");
+        assert_eq!(LIMIT - tokens.remaining(), begun, "{said:?}: what was used is charged");
+    }
+}

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlySuccesses;
-use tower_ratelimit::key::{Extracted, Global, MissingKey};
+use tower_ratelimit::key::{ApiKey, Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RejectWithError};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, Quota, RateLimitLayer, TokioClock,
+    FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitLayer,
+    TokioClock,
 };
 
 use crate::support::{Deferred, FailingLimiter, RecordedEvents};
@@ -308,7 +309,8 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = map_body.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "any body");
 
-        let grpc = RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().rate_limit_headers(true));
+        let grpc = RateLimitLayer::new(Global, two_an_hour())
+            .responder(Grpc::new().rate_limit_headers(RateLimitFormat::Draft11));
         let Ok(_) = grpc.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "gRPC");
 
@@ -317,4 +319,57 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = by_type.layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "by content type");
     }
+}
+
+/// Without connect info every request would be exempt: no request has a key, and nobody asked for that.
+#[tokio::test]
+async fn exemption_for_want_of_a_peer_warns_once() {
+    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
+        Ok(http::Response::default())
+    }
+    let with_key = || http::Request::get("/").header("x-api-key", "k").body(()).expect("a request");
+    let key = ApiKey::from_static("x-api-key").or(PeerIp::new());
+    for policy in [MissingKeyPolicy::Exempt, MissingKeyPolicy::Reject] {
+        let events = RecordedEvents::default();
+        let layer = RateLimitLayer::new(key.clone(), two_an_hour()).missing_key(policy).observe(events.clone());
+        let Ok(_) = layer.layer(service_fn(page)).oneshot(with_key()).await;
+        assert!(!events.take().iter().any(|event| event.starts_with("warning")), "the first key is there");
+        for clone in [layer.clone(), layer] {
+            for _ in 0..3 {
+                let Ok(_) = clone.layer(service_fn(page)).oneshot(http::Request::new(())).await;
+            }
+        }
+        let events = events.take();
+        let warnings: Vec<_> = events.iter().filter(|event| event.starts_with("warning")).collect();
+        if policy == MissingKeyPolicy::Reject {
+            assert_eq!(warnings, [""; 0], "the responses say it");
+            continue;
+        }
+        assert_eq!(events.iter().filter(|event| *event == "missing_key_exempt").count(), 6, "{events:#?}");
+        let [warning] = warnings[..] else { panic!("{events:#?}") };
+        assert!(warning.contains("exempt") && warning.contains("peer address missing"), "{warning}");
+    }
+}
+
+/// Each kind of warning is emitted once, whatever other warnings came before.
+#[tokio::test]
+async fn a_warning_does_not_suppress_one_of_another_kind() {
+    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
+        let response = http::Response::builder().header("ratelimit-policy", "\"default\";q=1;w=1");
+        Ok(response.body(http_body_util::Full::default()).expect("a response"))
+    }
+    let events = RecordedEvents::default();
+    let key = ApiKey::from_static("x-api-key").or(PeerIp::new());
+    let layer = RateLimitLayer::new(key, two_an_hour()).missing_key(MissingKeyPolicy::Exempt).observe(events.clone());
+    for _ in 0..2 {
+        for with_key in [false, true] {
+            let mut request = http::Request::new(());
+            if with_key {
+                request.headers_mut().insert("x-api-key", http::HeaderValue::from_static("k"));
+            }
+            let Ok(_) = layer.layer(service_fn(page)).oneshot(request).await;
+        }
+    }
+    let warnings = events.take().iter().filter(|event| event.starts_with("warning")).count();
+    assert_eq!(warnings, 2, "the exemption, and the repeated name");
 }

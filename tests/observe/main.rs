@@ -9,5 +9,6 @@ mod prometheus;
 #[allow(dead_code, reason = "the tests of Redis use all of it")]
 #[path = "../redis/server.rs"]
 mod server;
+mod settlements;
 mod stores;
 mod support;

@@ -397,12 +397,10 @@ async fn reset_set_block_and_unblock_change_the_key() {
         assert_eq!(fixture.remaining_of(ALICE).await, 10, "{}", fixture.name);
 
         fixture.limiter.block("default", &ALICE, Duration::from_secs(300)).await.expect("done");
-        assert_eq!(
-            fixture.acquire(ALICE, 1).await.decision.retry_after(),
-            Some(Duration::from_secs(300)),
-            "{}",
-            fixture.name
-        );
+        let blocked = fixture.acquire(ALICE, 1).await.decision;
+        assert_eq!(blocked.retry_after(), Some(Duration::from_secs(300)), "{}", fixture.name);
+        assert!(blocked.is_blocked(), "{}", fixture.name);
+        assert!(!fixture.acquire(BOB, 11).await.decision.is_blocked(), "{}", fixture.name);
         assert!(fixture.allows(BOB, 1).await, "{}", fixture.name);
         fixture.limiter.reset(&ALICE).await.expect("done");
         fixture.clock.advance(Duration::from_secs(299));

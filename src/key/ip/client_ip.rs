@@ -124,7 +124,9 @@ impl<P> ClientIp<P> {
     ///
     /// Only proxies must be able to connect to the socket.
     ///
-    /// If the header is missing, the server is misconfigured. If the header holds no address, the key is unusable.
+    /// If the header is missing, or holds no address, the key is unusable (status 400). A missing header does not prove
+    /// that the proxy is misconfigured: some proxies, such as Apache, remove each header that the client names in
+    /// `Connection`. So a client can remove the header, and gets neither an exemption nor an alert for it.
     ///
     /// # Security
     ///
@@ -192,14 +194,15 @@ impl<P> ClientIp<P> {
 
     #[cold]
     fn missing_client(&self, hop: Hop, headers: &HeaderMap) -> MissingKey {
-        if hop.is_trusted && headers.contains_key(self.field.name()) {
-            return MissingKey::unusable(format!("the header {} holds no address", self.field.name()));
+        let name = self.field.name();
+        if !hop.is_trusted {
+            return MissingKey::from_server(
+                "client address missing: the peer has no address and is not a trusted proxy; trust one hop or more, or \
+                 serve on a socket whose peers have addresses",
+            );
         }
-        MissingKey::from_server(format!(
-            "client address missing: the peer has no address, and no trusted proxy has set the header {}; trust the \
-             proxy, or configure it to set the header",
-            self.field.name()
-        ))
+        let problem = if headers.contains_key(name) { "holds no address" } else { "is missing" };
+        MissingKey::unusable(format!("the header {name} {problem}"))
     }
 }
 

@@ -1,7 +1,10 @@
+use std::borrow::Cow;
+
 use http::{HeaderMap, HeaderName, Request};
 
 use crate::key::KeyText;
 use crate::key::MissingKey;
+use crate::key::canonical::{Canonical, canonical_setter};
 use crate::key::{ExtractKey, Extracted};
 
 /// The value of a header.
@@ -12,19 +15,28 @@ use crate::key::{ExtractKey, Extracted};
 /// The client chooses the key. Use this extractor for a header that an outer layer or a proxy checks, or if an
 /// invented value gains nothing.
 ///
+/// # Spellings
+///
+/// The extractor compares bytes. If your application accepts several spellings of one value (a tenant in upper and lower case), each spelling
+/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::Extension)
+/// or a [lookup](crate::key::LookupLayer). Or convert the spellings with [`canonical`](Self::canonical).
+///
 /// ```
 /// use tower_ratelimit::key::Header;
 ///
 /// const TENANT: Header = Header::from_static("x-tenant");
 /// ```
 #[derive(Clone, Debug)]
-pub struct Header(HeaderName);
+pub struct Header {
+    name: HeaderName,
+    canonical: Canonical,
+}
 
 impl Header {
     /// Creates an extractor that reads the header `name`.
     #[must_use]
     pub const fn new(name: HeaderName) -> Self {
-        Self(name)
+        Self { name, canonical: Canonical::VERBATIM }
     }
 
     /// Creates an extractor that reads the header `name`.
@@ -34,7 +46,18 @@ impl Header {
     /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
     #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
-        Self(lower_case_name(name))
+        Self::new(lower_case_name(name))
+    }
+
+    canonical_setter! {
+        /// The key is [`KeyText::new`] of the canonical form.
+        ///
+        /// ```
+        /// use tower_ratelimit::key::Header;
+        ///
+        /// // If your application compares tenants without regard to case.
+        /// let key = Header::from_static("x-tenant").canonical(|tenant| Some(tenant.to_lowercase()));
+        /// ```
     }
 }
 
@@ -56,17 +79,25 @@ impl<B> ExtractKey<Request<B>> for Header {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        match only_value(request.headers(), &self.0) {
-            Ok(value) => Extracted::Key(KeyText::new(value)),
-            Err(missing) => Extracted::Missing(missing),
-        }
+        let found = canonical_value(request.headers(), &self.name, &self.canonical).map(|value| KeyText::new(&value));
+        found.map_or_else(Extracted::Missing, Extracted::Key)
     }
+}
+
+/// Returns the canonical form of a header's [only value](only_value).
+pub(in crate::key) fn canonical_value<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+    canonical: &Canonical,
+) -> Result<Cow<'a, [u8]>, MissingKey> {
+    let value = only_value(headers, name)?;
+    canonical.of(value).ok_or_else(|| MissingKey::unusable_header(name, "is malformed"))
 }
 
 /// Returns the trimmed value of a header that is neither empty nor repeated.
 ///
 /// HTTP/2 servers do not trim values.
-pub(in crate::key) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
+pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(|value| value.as_bytes().trim_ascii()), values.next()) {
         (Some([]), None) => Err(MissingKey::unusable_header(name, "is empty")),

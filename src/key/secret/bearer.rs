@@ -1,9 +1,10 @@
-use http::{Request, header};
+use http::Request;
 
-use super::cookie::is_token;
+use super::authorization::Scheme;
 use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
-use crate::key::{ExtractKey, Extracted, MissingKey};
+use crate::key::canonical::{Canonical, canonical_setter};
+use crate::key::{ExtractKey, Extracted};
 
 /// The token in `Authorization: Bearer ...`, stored as a [fingerprint](Fingerprint).
 ///
@@ -16,6 +17,12 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// By default the fingerprints are specific to this process. For limits that several processes share, give all
 /// processes the same [`Pepper`].
+///
+/// # Spellings
+///
+/// The extractor compares bytes. If your application accepts several spellings of one token (base64 with and without padding), each spelling
+/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::Extension)
+/// or a [lookup](crate::key::LookupLayer). Or convert the spellings with [`canonical`](Self::canonical).
 ///
 /// # Invented tokens
 ///
@@ -38,24 +45,35 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 #[derive(Clone, Debug, Default)]
 pub struct Bearer<P = ProcessPepper> {
     pepper: P,
+    canonical: Canonical,
 }
 
 impl Bearer {
     /// Creates an extractor with fingerprints that are specific to this process.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pepper: ProcessPepper }
+        Self { pepper: ProcessPepper, canonical: Canonical::VERBATIM }
     }
 }
 
 impl<P: Fingerprinter> Bearer<P> {
+    canonical_setter! {
+        /// ```
+        /// use tower_ratelimit::key::Bearer;
+        ///
+        /// // If your application ignores the padding of a token in base64.
+        /// let key = Bearer::new().canonical(|token| Some(token.trim_end_matches('=')));
+        /// ```
+    }
+
     /// Creates fingerprints that are equal in all processes with the same pepper.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Bearer<Pepper> {
-        Bearer { pepper }
+        Bearer { pepper, canonical: self.canonical }
     }
 
-    /// Returns the key of a token, for example to block it in a limiter.
+    /// Returns the key of a token, with [`canonical`](Self::canonical) of its canonical form: for example to block it in
+    /// a limiter.
     #[must_use]
     pub fn key_of(&self, token: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint("authorization bearer", token.as_ref())
@@ -66,42 +84,16 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
     type Key = Fingerprint<P>;
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
-        let mut lines = request.headers().get_all(header::AUTHORIZATION).iter();
-        match (lines.next(), lines.next()) {
-            (Some(line), None) => match token(line.as_bytes().trim_ascii()) {
-                Ok(token) => Extracted::Key(self.key_of(token)),
-                Err(missing) => Extracted::Missing(missing),
-            },
-            (Some(_), Some(_)) => Extracted::Missing(unusable("is repeated")),
-            (None, _) => Extracted::Missing(absent("is missing: expected a bearer token")),
-        }
+        let found = BEARER
+            .credentials(request.headers())
+            .and_then(|token| Ok(self.key_of(self.canonical.of(token).ok_or_else(|| BEARER.malformed())?)));
+        found.map_or_else(Extracted::Missing, Extracted::Key)
     }
 }
 
-/// Returns the token in a trimmed header value.
-///
-/// The scheme is case-insensitive (RFC 9110, section 11.1). A value other than a scheme, a space and credentials is
-/// malformed, and therefore unusable: an application may still find a token in it.
-fn token(value: &[u8]) -> Result<&[u8], MissingKey> {
-    let Some(space) = value.iter().position(|byte| *byte == b' ') else {
-        return Err(unusable(if value.is_empty() { "is empty" } else { MALFORMED }));
-    };
-    let (scheme, token) = (&value[..space], value[space..].trim_ascii());
-    if scheme.eq_ignore_ascii_case(b"Bearer") {
-        if token.iter().any(u8::is_ascii_whitespace) { Err(unusable(MALFORMED)) } else { Ok(token) }
-    } else if is_token(scheme) {
-        Err(absent("contains no bearer token"))
-    } else {
-        Err(unusable(MALFORMED))
-    }
-}
-
-const MALFORMED: &str = "is malformed: expected \"Bearer\", a space and the token";
-
-fn absent(problem: &'static str) -> MissingKey {
-    MissingKey::absent_header(&header::AUTHORIZATION, problem)
-}
-
-fn unusable(problem: &'static str) -> MissingKey {
-    MissingKey::unusable_header(&header::AUTHORIZATION, problem)
-}
+const BEARER: Scheme = Scheme {
+    name: "Bearer",
+    missing: "is missing: expected a bearer token",
+    other: "contains no bearer token",
+    malformed: "is malformed: expected \"Bearer\", a space and the token",
+};

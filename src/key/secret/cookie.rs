@@ -7,13 +7,15 @@ use percent_encoding::percent_decode;
 use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::error::Error;
+use crate::key::canonical::{Canonical, canonical_setter};
 use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// A cookie, stored as a [fingerprint](Fingerprint).
 ///
 /// The extractor parses names and values as the crate `cookie` does (also used by axum-extra's `CookieJar` and
 /// `tower-cookies`): trimmed, then percent-decoded. Names are case-sensitive. Quotes around a decoded value are
-/// ignored. Therefore all spellings of a session have one key.
+/// ignored. Therefore all encodings of a session have one key. If your application accepts several spellings of the
+/// decoded value, convert them with [`canonical`](Self::canonical).
 ///
 /// The key is absent if the request has no cookie of this name. The key is unusable if the cookie is empty, if the
 /// decoded value is not UTF-8, or if the cookie is repeated, because applications differ in the cookie that they use.
@@ -37,6 +39,7 @@ pub struct Cookie<P = ProcessPepper> {
     name: Arc<str>,
     kind: Arc<str>,
     pepper: P,
+    canonical: Canonical,
 }
 
 impl Cookie {
@@ -53,18 +56,29 @@ impl Cookie {
             )));
         }
         let kind = format!("cookie {name}").into();
-        Ok(Self { name, kind, pepper: ProcessPepper })
+        Ok(Self { name, kind, pepper: ProcessPepper, canonical: Canonical::VERBATIM })
     }
 }
 
 impl<P: Fingerprinter> Cookie<P> {
+    canonical_setter! {
+        /// ```
+        /// use tower_ratelimit::key::Cookie;
+        ///
+        /// // If your application reads the session as a number.
+        /// let key = Cookie::new("session")?.canonical(|text| text.parse::<u64>().ok().map(u64::to_be_bytes));
+        /// # Ok::<(), tower_ratelimit::Error>(())
+        /// ```
+    }
+
     /// Creates fingerprints that are equal in all processes with the same pepper.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Cookie<Pepper> {
-        Cookie { name: self.name, kind: self.kind, pepper }
+        Cookie { name: self.name, kind: self.kind, pepper, canonical: self.canonical }
     }
 
-    /// Returns the key of a decoded value without quotes, for example to block it in a limiter.
+    /// Returns the key of a decoded value without quotes, with [`canonical`](Self::canonical) of its canonical form: for
+    /// example to block it in a limiter.
     #[must_use]
     pub fn key_of(&self, value: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(&self.kind, value.as_ref())
@@ -76,7 +90,10 @@ impl<P: Fingerprinter> Cookie<P> {
         match trim_quotes(&decoded) {
             [] => unusable("is empty"),
             value if str::from_utf8(value).is_err() => unusable("is malformed"),
-            value => Ok(self.key_of(value)),
+            value => match self.canonical.of(value) {
+                Some(value) => Ok(self.key_of(value)),
+                None => unusable("is malformed"),
+            },
         }
     }
 }

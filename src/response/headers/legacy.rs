@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
+use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY, client_snapshot};
 use crate::decision::{Decision, LimitSnapshot, ceil_seconds};
 
 const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -32,7 +32,7 @@ pub(super) struct LegacyHeaders {
 impl LegacyHeaders {
     /// Returns `None` if a policy decided.
     pub(super) fn new(decision: &Decision, reset: ResetFormat) -> Option<Self> {
-        let LimitSnapshot { limit, remaining, reset: span, .. } = decision.most_restrictive()?.snapshot();
+        let LimitSnapshot { limit, remaining, reset: span, .. } = client_snapshot(decision.most_restrictive()?);
         let reset = match reset {
             ResetFormat::DeltaSeconds => ceil_seconds(span),
             ResetFormat::EpochSeconds => decision.decided_at().saturating_add(span).as_micros().div_ceil(1_000_000),
@@ -73,11 +73,28 @@ pub(in crate::response) fn forbid_storing(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
+/// The headers that a responder adds, and that scripts of other origins cannot read by default.
+const EXPOSED: [HeaderName; 10] = [
+    RATELIMIT,
+    RATELIMIT_POLICY,
+    LEGACY_LIMIT,
+    LEGACY_REMAINING,
+    LEGACY_RESET,
+    header::RETRY_AFTER,
+    // A trailers-only response, which a gRPC-Web client reads as headers.
+    HeaderName::from_static("grpc-status"),
+    HeaderName::from_static("grpc-message"),
+    HeaderName::from_static("grpc-status-details-bin"),
+    PUSHBACK,
+];
+
+/// The wait that a gRPC server demands.
+pub(in crate::response) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
 /// Appends the names of the rate limit headers in the response to `Access-Control-Expose-Headers`.
 pub(in crate::response) fn expose(headers: &mut HeaderMap) {
-    let candidates = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];
     let mut list = String::with_capacity(96);
-    for name in candidates.iter().filter(|name| headers.contains_key(*name)) {
+    for name in EXPOSED.iter().filter(|name| headers.contains_key(*name)) {
         if !list.is_empty() {
             list.push_str(", ");
         }

@@ -4,6 +4,7 @@ pub(super) mod legacy;
 mod rate_limit;
 
 pub use self::legacy::ResetFormat;
+pub use self::rate_limit::RateLimitFormat;
 use http::{Extensions, Response};
 
 use self::legacy::LegacyHeaders;
@@ -16,7 +17,7 @@ use crate::response::info::RateLimitInfo;
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "independent options")]
 pub(super) struct HeaderOptions {
-    pub(super) rate_limit: bool,
+    pub(super) rate_limit: Option<RateLimitFormat>,
     pub(super) legacy: Option<ResetFormat>,
     pub(super) request_extension: bool,
     pub(super) response_extension: bool,
@@ -29,7 +30,7 @@ pub(super) struct HeaderOptions {
 )]
 impl HeaderOptions {
     pub(super) const EMPTY: Self = Self {
-        rate_limit: false,
+        rate_limit: None,
         legacy: None,
         request_extension: false,
         response_extension: false,
@@ -39,7 +40,7 @@ impl HeaderOptions {
     /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
     #[inline]
     pub(super) fn detail(&self) -> Detail {
-        if self.rate_limit { Detail::All } else { Detail::AllIfDenied }
+        if self.rate_limit.is_some() { Detail::All } else { Detail::AllIfDenied }
     }
 
     /// Adds the extension of an allowed or exempt request, and returns the context of its response.
@@ -65,7 +66,7 @@ impl HeaderOptions {
     }
 
     fn pending(&self, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> PendingHeaders {
-        let rate_limit = decision.filter(|_| self.rate_limit);
+        let rate_limit = decision.filter(|_| self.rate_limit.is_some());
         let legacy = decision.zip(self.legacy);
         PendingHeaders {
             rate_limit: rate_limit.and_then(|decision| RateLimitHeaders::new(decision.limits())),
@@ -93,7 +94,7 @@ impl HeaderOptions {
     /// Whether the responder adds something to the responses of allowed requests.
     #[inline]
     fn changes_responses(&self) -> bool {
-        self.rate_limit || self.legacy.is_some() || self.response_extension
+        self.rate_limit.is_some() || self.legacy.is_some() || self.response_extension
     }
 }
 

@@ -1,4 +1,4 @@
-//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-10.
+//! `RateLimit` and `RateLimit-Policy`: draft-ietf-httpapi-ratelimit-headers-11.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,8 +8,22 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
-use crate::observe::Observers;
+use crate::observe::{Observers, WarningKind};
 use crate::scratch::with_scratch;
+
+/// The format of `RateLimit` and `RateLimit-Policy`: a version of the draft, because the drafts differ.
+///
+/// A later version of the draft is a further variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RateLimitFormat {
+    /// draft-ietf-httpapi-ratelimit-headers-11: `"default";r=9;t=1`.
+    ///
+    /// `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
+    /// available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t`, and takes
+    /// precedence.
+    Draft11,
+}
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -46,7 +60,7 @@ impl RateLimitHeaders {
     ///
     /// Emits a warning if these values already contain the name of a limit.
     pub(super) fn add(self, headers: &mut HeaderMap, observers: &Observers) {
-        observers.warn_once(|| self.policy.repeated_name(headers).map(warning));
+        observers.warn_once(WarningKind::RepeatedLimitName, || self.policy.repeated_name(headers).map(warning));
         headers.append(RATELIMIT_POLICY, self.policy.value.clone());
         headers.append(RATELIMIT, self.rate_limit);
     }
@@ -65,20 +79,31 @@ struct LimitFields<'a> {
 
 impl<'a> LimitFields<'a> {
     fn new(status: &'a LimitStatus) -> Self {
-        let snapshot = status.snapshot();
-        let LimitSnapshot { limit, window, remaining, .. } = snapshot;
-        let next_token_after = ceil_seconds(next_token_after(status.verdict(), &snapshot));
-        let (remaining, next_token_after) = (sf_integer(remaining), sf_integer(next_token_after));
+        let LimitSnapshot { limit, window, remaining, next_token_after, .. } = client_snapshot(status);
+        let (remaining, next_token_after) = (sf_integer(remaining), sf_integer(ceil_seconds(next_token_after)));
         Self { name: status.name(), limit, window, remaining, next_token_after }
     }
 }
 
-/// Returns the time until more is available, at most the time after which a retry succeeds.
-fn next_token_after(verdict: Verdict, snapshot: &LimitSnapshot) -> Duration {
-    match verdict {
-        Verdict::Denied { retry_after } => snapshot.next_token_after.min(retry_after),
-        _ => snapshot.next_token_after,
+/// Returns the numbers that a client reads: those that it can use.
+///
+/// More is available after `next_token_after`, at the latest when a retry succeeds. Under a block nothing remains, and
+/// nothing becomes available before its end, whatever the usage is.
+pub(super) fn client_snapshot(status: &LimitStatus) -> LimitSnapshot {
+    let mut snapshot = status.snapshot();
+    let retry_after = match status.verdict() {
+        Verdict::Denied { retry_after } => retry_after,
+        _ if status.is_blocked() => Duration::ZERO,
+        _ => return snapshot,
+    };
+    if status.is_blocked() {
+        snapshot.remaining = 0;
+        snapshot.next_token_after = retry_after;
+        snapshot.reset = snapshot.reset.max(retry_after);
+    } else {
+        snapshot.next_token_after = snapshot.next_token_after.min(retry_after);
     }
+    snapshot
 }
 
 thread_local! {

@@ -294,6 +294,7 @@ fn merge_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
 #[inline]
 fn status<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limit: &L, read: &LimitRead) -> LimitStatus {
     LimitStatus::from_verdict(limit.name().clone(), read.verdict, read.snapshot, read.shadow)
+        .with_block(!read.blocked.is_zero())
 }
 
 /// The locks on all that was read. Dropping unlocks, also if an algorithm panics.

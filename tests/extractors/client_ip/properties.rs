@@ -155,6 +155,12 @@ proptest! {
                 }
                 let on_a_socket = extractor.trust_absent_peer().extract(&request);
                 prop_assert!(!matches!(on_a_socket, Extracted::Exempt));
+                // No client causes an alert, or an exemption, on a server that is set up for its proxy.
+                if let Extracted::Missing(missing) = on_a_socket
+                    && trusted != TrustedProxies::none()
+                {
+                    prop_assert!(missing.is_unusable(), "{}", missing);
+                }
             }
         }
     }

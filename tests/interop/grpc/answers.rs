@@ -187,7 +187,7 @@ async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
 #[tokio::test]
 async fn grpc_responder_parts_are_configurable() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(true)).await;
+    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(RateLimitFormat::Draft11)).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);

@@ -12,10 +12,9 @@
 --   H  for each key the length of its value before the batch
 --      the values
 --
--- The results of a decision are, for each limit, its verdict as `peek` returns it; then the sum of 1 if no later start
--- can be scheduled, and of 2 if only the units of leases deny (not after the fast path); then, for each kernel with a
--- list, the three figures of its numbers. The
--- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- The results of a decision are, for each limit, its verdict as `peek` returns it; then (not after the fast path) the sum
+-- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, and of 4, 8, 16 .. for each limit whose
+-- key is blocked; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
 -- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
 -- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
@@ -204,7 +203,14 @@ local function decide(template, operation)
   result_count = result_count + limits + 1
   local by_leases = not allowed and held_costs and held_costs.is_denied_by_leases
     and held_costs.is_denied_by_leases(template, operation, verdicts)
-  results[result_count] = (can_schedule and 0 or 1) + (by_leases and 2 or 0)
+  local flags, flag = (can_schedule and 0 or 1) + (by_leases and 2 or 0), 4
+  for l = 1, limits do
+    if blocks[operation[l + 1]] > now then
+      flags = flags + flag
+    end
+    flag = flag * 2
+  end
+  results[result_count] = flags
   for l = 1, limits do
     if kernels[l].view then
       push_view(operation[l + 1], template[l])

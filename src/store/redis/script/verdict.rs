@@ -15,6 +15,8 @@ pub(crate) struct ScriptVerdict {
     cannot_schedule: bool,
     /// The request would be allowed if leases held nothing.
     is_denied_by_leases: bool,
+    /// For each limit a bit: the key is blocked.
+    blocked: u64,
     /// For each limit whose state is too large to travel, the three numbers of its snapshot.
     views: Vec<[u64; 3]>,
 }
@@ -75,7 +77,8 @@ impl ScriptVerdict {
             values[0] = Self::INVALID_STATE;
         }
         let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
-        Some(Self { values, cannot_schedule, is_denied_by_leases, views })
+        let blocked = flags.unsigned_abs() >> 2;
+        Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, views })
     }
 
     pub(crate) fn has_invalid_state(&self) -> bool {
@@ -150,7 +153,8 @@ impl ScriptVerdict {
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
             supports_scheduling &= limit.shadow || algorithm.supports_scheduling();
-            statuses.push(LimitStatus::from_verdict(limit.name.clone(), *own, snapshot, limit.shadow));
+            let status = LimitStatus::from_verdict(limit.name.clone(), *own, snapshot, limit.shadow);
+            statuses.push(status.with_block(self.blocked >> index & 1 != 0));
         }
         let has_shadow = limits.iter().any(|limit| limit.shadow);
         let is_denied = || verdicts.iter().any(|own| !own.is_allowed());
