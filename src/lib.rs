@@ -161,6 +161,7 @@ pub mod limiter;
 mod middleware;
 pub mod observe;
 mod quota;
+mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
@@ -193,6 +194,7 @@ pub use crate::middleware::{
     InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
 };
 pub use crate::quota::{Quota, QuotaError};
+pub use crate::read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
 #[doc(inline)]
 pub use crate::response::{Http, RateLimitInfo, Respond};
 #[cfg(feature = "redis-cell")]

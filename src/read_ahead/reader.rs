@@ -1,0 +1,41 @@
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Body;
+
+use super::body::ReadAheadBody;
+use super::bounds::Bounds;
+use super::unread::{ReadEnd, Unread};
+use crate::sync::{Mutex, MutexGuard};
+
+/// What a reader and its body share: `None` once the body has been polled or dropped.
+///
+/// The lock is held while the body is polled. So the body never sees two polls at a time, and the service that polls
+/// next replaces the waker that the reader has left in the body: no wake-up is lost.
+pub(super) struct Shared<B: Body<Data = Bytes>>(Mutex<Option<Unread<B>>>);
+
+impl<B: Body<Data = Bytes>> Shared<B> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Unread<B>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a body ahead of the service that has received it.
+pub(crate) struct Reader<B: Body<Data = Bytes>>(Arc<Shared<B>>);
+
+impl<B: Body<Data = Bytes>> Reader<B> {
+    /// Returns a reader of the body, and the body for the service.
+    pub(super) fn new(body: B, bounds: &Bounds) -> (Self, ReadAheadBody<B>) {
+        let shared = Arc::new(Shared(Mutex::new(Some(Unread::new(body, bounds)))));
+        (Self(Arc::clone(&shared)), ReadAheadBody::shared(shared))
+    }
+
+    /// Reads what the body has ready. The task is woken when there is more, unless the service has begun to read.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        match &mut *self.0.lock() {
+            Some(unread) => unread.poll_read_ahead(cx),
+            None => Poll::Ready(ReadEnd::Stopped),
+        }
+    }
+}
