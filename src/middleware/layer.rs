@@ -10,6 +10,8 @@ use super::request_end::{BodyEnd, ResponseEnd};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
+#[cfg(feature = "timer")]
+use crate::read_ahead::Bounds;
 use crate::response::Http;
 
 /// A tower layer that limits the requests of the service that it wraps.
@@ -322,6 +324,20 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// places.
     pub fn max_waiters_per_key(mut self, max_waiters: usize) -> Self {
         self.config.wait.change(|_, bounds, _| bounds.max_waiters_per_key = max_waiters);
+        self
+    }
+
+    /// Sets how many bytes of request bodies the layer buffers while requests wait: per request, and in total.
+    ///
+    /// The defaults are 64 KiB and 64 MiB. With 0 the layer reads nothing. The layer reads the bodies of axum and tonic
+    /// only (features `axum` and `tonic`). [`ReadAheadLayer`](crate::ReadAheadLayer) does the same for other bodies, and
+    /// explains why: otherwise the server does not notice that the client of an upload has left. It counts the bytes as
+    /// [`max_bytes_per_request`](crate::ReadAheadLayer::max_bytes_per_request) describes.
+    ///
+    /// If a body fails while its request waits, the wait ends: the layer responds as to a request without a key, with
+    /// status 400, and emits the events of a client that has left.
+    pub fn read_ahead(mut self, max_bytes_per_request: usize, max_bytes: usize) -> Self {
+        self.config.wait.read_ahead = Bounds::new(max_bytes_per_request, max_bytes);
         self
     }
 

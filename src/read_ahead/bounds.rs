@@ -4,15 +4,20 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// The bounds on memory for bodies, and the memory in use. Clones share the latter.
 #[derive(Clone, Debug)]
-pub(super) struct Bounds {
+pub(crate) struct Bounds {
     pub(super) max_bytes: usize,
     pub(super) max_bytes_per_request: usize,
     used: Arc<AtomicUsize>,
 }
 
 impl Bounds {
-    pub(super) const DEFAULT_MAX_BYTES: usize = 64 << 20;
-    pub(super) const DEFAULT_MAX_BYTES_PER_REQUEST: usize = 64 << 10;
+    const DEFAULT_MAX_BYTES: usize = 64 << 20;
+    const DEFAULT_MAX_BYTES_PER_REQUEST: usize = 64 << 10;
+
+    /// Creates bounds with no memory in use.
+    pub(crate) fn new(max_bytes_per_request: usize, max_bytes: usize) -> Self {
+        Self { max_bytes, max_bytes_per_request, used: Arc::new(AtomicUsize::new(0)) }
+    }
 
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
@@ -21,11 +26,7 @@ impl Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self {
-            max_bytes: Self::DEFAULT_MAX_BYTES,
-            max_bytes_per_request: Self::DEFAULT_MAX_BYTES_PER_REQUEST,
-            used: Arc::new(AtomicUsize::new(0)),
-        }
+        Self::new(Self::DEFAULT_MAX_BYTES_PER_REQUEST, Self::DEFAULT_MAX_BYTES)
     }
 }
 

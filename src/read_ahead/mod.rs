@@ -11,6 +11,11 @@ mod servers;
 mod service;
 mod unread;
 
+pub(crate) use self::bounds::Bounds;
+pub(crate) use self::reader::BodyReader;
+pub(crate) use self::servers::{StartReading, start_reading};
+pub(crate) use self::unread::ReadEnd;
+
 pub use self::body::ReadAheadBody;
 pub use self::future::ReadAheadFuture;
 pub use self::layer::ReadAheadLayer;

@@ -1,11 +1,14 @@
+use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::Request;
 use http_body::Body;
 
 use super::body::ReadAheadBody;
 use super::bounds::Bounds;
+use super::service::is_left_alone;
 use super::unread::{ReadEnd, Unread};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -22,7 +25,7 @@ impl<B: Body<Data = Bytes>> Shared<B> {
 }
 
 /// Reads a body ahead of the service that has received it.
-pub(crate) struct Reader<B: Body<Data = Bytes>>(Arc<Shared<B>>);
+pub(super) struct Reader<B: Body<Data = Bytes>>(Arc<Shared<B>>);
 
 impl<B: Body<Data = Bytes>> Reader<B> {
     /// Returns a reader of the body, and the body for the service.
@@ -32,10 +35,44 @@ impl<B: Body<Data = Bytes>> Reader<B> {
     }
 
     /// Reads what the body has ready. The task is woken when there is more, unless the service has begun to read.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
         match &mut *self.0.lock() {
             Some(unread) => unread.poll_read_ahead(cx),
             None => Poll::Ready(ReadEnd::Stopped),
         }
+    }
+}
+
+/// A [`Reader`] of any body.
+pub(crate) struct BodyReader(Box<dyn PollRead>);
+
+trait PollRead: Send + Sync {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd>;
+}
+
+impl<B: Body<Data = Bytes, Error: Send> + Send> PollRead for Reader<B> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        Reader::poll(self, cx)
+    }
+}
+
+impl BodyReader {
+    /// Makes the body of the request one that is read ahead. Returns `None` if the request is left alone.
+    #[cfg_attr(not(any(feature = "axum", feature = "tonic")), allow(dead_code, reason = "no body type is known"))]
+    pub(super) fn of_request<B>(request: &mut Request<B>, bounds: &Bounds) -> Option<Self>
+    where
+        B: Body<Data = Bytes, Error: Send> + Default + From<ReadAheadBody<B>> + Send + 'static,
+    {
+        if is_left_alone(request) {
+            return None;
+        }
+        let (reader, body) = Reader::new(mem::take(request.body_mut()), bounds);
+        *request.body_mut() = body.into();
+        Some(Self(Box::new(reader)))
+    }
+
+    /// Reads what the body has ready. The task is woken when there is more.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        self.0.poll(cx)
     }
 }

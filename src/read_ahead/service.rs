@@ -97,9 +97,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // With `Expect: 100-continue` the server asks the client for the body when the body is polled. The client must
-        // not send it before the decision.
-        let is_left_alone = request.body().is_end_stream() || request.headers().contains_key(EXPECT);
+        let is_left_alone = is_left_alone(&request);
         let (parts, body) = request.into_parts();
         let (reader, body) = if is_left_alone {
             (None, self.into_body.untouched(body))
@@ -109,6 +107,13 @@ where
         };
         ReadAheadFuture::new(self.inner.call(Request::from_parts(parts, body)), reader)
     }
+}
+
+/// Whether the body of this request is not read ahead.
+pub(super) fn is_left_alone<B: Body>(request: &Request<B>) -> bool {
+    // With `Expect: 100-continue` the server asks the client for the body when the body is polled. The client must not
+    // send it before the decision.
+    request.body().is_end_stream() || request.headers().contains_key(EXPECT)
 }
 
 impl<S: fmt::Debug, M> fmt::Debug for ReadAhead<S, M> {

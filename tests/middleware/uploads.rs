@@ -38,6 +38,8 @@ enum Sends {
     OnePacket,
     /// The fields and half of the body first.
     TwoPackets,
+    /// The same, of 20 000 bytes: more than the buffer of nginx.
+    Medium,
     /// The same, of a body in chunks of unknown length.
     TwoChunks,
     /// Two packets of a body above the layer's bound.
@@ -57,6 +59,7 @@ impl Sends {
             Self::TwoChunks => {
                 vec![post("transfer-encoding: chunked", "5\r\nhello\r\n"), b"5\r\nworld\r\n0\r\n\r\n".to_vec()]
             }
+            Self::Medium => vec![post("content-length: 20000", &"a".repeat(10_000)), vec![b'a'; 10_000]],
             Self::Large => {
                 vec![post(&format!("content-length: {LARGE}"), &"a".repeat(LARGE / 2)), vec![b'a'; LARGE / 2]]
             }
@@ -137,8 +140,13 @@ impl Waits {
 /// Which layers the server has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Server {
-    WithoutReadAhead,
-    WithReadAhead,
+    /// The rate limit layer reads no bodies.
+    NotReading,
+    /// The rate limit layer with its defaults.
+    Default,
+    /// `ReadAheadLayer` reads instead.
+    ReadAheadLayer,
+    /// The rate limit layer reads no bodies, and serves the newest request first.
     NewestFirst,
 }
 
@@ -148,11 +156,15 @@ fn app(server: Server, quota: Quota, max_waiters: usize) -> (Router, Waits, Read
     let observed = waits.clone();
     let limiter = Memory::builder(Gcra::new(quota).burst(1)).clock(TokioClock::new()).build().expect("a limit");
     let limit = RateLimitLayer::new(Global, limiter).max_wait(10 * SECOND).max_waiters(max_waiters);
-    let limit = if server == Server::NewestFirst { limit.newest_first() } else { limit };
+    let limit = match server {
+        Server::Default => limit,
+        Server::NotReading | Server::ReadAheadLayer => limit.read_ahead(0, 0),
+        Server::NewestFirst => limit.read_ahead(0, 0).newest_first(),
+    };
     let limit = limit.observe(move |event: &Event<'_>| observed.observe(event));
     let app = Router::new().route("/", any(async |body: Bytes| format!("{}", body.len()))).layer(limit);
     let layer = ReadAheadLayer::new();
-    let app = if server == Server::WithReadAhead { app.layer(layer.clone()) } else { app };
+    let app = if server == Server::ReadAheadLayer { app.layer(layer.clone()) } else { app };
     (app, waits, layer)
 }
 
@@ -166,8 +178,10 @@ fn connect(app: &Router) -> DuplexStream {
     client
 }
 
-const ALL: [Sends; 6] =
-    [Sends::Get, Sends::OnePacket, Sends::TwoPackets, Sends::TwoChunks, Sends::Large, Sends::Incomplete];
+const READING: [Server; 2] = [Server::Default, Server::ReadAheadLayer];
+
+const ALL: [Sends; 7] =
+    [Sends::Get, Sends::OnePacket, Sends::TwoPackets, Sends::Medium, Sends::TwoChunks, Sends::Large, Sends::Incomplete];
 
 /// A client leaves while it waits: whether its place in the queue is free at once.
 async fn leaves(server: Server, sends: Option<Sends>) -> bool {
@@ -191,7 +205,7 @@ async fn leaves(server: Server, sends: Option<Sends>) -> bool {
     waiting.abort();
     sleep(Duration::from_millis(1)).await;
     let is_free = waits.get() == (1, 1);
-    assert_eq!(layer.buffered_bytes() > 0, server == Server::WithReadAhead && !is_free);
+    assert_eq!(layer.buffered_bytes() > 0, server == Server::ReadAheadLayer && !is_free);
     if is_free {
         let served = client(Some(Sends::TwoPackets)).await.expect("no panic");
         assert_eq!((served, waits.get()), (Some(StatusCode::OK), (2, 2)), "the start goes to the next request");
@@ -203,19 +217,28 @@ async fn leaves(server: Server, sends: Option<Sends>) -> bool {
 #[tokio::test(start_paused = true)]
 async fn waiting_upload_leaves() {
     for sends in ALL {
-        let with_layer = leaves(Server::WithReadAhead, Some(sends)).await;
-        let without_layer = leaves(Server::WithoutReadAhead, Some(sends)).await;
-        assert_eq!(with_layer, sends != Sends::Large, "{sends:?}: what is above the bound is not seen");
-        assert_eq!(without_layer, matches!(sends, Sends::Get | Sends::OnePacket), "{sends:?}: the tests prove nothing");
+        for server in READING {
+            let is_seen = leaves(server, Some(sends)).await;
+            assert_eq!(is_seen, sends != Sends::Large, "{server:?}, {sends:?}: what is above the bound is not seen");
+        }
+        let is_seen = leaves(Server::NotReading, Some(sends)).await;
+        assert_eq!(is_seen, matches!(sends, Sends::Get | Sends::OnePacket), "{sends:?}: the tests prove nothing");
     }
-    assert!(leaves(Server::WithoutReadAhead, None).await, "HTTP/2");
-    assert!(leaves(Server::WithReadAhead, None).await, "HTTP/2");
+    for server in [Server::NotReading, Server::Default, Server::ReadAheadLayer] {
+        assert!(leaves(server, None).await, "{server:?}, HTTP/2");
+    }
 }
 
 /// The client receives no `100 Continue` while its request waits.
 #[tokio::test(start_paused = true)]
 async fn expecting_client_is_not_asked_for_its_body_before_the_start() {
-    let (app, waits, _) = app(Server::WithReadAhead, Quota::per_minute(6), 1);
+    for server in READING {
+        expects(server).await;
+    }
+}
+
+async fn expects(server: Server) {
+    let (app, waits, _) = app(server, Quota::per_minute(6), 1);
     assert_eq!(request(Sends::Get, connect(&app)).await, Some(StatusCode::OK));
     let mut stream = connect(&app);
     let fields = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n";
@@ -229,6 +252,24 @@ async fn expecting_client_is_not_asked_for_its_body_before_the_start() {
     assert!(String::from_utf8_lossy(&response[..length]).contains("200 OK"));
 }
 
+/// An invalid body ends the wait with a response, because its client may still be there.
+#[tokio::test(start_paused = true)]
+async fn invalid_body_ends_the_wait() {
+    for server in READING {
+        let (app, waits, _) = app(server, Quota::per_minute(6), 1);
+        assert_eq!(request(Sends::Get, connect(&app)).await, Some(StatusCode::OK));
+        let mut stream = connect(&app);
+        let fields = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+        stream.write_all(fields).await.expect("sent");
+        sleep(SECOND).await;
+        assert_eq!(waits.get(), (1, 0));
+        let before = Instant::now();
+        stream.write_all(b"no length\r\n").await.expect("sent");
+        assert_eq!(read_status(&mut stream).await, Some(StatusCode::BAD_REQUEST));
+        assert_eq!((waits.get(), before.elapsed()), ((1, 1), Duration::ZERO));
+    }
+}
+
 /// Sends 20 requests a second to a limit of 10 a second, from clients that give up after 2 s. Returns how many received
 /// 200 in each 5 s.
 async fn goodput<F>(seconds: u32, request: impl Fn() -> F) -> Vec<usize>
@@ -238,7 +279,7 @@ where
     let (started, served) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     for index in 0..seconds * 20 {
         // Not in step with the starts: otherwise a start would fall on the instant at which its client gives up.
-        let jitter = Duration::from_millis(u64::from(index * 17 % 41));
+        let jitter = Duration::from_millis(if index == 0 { 0 } else { 1 + u64::from(index * 17 % 41) });
         sleep_until(started + SECOND * index / 20 + jitter).await;
         let (request, served) = (request(), Arc::clone(&served));
         tokio::spawn(async move {
@@ -281,11 +322,13 @@ async fn goodput_over_pipes(server: Server, sends: Option<Sends>) -> Vec<usize> 
 async fn goodput_of_waiting_uploads() {
     let is_served = |spans: &[usize]| spans.iter().all(|&served| served >= 48);
     for sends in ALL.into_iter().filter(|sends| *sends != Sends::Incomplete).map(Some).chain([None]) {
-        let with_layer = goodput_over_pipes(Server::WithReadAhead, sends).await;
-        assert_eq!(is_served(&with_layer), sends != Some(Sends::Large), "{sends:?}: {with_layer:?}");
+        for server in READING {
+            let spans = goodput_over_pipes(server, sends).await;
+            assert_eq!(is_served(&spans), sends != Some(Sends::Large), "{server:?}, {sends:?}: {spans:?}");
+        }
     }
-    let without_layer = goodput_over_pipes(Server::WithoutReadAhead, Some(Sends::TwoPackets)).await;
-    assert!(without_layer[1..].iter().all(|&served| served == 0), "{without_layer:?}: the tests prove nothing");
+    let not_reading = goodput_over_pipes(Server::NotReading, Some(Sends::TwoPackets)).await;
+    assert!(not_reading[1..].iter().all(|&served| served == 0), "{not_reading:?}: the tests prove nothing");
     // What is above the bound: the newest request is one whose client probably still waits.
     let newest_first = goodput_over_pipes(Server::NewestFirst, Some(Sends::Large)).await;
     assert!(is_served(&newest_first), "{newest_first:?}");
@@ -343,24 +386,25 @@ impl Drop for Nginx {
 async fn measured_goodput_of_uploads() {
     let program = std::env::var_os("NGINX").filter(|program| !program.is_empty()).map(PathBuf::from);
     println!("\n20 requests a second at 10 a second, from clients that give up after 2 s: 200 per 5 s, of 50\n");
-    println!(
-        "| request | without the layer | `ReadAheadLayer` | `newest_first` | nginx, without | nginx, `ReadAheadLayer` | nginx, `newest_first` |"
-    );
+    println!("| Request | not reading | default | `newest_first` | nginx: not reading | default | `newest_first` |");
     println!("|---|---|---|---|---|---|---|");
-    let mut rows = Vec::new();
-    for sends in [Sends::Get, Sends::OnePacket, Sends::TwoPackets, Sends::Large] {
-        let cells = [Server::WithoutReadAhead, Server::WithReadAhead, Server::NewestFirst]
+    let rows = [
+        (Sends::Get, "GET"),
+        (Sends::OnePacket, "POST, 30 bytes in one packet"),
+        (Sends::TwoPackets, "POST, 30 bytes in two packets"),
+        (Sends::Medium, "POST, 20 kB"),
+        (Sends::Large, "POST, 200 kB (above the bound)"),
+    ];
+    for (sends, name) in rows {
+        let cells = [Server::NotReading, Server::Default, Server::NewestFirst]
             .map(|server| tokio::spawn(measure(server, sends, program.clone())));
-        rows.push((sends, cells));
-    }
-    for (sends, cells) in rows {
         let (mut direct, mut proxied) = (Vec::new(), Vec::new());
         for cell in cells {
             let (without_proxy, behind_proxy) = cell.await.expect("no panic");
             direct.push(without_proxy);
             proxied.push(behind_proxy);
         }
-        println!("| {sends:?} | {} | {} |", direct.join(" | "), proxied.join(" | "));
+        println!("| {name} | {} | {} |", direct.join(" | "), proxied.join(" | "));
     }
 }
 
