@@ -243,6 +243,7 @@ pub mod guide {
     pub mod choosing {}
 
     /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}

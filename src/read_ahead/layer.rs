@@ -7,27 +7,40 @@ use super::service::ReadAhead;
 
 /// A tower layer that reads request bodies while their requests wait, so that clients that leave are noticed.
 ///
-/// Over HTTP/1.1 the server reads a connection only while someone reads the request's body. A request that waits in a
-/// queue ([`max_wait`](crate::RateLimitLayer::max_wait)) reads no body. If the body has not arrived whole with the
-/// request, the server does not notice that the client has disconnected: the request keeps its place in the queue, and
-/// takes its start. Most uploads are such requests, above all behind a proxy.
+/// [`RateLimitLayer`](crate::RateLimitLayer) does this by itself for the bodies of axum and tonic while a request waits
+/// ([`read_ahead`](crate::RateLimitLayer::read_ahead)). You need this layer for other body types, such as hyper's
+/// `Incoming`, and for requests that wait in other layers, such as tower's `ConcurrencyLimit`.
 ///
-/// Place this layer **outside** of the rate limiter. While the response is pending, it reads the body into a buffer.
-/// When the inner service polls the body, it receives the buffered frames, and then the rest: all frames, errors, size
-/// hints and the end are unchanged. From then on the layer reads nothing.
+/// Over HTTP/1.1 the server reads a connection only while somebody polls the request's body. A request that waits polls
+/// no body. If the body has not arrived whole with the fields of the request, the server does not notice that the client
+/// has disconnected: the request keeps its place in the queue, and takes its start. Most uploads are such requests.
+///
+/// Place this layer **outside** of the rate limiter. While the response is pending, the layer reads the body into a
+/// buffer. When the inner service polls the body, it receives the buffered frames, and then the rest. All frames,
+/// errors, size hints and the end are unchanged. From then on the layer reads nothing.
 ///
 /// ```
 /// use std::time::Duration;
 ///
-/// use axum::{Router, routing::post};
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer, ReadAheadLayer};
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use hyper::body::{Bytes, Incoming};
+/// use tower::{BoxError, ServiceBuilder, service_fn};
+/// use tower_ratelimit::key::Global;
+/// use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadBody, ReadAheadLayer};
+///
+/// async fn handler(request: Request<ReadAheadBody<Incoming>>) -> Result<Response<Full<Bytes>>, BoxError> {
+///     // ... read the body ...
+///     Ok(Response::new(Full::from("received")))
+/// }
 ///
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// let app: Router = Router::new()
-///     .route("/", post(async |body: String| body))
-///     .layer(RateLimitLayer::new(PeerIp::new(), limiter).max_wait(Duration::from_secs(5)))
-///     // In axum the last added layer is the outermost.
-///     .layer(ReadAheadLayer::new());
+/// let service = ServiceBuilder::new()
+///     .layer(ReadAheadLayer::new().map_body(|body: ReadAheadBody<Incoming>| body))
+///     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(5)))
+///     .service(service_fn(handler));
+/// # fn takes_incoming<S: tower::Service<Request<Incoming>>>(_: S) {}
+/// # takes_incoming(service);
 /// ```
 ///
 /// # When reading ends
@@ -40,13 +53,18 @@ use super::service::ReadAhead;
 /// | the buffer of the request is full: [`max_bytes_per_request`](Self::max_bytes_per_request) | the layer reads nothing more of this request |
 /// | the buffers of all requests are full: [`max_bytes`](Self::max_bytes) | the layer reads nothing more of this request |
 ///
-/// The layer does not read the body of a request with the field `Expect`: reading would ask the client for its body
-/// before the limiter has decided. So such a request is not seen to leave, and neither is one whose body is larger than
-/// the buffer, or behind which the client has sent another request (pipelining). For these use
-/// [`newest_first`](crate::RateLimitLayer::newest_first), larger bounds, or a proxy that buffers requests and closes its
-/// connection when the client leaves.
+/// # Clients that are not seen to leave
 ///
-/// The layer also reads while a service works that has not yet polled the body.
+/// - The body is larger than the buffer.
+/// - The client has sent a second request behind the first (pipelining): the server does not read past it.
+/// - The request has the field `Expect`. The layer leaves its body alone: reading would ask the client for the body
+///   before the limiter has decided.
+///
+/// Remedies are [`newest_first`](crate::RateLimitLayer::newest_first), larger bounds, or a proxy that buffers requests
+/// and closes its connection when the client leaves. [Costs, holds and waiting](crate::guide::costs#waiting-queueing)
+/// has the figures.
+///
+/// The layer also reads while a service works that has not yet polled the body. A body error then ends the request.
 ///
 /// # Body types
 ///

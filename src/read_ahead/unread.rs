@@ -38,6 +38,12 @@ struct Buffered<E> {
     bytes: usize,
 }
 
+/// What a frame counts beside its data: its entry, twice because a `VecDeque` grows by doubling, and the bookkeeping of the
+/// allocator. The documentation states this number.
+const OVERHEAD: usize = 320;
+
+const _: () = assert!(2 * size_of::<Buffered<Box<dyn std::error::Error>>>() + 16 <= OVERHEAD);
+
 /// The part of a body that the service has not read: buffered frames, and the rest.
 pub(super) struct Unread<B: Body<Data = Bytes>> {
     buffered: VecDeque<Buffered<B::Error>>,
@@ -48,10 +54,6 @@ pub(super) struct Unread<B: Body<Data = Bytes>> {
 }
 
 impl<B: Body<Data = Bytes>> Unread<B> {
-    /// What a frame counts beside its data: at least the size of its entry (`entries_fit_the_overhead` tests it), twice
-    /// because a `VecDeque` grows by doubling, and the allocation of the data.
-    const OVERHEAD: usize = 320;
-
     pub(super) fn new(body: B, bounds: &Bounds) -> Self {
         let rest = Box::pin(body);
         let before = Remainder::of(&*rest);
@@ -77,7 +79,7 @@ impl<B: Body<Data = Bytes>> Unread<B> {
                 }
                 ended => (ended, 0),
             };
-            let bytes = bytes + Self::OVERHEAD;
+            let bytes = bytes + OVERHEAD;
             self.memory.add(bytes);
             self.buffered.push_back(Buffered { frame, after: Remainder::of(&*self.rest), bytes });
             if let Some(end) = end {
@@ -117,18 +119,5 @@ fn compact(frame: Frame<Bytes>) -> (Frame<Bytes>, usize) {
             let bytes = fields.map(|(name, value)| name.as_str().len() + value.len() + 128).sum();
             (frame, bytes)
         }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::io;
-
-    use super::*;
-
-    #[test]
-    fn entries_fit_the_overhead() {
-        type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, io::Error>;
-        assert!(2 * size_of::<Buffered<io::Error>>() + 16 <= Unread::<Body>::OVERHEAD);
     }
 }

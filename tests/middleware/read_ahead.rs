@@ -1,11 +1,13 @@
 //! `ReadAheadLayer`: what the service receives of a body, whatever the order of the polls, and what the layer buffers.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::future::{Future, pending, ready};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body as AxumBody, Bytes};
@@ -19,8 +21,7 @@ use tonic::transport::Server;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::{RateLimitLayer, ReadAhead};
-use tower_ratelimit::{ReadAheadBody, ReadAheadLayer};
+use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
 
 use crate::support::StubLimiter;
 
@@ -101,7 +102,7 @@ impl Body for SourceBody {
             }
             state.read += 1;
             Poll::Ready(state.steps.get(index).map(|step| match *step {
-                Step::Data(length) => Ok(Frame::data(vec![index as u8; length].into())),
+                Step::Data(length) => Ok(Frame::data(vec![u8::try_from(index).expect("few steps"); length].into())),
                 Step::Trailers => Ok(Frame::trailers(trailers(index))),
                 Step::Error => Err(index),
             }))
@@ -432,6 +433,46 @@ async fn axum_services_keep_their_body_type() {
         let body = AxumBody::new(StreamBody::new(futures_util::stream::iter(frames)));
         let response = app.oneshot(Request::post("/").body(body).expect("a request")).await.expect("a response");
         assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), "hello world");
+    }
+}
+
+/// The frames, trailers and errors that a service receives after a wait, with and without reading ahead.
+#[tokio::test(start_paused = true)]
+async fn body_of_a_waiting_request_is_unchanged() {
+    let received = async |read_ahead: bool, fails: bool| {
+        let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build();
+        let limit = RateLimitLayer::new(Global, limiter.expect("a limit")).max_wait(Duration::from_secs(5));
+        let limit = if read_ahead { limit } else { limit.read_ahead(0, 0) };
+        let service = limit.layer(service_fn(async |request: Request<AxumBody>| {
+            let (mut body, mut text) = (request.into_body(), String::new());
+            loop {
+                write!(text, "{:?}, {}; ", body.size_hint(), body.is_end_stream()).expect("text");
+                let Some(frame) = body.frame().await else { break };
+                let Ok(frame) = frame.map_err(|error| text.push_str(&error.to_string())) else { break };
+                writeln!(text, "{:?} {:?}", frame.data_ref(), frame.trailers_ref()).expect("text");
+            }
+            Ok::<_, std::convert::Infallible>(Response::new(AxumBody::from(text)))
+        }));
+        let post = |body| Request::post("/").body(body).expect("a request");
+        let _ = service.clone().oneshot(post(AxumBody::empty())).await.expect("a response");
+        // A frame each 300 ms: three before the start after one second.
+        let frames = futures_util::stream::unfold(0, move |index| async move {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let frame = match index {
+                0..5 => Ok(Frame::data(Bytes::from(vec![b'a' + index; 3]))),
+                5 if fails => Err("cut"),
+                5 => Ok(Frame::trailers(trailers(5))),
+                _ => return None,
+            };
+            Some((frame, index + 1))
+        });
+        let response = service.oneshot(post(AxumBody::new(StreamBody::new(frames)))).await.expect("a response");
+        String::from_utf8(response.into_body().collect().await.expect("a body").to_bytes().to_vec()).expect("text")
+    };
+    for fails in [false, true] {
+        let text = received(true, fails).await;
+        assert_eq!(text, received(false, fails).await);
+        assert!(text.contains("eee") && text.contains(if fails { "cut" } else { "x-index" }), "{text}");
     }
 }
 

@@ -291,7 +291,7 @@ where
     sleep_until(started + SECOND * seconds).await;
     let mut spans = vec![0; seconds as usize / 5];
     for at in served.lock().expect("no panic").iter() {
-        if let Some(count) = spans.get_mut(at.as_secs() as usize / 5) {
+        if let Some(count) = spans.get_mut(usize::try_from(at.as_secs() / 5).expect("a short time")) {
             *count += 1;
         }
     }
