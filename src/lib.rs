@@ -162,6 +162,7 @@ pub mod limiter;
 mod middleware;
 pub mod observe;
 mod quota;
+mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
@@ -192,6 +193,7 @@ pub use crate::middleware::{
     InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
 };
 pub use crate::quota::{Quota, QuotaError};
+pub use crate::read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
 #[doc(inline)]
 pub use crate::response::{Http, RateLimitInfo, Respond};
 #[cfg(feature = "redis-cell")]
@@ -241,6 +243,7 @@ pub mod guide {
     pub mod choosing {}
 
     /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}

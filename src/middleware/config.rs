@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::key::MissingKey;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
+use crate::read_ahead;
 use crate::response::{Rejection, Respond as _};
 
 #[derive(Clone, Debug)]
@@ -84,6 +85,8 @@ pub(crate) struct WaitConfig {
     /// With `None` the limiter bounds the wait: only a queue among the algorithms lets requests wait then.
     max_wait: Option<Duration>,
     bounds: Bounds,
+    /// For the bodies of waiting requests.
+    pub(crate) read_ahead: read_ahead::Bounds,
     /// Shared by all services of the layer.
     pub(crate) queues: Arc<Queues>,
     #[cfg(feature = "timer")]
@@ -135,6 +138,7 @@ impl Default for WaitConfig {
         Self {
             max_wait: None,
             bounds: Self::DEFAULT_BOUNDS,
+            read_ahead: read_ahead::Bounds::default(),
             queues,
             #[cfg(feature = "timer")]
             newest_first: false,

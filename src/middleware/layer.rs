@@ -10,6 +10,8 @@ use super::request_end::{BodyEnd, ResponseEnd};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
+#[cfg(feature = "timer")]
+use crate::read_ahead::Bounds;
 use crate::response::Http;
 
 /// A tower layer that limits the requests of the service that it wraps.
@@ -281,6 +283,14 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     {
         self
     }
+
+    #[doc(hidden)]
+    pub fn read_ahead(self, _max_bytes_per_request: usize, _max_bytes: usize) -> Self
+    where
+        Self: super::config::NeedsFeatureTimer,
+    {
+        self
+    }
 }
 
 #[cfg(feature = "timer")]
@@ -302,6 +312,10 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// Several processes that share a limit in Redis have one queue each. Buckets and queues alternate between the
     /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
     ///
+    /// While a request waits, the layer reads its body into a bounded buffer, so that the server notices clients that
+    /// leave: see [`read_ahead`](Self::read_ahead). With other bodies than those of axum and tonic, add a
+    /// [`ReadAheadLayer`](crate::ReadAheadLayer) outside of this layer.
+    ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait. A `max_wait` of zero disables
     /// that. A waiting request reserves no capacity of the inner service. Waiting needs a tokio runtime with a timer.
     /// Without one the server is misconfigured: the layer rejects a request that would wait with status 500.
@@ -322,6 +336,23 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// places.
     pub fn max_waiters_per_key(mut self, max_waiters: usize) -> Self {
         self.config.wait.change(|_, bounds, _| bounds.max_waiters_per_key = max_waiters);
+        self
+    }
+
+    /// Sets how many bytes of request bodies the layer buffers while requests wait: per request, and in total.
+    ///
+    /// The defaults are 64 KiB and 64 MiB. With 0 the layer reads nothing. The layer reads the body of a waiting request
+    /// so that the server notices that the client of an upload has left: [`ReadAheadLayer`](crate::ReadAheadLayer)
+    /// describes why, how bytes are counted, and which clients are not seen to leave. The service receives the body
+    /// unchanged.
+    ///
+    /// The layer knows the bodies of axum and tonic (features `axum` and `tonic`). For other body types, place a
+    /// [`ReadAheadLayer`](crate::ReadAheadLayer) outside of this layer.
+    ///
+    /// If a body fails while its request waits, the wait ends uncharged. The layer emits the events of a client that has
+    /// left, and responds as to a request without a key, in HTTP with status 400.
+    pub fn read_ahead(mut self, max_bytes_per_request: usize, max_bytes: usize) -> Self {
+        self.config.wait.read_ahead = Bounds::new(max_bytes_per_request, max_bytes);
         self
     }
 

@@ -15,8 +15,10 @@ use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, QueueIds, Waited, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::{AcquireOptions, Decision};
+use crate::key::MissingKey;
 use crate::limiter::Held;
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
+use crate::read_ahead::{BodyReader, ReadEnd, StartReading, start_reading};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
 use crate::sync::POLLED_AFTER_COMPLETION;
@@ -47,6 +49,9 @@ pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
         output: Option<PendingOutput<Request, P>>,
     },
 }
+
+/// The reason of a rejection, with status 400.
+const BODY_FAILED: &str = "the body of the request has failed";
 
 /// How a pending request ends.
 pub(crate) enum PendingOutput<Request, P: Parts<Request>> {
@@ -82,6 +87,9 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
     /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
     wait: Option<Wait>,
     outcome: OutcomeGuard,
+    start_reading: StartReading<Request>,
+    /// Reads the body while the request waits.
+    reader: Option<BodyReader>,
 }
 
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
@@ -90,15 +98,28 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
         options: AcquireOptions,
         queues: Option<QueueIds>,
         config: Arc<ConfigOf<Request, P>>,
-    ) -> Self {
+    ) -> Self
+    where
+        Request: 'static,
+    {
         let outcome = OutcomeGuard::new(&config.observers);
-        Self { request, options, started_at: Instant::now(), config, queues, wait: None, outcome }
+        let started_at = Instant::now();
+        let start_reading = start_reading::<Request>;
+        Self { request, options, started_at, config, queues, wait: None, outcome, start_reading, reader: None }
     }
 
     /// The request waits from now on.
     fn start_wait(&mut self) {
         self.wait = Some(Wait::new(&self.config.observers));
         self.outcome.start_wait();
+        self.reader = (self.start_reading)(&mut self.request, &self.config.wait.read_ahead);
+    }
+
+    /// Reads the body ahead. Returns whether the body has failed: the client has probably left.
+    fn reads_failure(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(Poll::Ready(end)) = self.reader.as_ref().map(|reader| reader.poll(cx)) else { return false };
+        self.reader = None;
+        end == ReadEnd::Failed
     }
 
     fn end_wait(&mut self, end: WaitEnd) {
@@ -200,6 +221,17 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         Self::finish_rejected(request, rejection)
     }
 
+    /// Ends the wait as if the client had left. The response is for a client that has sent an invalid body.
+    fn on_body_failure(deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
+        let WithService { service, request: Deferred { request, config, wait, outcome, .. }, .. } = deferred;
+        drop(service);
+        // The order of the fields: `WaitEnded` is emitted before the terminal event.
+        drop(wait);
+        drop(outcome);
+        let rejection = Rejection::MissingKey(MissingKey::from_request(BODY_FAILED));
+        Self::Done { output: Some(PendingOutput::Finished(rejected::<Request, P>(&config, request, rejection))) }
+    }
+
     fn finish_rejected(deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
         deferred.outcome.finish(|elapsed| rejection_event(&rejection, elapsed));
         let result = rejected::<Request, P>(&deferred.config, deferred.request, rejection);
@@ -260,8 +292,13 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                     Self::on_disposition(disposition, key, deferred)
                 }
                 Projection::AwaitingStart { waiting, deferred } => {
-                    let waited = ready!(waiting.poll(cx));
-                    Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
+                    if let Poll::Ready(waited) = waiting.poll(cx) {
+                        Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
+                    } else if deferred.as_mut().is_some_and(|deferred| deferred.request.reads_failure(cx)) {
+                        Self::on_body_failure(deferred.take().expect(POLLED_AFTER_COMPLETION))
+                    } else {
+                        return Poll::Pending;
+                    }
                 }
                 Projection::AwaitingReady { start, deferred } => {
                     let service = &mut deferred.as_mut().expect(POLLED_AFTER_COMPLETION).service;

@@ -68,6 +68,8 @@ where
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
     E: RequestEnd<Request, R::Response>,
+    // A waiting request whose type is that of axum or tonic is read ahead.
+    Request: 'static,
 {
     type Response = E::Response;
     type Error = S::Error;
@@ -150,7 +152,7 @@ fn emit_unlimited<Key>(observers: &Observers, unlimited: &Extracted<Key>) {
 /// Handles a request whose key has a queue: the request waits behind the others.
 #[cold]
 #[inline(never)]
-fn call_behind_others<Request, P: Parts<Request>>(
+fn call_behind_others<Request: 'static, P: Parts<Request>>(
     inner: &mut P::Service,
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
@@ -178,7 +180,7 @@ fn call_behind_others<Request, P: Parts<Request>>(
 
 /// Handles a request that the limiter has not decided yet, has delayed, or has not allowed.
 #[inline(never)]
-fn call_slow<Request, P: Parts<Request>>(
+fn call_slow<Request: 'static, P: Parts<Request>>(
     inner: &mut P::Service,
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,

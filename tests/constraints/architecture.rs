@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const LEVELS: &[&[&str]] = &[
     &["scratch", "sync"],
     &["clock", "error", "runtime"],
-    &["decision", "encode", "quota", "retry"],
+    &["decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],
     &["limit", "response", "table"],
     &["limiter"],
@@ -24,7 +24,7 @@ const LEVELS: &[&[&str]] = &[
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.
-const MIDDLEWARE: &[&str] = &["key", "response", "middleware"];
+const MIDDLEWARE: &[&str] = &["key", "read_ahead", "response", "middleware"];
 
 /// The modules that compute decisions and do not depend on requests.
 const DECIDING: &[&str] =

@@ -8,6 +8,7 @@
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
+//! - `read_ahead`, `uploads`: bodies that are read while requests wait.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
@@ -34,6 +35,7 @@ mod limits;
 mod over_http;
 mod pending;
 mod queues;
+mod read_ahead;
 mod readiness;
 mod retry;
 mod settling;
@@ -41,5 +43,6 @@ mod spawned;
 mod stacks;
 mod support;
 mod until_ready;
+mod uploads;
 mod waiting;
 mod wire;

@@ -1,0 +1,94 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use super::reader::Shared;
+use super::unread::{Remainder, Unread};
+
+/// A request body of which a [`ReadAheadLayer`](crate::ReadAheadLayer) may have read the first frames.
+///
+/// It returns the frames, the errors, the size hints and the end of the body unchanged. The layer reads nothing more
+/// once the body has been polled or dropped.
+pub struct ReadAheadBody<B: Body<Data = Bytes>>(Source<B>);
+
+enum Source<B: Body<Data = Bytes>> {
+    /// The layer may read. The body has not been polled.
+    Shared(Arc<Shared<B>>),
+    /// The service has polled the body.
+    Own(Unread<B>),
+    /// The layer does not read the body.
+    Untouched(Pin<Box<B>>),
+}
+
+impl<B: Body<Data = Bytes>> ReadAheadBody<B> {
+    pub(super) fn shared(shared: Arc<Shared<B>>) -> Self {
+        Self(Source::Shared(shared))
+    }
+
+    /// A body that the layer does not read.
+    pub(super) fn untouched(body: B) -> Self {
+        Self(Source::Untouched(Box::pin(body)))
+    }
+
+    fn remainder(&self) -> Remainder {
+        let ended = Remainder { is_end_stream: true, size_hint: SizeHint::with_exact(0) };
+        match &self.0 {
+            Source::Shared(shared) => shared.lock().as_ref().map_or(ended, Unread::remainder),
+            Source::Own(unread) => unread.remainder(),
+            Source::Untouched(body) => Remainder::of(&**body),
+        }
+    }
+}
+
+/// No field is pinned in place: the body is in a box.
+impl<B: Body<Data = Bytes>> Unpin for ReadAheadBody<B> {}
+
+impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.get_mut();
+        if let Source::Shared(shared) = &this.0 {
+            // Ends the reading by the layer.
+            let unread = shared.lock().take();
+            if let Some(unread) = unread {
+                this.0 = Source::Own(unread);
+            }
+        }
+        match &mut this.0 {
+            Source::Own(unread) => unread.poll_frame(cx),
+            Source::Untouched(body) => body.as_mut().poll_frame(cx),
+            // Cannot happen: only this body takes the unread part.
+            Source::Shared(_) => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.remainder().is_end_stream
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.remainder().size_hint
+    }
+}
+
+/// Drops the body at once, as without the layer: the layer's future may live on.
+impl<B: Body<Data = Bytes>> Drop for ReadAheadBody<B> {
+    fn drop(&mut self) {
+        if let Source::Shared(shared) = &self.0 {
+            let unread = shared.lock().take();
+            drop(unread);
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> fmt::Debug for ReadAheadBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadAheadBody").field("size_hint", &self.size_hint()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,78 @@
+use std::mem;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::Request;
+use http_body::Body;
+
+use super::body::ReadAheadBody;
+use super::bounds::Bounds;
+use super::service::is_left_alone;
+use super::unread::{ReadEnd, Unread};
+use crate::sync::{Mutex, MutexGuard};
+
+/// What a reader and its body share: `None` once the body has been polled or dropped.
+///
+/// The lock is held while the body is polled. So the body never sees two polls at a time, and the service that polls
+/// next replaces the waker that the reader has left in the body: no wake-up is lost.
+pub(super) struct Shared<B: Body<Data = Bytes>>(Mutex<Option<Unread<B>>>);
+
+impl<B: Body<Data = Bytes>> Shared<B> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Unread<B>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a body ahead of the service that has received it.
+pub(super) struct Reader<B: Body<Data = Bytes>>(Arc<Shared<B>>);
+
+impl<B: Body<Data = Bytes>> Reader<B> {
+    /// Returns a reader of the body, and the body for the service.
+    pub(super) fn new(body: B, bounds: &Bounds) -> (Self, ReadAheadBody<B>) {
+        let shared = Arc::new(Shared(Mutex::new(Some(Unread::new(body, bounds)))));
+        (Self(Arc::clone(&shared)), ReadAheadBody::shared(shared))
+    }
+
+    /// Reads what the body has ready. The task is woken when there is more, unless the service has begun to read.
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        match &mut *self.0.lock() {
+            Some(unread) => unread.poll_read_ahead(cx),
+            None => Poll::Ready(ReadEnd::Stopped),
+        }
+    }
+}
+
+/// A [`Reader`] of any body.
+pub(crate) struct BodyReader(Box<dyn PollRead>);
+
+trait PollRead: Send + Sync {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd>;
+}
+
+impl<B: Body<Data = Bytes, Error: Send> + Send> PollRead for Reader<B> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        Reader::poll(self, cx)
+    }
+}
+
+impl BodyReader {
+    /// Makes the body of the request one that is read ahead. Returns `None` if the request is left alone.
+    #[cfg_attr(not(any(feature = "axum", feature = "tonic")), allow(dead_code, reason = "no body type is known"))]
+    pub(super) fn of_request<B>(request: &mut Request<B>, bounds: &Bounds) -> Option<Self>
+    where
+        B: Body<Data = Bytes, Error: Send> + Default + From<ReadAheadBody<B>> + Send + 'static,
+    {
+        if is_left_alone(request) {
+            return None;
+        }
+        let (reader, body) = Reader::new(mem::take(request.body_mut()), bounds);
+        *request.body_mut() = body.into();
+        Some(Self(Box::new(reader)))
+    }
+
+    /// Reads what the body has ready. The task is woken when there is more.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
+        self.0.poll(cx)
+    }
+}
