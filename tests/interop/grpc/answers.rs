@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
-use tower_ratelimit::response::{Grpc, RateLimitInfo, ResponseBody};
+use tower_ratelimit::response::{Grpc, RateLimitFormat, RateLimitInfo, ResponseBody};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
