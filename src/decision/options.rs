@@ -79,16 +79,6 @@ impl AcquireOptions {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Returns whether the decision of several limits lists all: if `detail` says so, or if one limit is a shadow.
-    pub(crate) fn lists_all(self, shadows: bool, denied: impl FnOnce() -> bool) -> bool {
-        shadows
-            || match self.detail {
-                Detail::MostRestrictive => false,
-                Detail::AllIfDenied => denied(),
-                Detail::All => true,
-            }
-    }
-
     /// Sets how many of the limits the decision lists.
     #[must_use]
     pub const fn detail(mut self, detail: Detail) -> Self {

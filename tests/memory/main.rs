@@ -4,6 +4,7 @@ mod admin;
 mod chained;
 mod costs;
 mod denied_cache;
+mod estimates;
 mod eviction;
 mod fixed_costs;
 mod holds;

@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 
 use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
-use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
+use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
@@ -169,7 +169,7 @@ where
             Err(next) => error = next,
         }
     }
-    transaction::acquire(&[limit], &mut [LimitRead::EMPTY], &context)
+    transaction::acquire(&[limit], &mut [LimitStep::EMPTY], &context)
 }
 
 /// Decides one request on an absent key.

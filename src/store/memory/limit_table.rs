@@ -7,11 +7,13 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, ReadMode, TransactionLimit};
+use super::transaction_limit::{
+    AcquireContext, Capacity, Change, HeldLimit, LimitRead, LimitStep, ReadMode, TransactionLimit,
+};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Verdict};
+use crate::decision::{AcquireOptions, LimitReading, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -165,38 +167,39 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         &self,
         algorithm: &C::Algorithm,
         state: &StateOf<C>,
-        hash: u64,
+        held: u64,
         context: &AcquireContext<'_, Key, S>,
         mode: ReadMode,
         read: &mut LimitRead,
     ) {
-        let options = self.options(context);
+        let (options, now) = (self.options(context), read.now);
+        let reading = &mut read.reading;
         // A hold changes no state, so no later start can be scheduled.
-        read.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
-        (read.cost, read.holds) = (options.cost, options.hold);
-        if read.held > 0 || options.hold {
-            Self::evaluate_with_held(algorithm, state, options, read);
+        reading.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
+        (reading.cost, reading.holds, reading.held) = (options.cost, options.hold, held);
+        (reading.shadow, reading.charged_for) = (self.limit.is_shadow(), None);
+        if held > 0 || options.hold {
+            Self::evaluate_with_held(algorithm, state, now, options, reading);
         } else {
-            read.verdict = algorithm.peek(state, read.now, options);
+            reading.verdict = algorithm.peek(state, now, options);
         }
-        if mode == ReadMode::Together {
-            read.immediate = if read.supports_scheduling && read.verdict != Verdict::Allowed {
-                algorithm.peek_with_held(state, read.now, options.max_delay(Duration::ZERO), read.held).0
-            } else {
-                read.verdict
-            };
-        }
-        read.blocked = self.blocks.remaining(hash, context.now).unwrap_or_default();
-        if !read.blocked.is_zero() {
-            let blocked = Verdict::Denied { retry_after: read.blocked };
+        let is_delayed = reading.supports_scheduling && reading.verdict != Verdict::Allowed;
+        reading.immediate = if mode == ReadMode::Together && is_delayed {
+            algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
+        } else {
+            reading.verdict
+        };
+        reading.blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
+        if !reading.blocked.is_zero() {
+            let blocked = Verdict::Denied { retry_after: reading.blocked };
             // No start is scheduled during the block. If a start after the block is early enough, the caller retries
             // then.
-            read.supports_scheduling &= !read.verdict.is_allowed();
-            read.verdict = read.verdict.stricter_of(blocked);
-            read.immediate = read.immediate.stricter_of(blocked);
+            reading.supports_scheduling &= !reading.verdict.is_allowed();
+            reading.verdict = reading.verdict.stricter_of(blocked);
+            reading.immediate = reading.immediate.stricter_of(blocked);
         }
-        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed() || read.cost == 0) {
-            read.snapshot = algorithm.snapshot(state, read.now);
+        if held == 0 && (mode != ReadMode::IfDenied || !reading.verdict.is_allowed() || reading.cost == 0) {
+            reading.snapshot = algorithm.snapshot(state, now);
         }
     }
 
@@ -225,9 +228,16 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
     #[cold]
-    fn evaluate_with_held(algorithm: &C::Algorithm, state: &StateOf<C>, options: AcquireOptions, read: &mut LimitRead) {
+    fn evaluate_with_held(
+        algorithm: &C::Algorithm,
+        state: &StateOf<C>,
+        now: Timestamp,
+        options: AcquireOptions,
+        reading: &mut LimitReading,
+    ) {
         let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        (read.verdict, read.snapshot) = algorithm.peek_with_held(state, read.now, options, read.held);
+        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
+        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
     }
 }
 
@@ -249,12 +259,10 @@ where
         read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
         read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
-        read.shadow = self.limit.is_shadow();
-        read.held = reading.held;
         match self.inherited_debt(&read.location, algorithm, read.now) {
-            None => self.evaluate(algorithm, &state, hash, context, mode, read),
+            None => self.evaluate(algorithm, &state, reading.held, context, mode, read),
             Some(state) if self.table.is_current(&read.location) => {
-                self.evaluate(algorithm, &state, hash, context, mode, read);
+                self.evaluate(algorithm, &state, reading.held, context, mode, read);
             }
             Some(_) => self.read(context, mode, read),
         }
@@ -293,15 +301,16 @@ where
     }
 
     #[inline]
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead, delay: Duration) {
-        let Some(slot) = read.slot else { return };
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, delay: Duration, change: &mut Change) {
+        let Some(slot) = change.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let options = self.options(context);
+        let held = read.reading.held;
         // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
         // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
         // docs/performance.md.
-        let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
+        let is_unchanged = read.reading.verdict == Verdict::Allowed && delay.is_zero() && held == 0;
         let charge =
             if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
         let mut state = self.table.state(slot);
@@ -312,36 +321,37 @@ where
         }
         let Step::Allow { next, .. } = step else { return };
         // The snapshot is that of the next request.
-        read.snapshot = self.table.store(slot, &mut state, next, |state| {
-            if read.held == 0 {
+        change.snapshot = Some(self.table.store(slot, &mut state, next, |state| {
+            if held == 0 {
                 algorithm.snapshot(state, context.now)
             } else {
-                algorithm.peek_with_held(state, context.now, options, read.held).1
+                algorithm.peek_with_held(state, context.now, options, held).1
             }
-        });
+        }));
     }
 
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead) {
-        let Some(slot) = read.slot else { return };
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, change: &mut Change) {
+        let Some(slot) = change.slot else { return };
         let options = self.options(context);
         self.table.hold(&read.location, options.cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        read.deadline = algorithm
+        change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
             .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
-        let held = read.held.saturating_add(options.cost);
-        read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1;
+        let held = read.reading.held.saturating_add(options.cost);
+        change.snapshot = Some(algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1);
     }
 
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
+    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         let until_end = C::Algorithm::HELD_UNTIL_END;
         let is_fixed = !until_end && self.limit.cost().is_fixed();
-        let (table, hash) = (self.table.id(), read.location.hash());
-        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end, deadline: read.deadline }
+        let LimitStep { read, change } = step;
+        let (table, hash, held) = (self.table.id(), read.location.hash(), read.reading.cost);
+        HeldLimit { table, hash, algorithm, held, is_fixed, until_end, deadline: change.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Name};
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, TableFull, WhenFull};
 
@@ -43,12 +43,12 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
     fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull>;
-    /// Under the lock: charges the key, and stores the snapshot after it in `read`.
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead, delay: Duration);
-    /// Under the lock: holds the cost on the key, and stores the snapshot after it in `read`.
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead);
+    /// Under the lock: charges the key, in the slot of `change`, for a start after `delay`.
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, delay: Duration, change: &mut Change);
+    /// Under the lock: holds the cost on the key, in the slot of `change`.
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, change: &mut Change);
     /// Returns what the settlement of the hold needs.
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit;
+    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit;
     /// Removes the key's state.
     fn reset(&self, context: &AcquireContext<'_, Key, S>);
     /// Makes the key's state the one after a charge of `used` on a never-seen key.
@@ -131,8 +131,16 @@ pub enum ReadMode {
     IfDenied,
     /// A snapshot in any case.
     Snapshot,
-    /// A snapshot, and the verdict for a caller that accepts [no delay](LimitRead::immediate): for several limits.
+    /// A snapshot, and the verdict for a caller that accepts [no delay](LimitReading::immediate): for several limits.
     Together,
+}
+
+/// One limit of a decision: what was read, and then what was changed. The [`Plan`](crate::decision::Plan) of all
+/// readings determines the changes.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitStep {
+    pub(super) read: LimitRead,
+    pub(super) change: Change,
 }
 
 /// The decision of one limit alone, and the location that it was read from.
@@ -144,52 +152,39 @@ pub struct LimitRead {
     /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has
     /// stepped back, or it was read too long ago.
     pub(super) ahead_by: Option<Duration>,
-    pub(super) verdict: Verdict,
-    /// The verdict for a caller that accepts no delay, in [`ReadMode::Together`].
-    pub(super) immediate: Verdict,
-    pub(super) snapshot: LazySnapshot,
-    /// The cost on this limit.
-    pub(super) cost: u64,
-    /// The cost is held, not charged.
-    pub(super) holds: bool,
-    /// The amount held on the key.
-    pub(super) held: u64,
-    /// The time until the key's block ends, zero if it is not blocked.
-    pub(super) blocked: Duration,
-    pub(super) supports_scheduling: bool,
-    pub(super) shadow: bool,
+    pub(super) reading: LimitReading,
+}
+
+/// What a decision has changed at one limit.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct Change {
+    /// The key's slot, if the limit is charged.
     pub(super) slot: Option<SlotIndex>,
+    /// The snapshot after the change.
+    pub(super) snapshot: Option<LazySnapshot>,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
 
-impl LimitRead {
+impl Change {
+    pub(super) const NONE: Self = Self { slot: None, snapshot: None, deadline: None };
+}
+
+impl LimitStep {
     pub(super) const EMPTY: Self = Self {
-        location: Location::EMPTY,
-        now: Timestamp::EPOCH,
-        ahead_by: None,
-        verdict: Verdict::ExceedsLimit,
-        immediate: Verdict::ExceedsLimit,
-        snapshot: LazySnapshot::EMPTY,
-        cost: 0,
-        holds: false,
-        held: 0,
-        blocked: Duration::ZERO,
-        supports_scheduling: false,
-        shadow: false,
-        slot: None,
-        deadline: None,
+        read: LimitRead {
+            location: Location::EMPTY,
+            now: Timestamp::EPOCH,
+            ahead_by: None,
+            reading: LimitReading::EMPTY,
+        },
+        change: Change::NONE,
     };
 
-    /// Returns whether the limit counts the request if it is allowed.
+    /// Returns the numbers after the decision.
     #[inline]
-    pub(super) fn counts(&self) -> bool {
-        !self.shadow || self.verdict.is_allowed()
-    }
-
-    /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
-    #[inline]
-    pub(super) fn will_charge(&self) -> bool {
-        self.cost > 0 && self.counts()
+    pub(super) fn snapshot(&self) -> &LazySnapshot {
+        self.change.snapshot.as_ref().unwrap_or(&self.read.reading.snapshot)
     }
 }

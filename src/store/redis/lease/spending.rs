@@ -7,7 +7,7 @@ use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{Slot, Taken};
 use crate::clock::Timestamp;
 use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, Plan, Verdict,
 };
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
@@ -52,16 +52,16 @@ impl LeaseBook {
             give_back(shares);
             return None;
         }
-        let mut supports_scheduling = true;
-        for share in &*shares {
-            let Some(share) = share else { continue };
+        let mut readings = [LimitReading::EMPTY; N];
+        let readings = first(&mut readings, parts.len());
+        for (reading, share) in readings.iter_mut().zip(shares.iter().flatten()) {
             self.note(share);
-            supports_scheduling &= share.limit.is_shadow || self.figures(share).supports_scheduling;
+            *reading = share.reading(self.figures(share));
         }
-        let list_all = N > 1 && (self.has_shadows || shares.len() > 1 && options.detail == Detail::All);
-        let statuses = shares.iter().flatten().map(|share| share.status(self.figures(share), at));
-        let decision = Decision::combine(Timestamp::from_micros(at), list_all, statuses);
-        Some(decision.with_scheduling(supports_scheduling).with_source(DecisionSource::Lease))
+        let plan = Plan::new(readings.iter());
+        let statuses = shares.iter().flatten().zip(&*readings);
+        let statuses = statuses.map(|(share, reading)| share.status(self.figures(share), reading.verdict, at));
+        Some(plan.decide(Timestamp::from_micros(at), options, statuses).with_source(DecisionSource::Lease))
     }
 
     /// Returns whether the limiter has one limit, which is not a shadow.
@@ -126,25 +126,28 @@ impl Share<'_> {
     }
 
     #[inline]
-    fn status(&self, figures: QuotaFigures, at: u64) -> LimitStatus {
-        let (left, verdict) = match self.taken {
-            Some(taken) => (u64::from(taken.left()), Verdict::Allowed),
-            None => self.denial(figures),
-        };
+    fn reading(&self, figures: QuotaFigures) -> LimitReading {
+        let verdict = if self.taken.is_some() { Verdict::Allowed } else { self.denial(figures) };
+        let (supports_scheduling, shadow) = (figures.supports_scheduling, self.limit.is_shadow);
+        LimitReading { verdict, immediate: verdict, supports_scheduling, shadow, ..LimitReading::EMPTY }
+    }
+
+    #[inline]
+    fn status(&self, figures: QuotaFigures, verdict: Verdict, at: u64) -> LimitStatus {
+        let left = self.taken.map_or_else(|| self.slot.remaining(), |taken| u64::from(taken.left()));
         let (reported, idle_at) = self.slot.reported();
         let remaining = reported.saturating_add(left).min(figures.limit);
         let snapshot = LazySnapshot::new([figures.limit, figures.window, remaining, idle_at, at], snapshot);
         LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow)
     }
 
-    /// Returns the remainder, and the verdict of a shadow limit without room.
+    /// Returns the verdict of a shadow limit without room.
     #[cold]
-    fn denial(&self, figures: QuotaFigures) -> (u64, Verdict) {
-        let left = self.slot.remaining();
+    fn denial(&self, figures: QuotaFigures) -> Verdict {
         if self.cost > figures.limit {
-            return (left, Verdict::ExceedsLimit);
+            return Verdict::ExceedsLimit;
         }
-        (left, Verdict::Denied { retry_after: figures.time_of(self.cost.saturating_sub(left)) })
+        Verdict::Denied { retry_after: figures.time_of(self.cost.saturating_sub(self.slot.remaining())) }
     }
 }
 
