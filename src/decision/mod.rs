@@ -46,7 +46,8 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 ///
 /// With several limits, [`verdict`](Self::verdict) is that of all limits together.
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
-/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so.
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
+/// restrictive limit and all shadows.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
     verdict: PackedVerdict,
@@ -267,7 +268,7 @@ impl Decision {
     }
 
     /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
-    /// limit.
+    /// limit and all shadows.
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {

@@ -106,10 +106,11 @@ impl From<u64> for AcquireOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Detail {
-    /// The most restrictive limit only.
+    /// The most restrictive limit, and every [shadow](crate::Limit::shadow) limit.
     #[default]
     MostRestrictive,
-    /// Every limit if the decision denies, to name all limits that deny; otherwise the most restrictive one.
+    /// Every limit if the decision denies, to name all limits that deny; otherwise as
+    /// [`MostRestrictive`](Self::MostRestrictive).
     AllIfDenied,
     /// Every limit.
     All,

@@ -27,9 +27,10 @@ use crate::error::Error;
 /// If the caller accepts a delay, the limiter schedules a later start only under two conditions:
 ///
 /// - every limit (shadows apart) supports scheduling, and
-/// - every limit is in use at least until that start.
+/// - every limit is in use at least until the start that the other limits demand.
 ///
-/// A limit without usage until then would reserve capacity for the whole delay that other requests could use. Where the
+/// A limit without usage until then would reserve capacity for the whole delay that other requests could use. A limit
+/// is in use as long as the usage that it has charged lasts; [held](crate::limiter::Held) costs do not count. Where the
 /// limiter schedules nothing, it denies the request and returns the exact `retry_after`; the caller may then ask again.
 /// Of several such callers the first that asks again gets the capacity. Requests that wait in the
 /// [layer](crate::RateLimitLayer::max_wait) are in a queue, and start first come, first served.
@@ -105,8 +106,8 @@ impl<A, P> Limit<A, P> {
     /// Makes the limit a shadow: it decides and counts, and never denies a request.
     ///
     /// Use a shadow to try a limit on real traffic beside the enforced limits.
-    /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the
-    /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
+    /// Each decision lists its shadows, and [`Decision::shadow_denials`](crate::Decision::shadow_denials) those that
+    /// would have denied the request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
     /// that the shadow would have scheduled. Header fields do not mention shadows.
     #[must_use]
     pub fn shadow(mut self) -> Self {

@@ -10,27 +10,11 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
+use crate::random::Random;
 
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        usize::try_from(self.below(length as u64)).expect("an index")
-    }
-
-    fn quota(&mut self) -> Quota {
-        let periods = [3_000_000, 1_001_000, 7_000_000, 10_000_000, 60_000_000];
-        Quota::new(1 + self.below(7), Duration::from_micros(periods[self.index(periods.len())]))
-    }
+fn quota(random: &mut Random) -> Quota {
+    let periods = [3_000_000, 1_001_000, 7_000_000, 10_000_000, 60_000_000];
+    Quota::new(1 + random.below(7), Duration::from_micros(periods[random.index(periods.len())]))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,22 +45,22 @@ fn limits(random: &mut Random) -> Vec<DynLimit<Caller>> {
     let count = 2 + random.index(3);
     let limit = |index| match random.below(18) {
         0..=5 => limit(index, random, |random| {
-            let quota = random.quota();
+            let quota = quota(random);
             Gcra::new(quota).burst(1 + random.below(6))
         }),
-        6..=8 => limit(index, random, |random| TokenBucket::new(random.quota())),
+        6..=8 => limit(index, random, |random| TokenBucket::new(quota(random))),
         9..=12 => limit(index, random, |random| {
-            let quota = random.quota();
+            let quota = quota(random);
             LeakyQueue::new(quota).max_waiting(random.below(6))
         }),
-        13 => limit(index, random, |random| FixedWindow::new(random.quota())),
+        13 => limit(index, random, |random| FixedWindow::new(quota(random))),
         14 => limit(index, random, |random| {
-            let window = SlidingWindow::new(random.quota()).blocks([1, 2, 4, 5][random.index(4)]);
+            let window = SlidingWindow::new(quota(random)).blocks([1, 2, 4, 5][random.index(4)]);
             if random.below(2) == 0 { window.weighted() } else { window }
         }),
-        15 => limit(index, random, |random| SlidingLog::new(random.quota())),
+        15 => limit(index, random, |random| SlidingLog::new(quota(random))),
         16 => limit(index, random, |random| InFlight::new(1 + random.below(4))),
-        _ => limit(index, random, |random| Gcra::new(random.quota()).strict()),
+        _ => limit(index, random, |random| Gcra::new(quota(random)).strict()),
     };
     (0..count).map(limit).collect()
 }
@@ -182,7 +166,7 @@ fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
     }
 }
 
-const ROUNDS: u64 = 1_500;
+const ROUNDS: u64 = 600;
 const STEPS: usize = 100;
 
 #[test]
@@ -193,5 +177,5 @@ fn estimate_beside_holds() {
     }
     println!("{denials}");
     assert_eq!((denials.too_long, denials.too_short), (0, 0), "{denials}\n{:?}", denials.first);
-    assert!(denials.beside_holds > 10_000 && denials.estimates > 1_000, "the law applies to few denials: {denials}");
+    assert!(denials.beside_holds > 3_000 && denials.estimates > 1_000, "the law applies to few denials: {denials}");
 }

@@ -11,6 +11,7 @@ mod holds;
 mod in_flight;
 mod linearizability;
 mod races;
+mod random;
 mod scheduling;
 mod stale_clock;
 mod threads;
