@@ -5,6 +5,7 @@ mod into_limit;
 mod per_key;
 mod select;
 mod sub_key;
+mod transition;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,6 +15,7 @@ pub use self::into_limit::IntoLimit;
 pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, SubKeyOf, WholeKey};
+pub(crate) use self::transition::ReadMode;
 use crate::decision::{Name, first_invalid_name_char};
 use crate::error::Error;
 

@@ -80,7 +80,7 @@ where
     E: TableEntry<'a, CellOf<C>>,
 {
     let &AcquireContext { now, .. } = context;
-    let options = limit.options(context);
+    let options = limit.limit.options(context.options);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     if limit.is_ahead(state, now, algorithm) {
@@ -242,7 +242,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if limit.is_ahead(state, context.now, chosen.borrow()) {
             return None;
         }
-        let options = limit.options(context);
+        let options = limit.limit.options(context.options);
         if options.cost == 0 {
             return None;
         }

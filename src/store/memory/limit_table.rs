@@ -7,15 +7,12 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{
-    AcquireContext, Capacity, Change, HeldLimit, LimitRead, LimitStep, ReadMode, TransactionLimit,
-};
+use super::transaction_limit::{AcquireContext, Capacity, Change, HeldLimit, LimitRead, LimitStep, TransactionLimit};
 use super::usage::KeyId;
-use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, LimitReading, Verdict};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
@@ -172,42 +169,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         mode: ReadMode,
         read: &mut LimitRead,
     ) {
-        let (options, now) = (self.options(context), read.now);
-        let reading = &mut read.reading;
-        // A hold changes no state, so no later start can be scheduled.
-        reading.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
-        (reading.cost, reading.holds, reading.held) = (options.cost, options.hold, held);
-        (reading.shadow, reading.charged_for) = (self.limit.is_shadow(), None);
-        if held > 0 || options.hold {
-            Self::evaluate_with_held(algorithm, state, now, options, reading);
-        } else {
-            reading.verdict = algorithm.peek(state, now, options);
-        }
-        let is_delayed = reading.supports_scheduling && reading.verdict != Verdict::Allowed;
-        reading.immediate = if mode == ReadMode::Together && is_delayed {
-            algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
-        } else {
-            reading.verdict
-        };
-        reading.blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
-        if !reading.blocked.is_zero() {
-            let blocked = Verdict::Denied { retry_after: reading.blocked };
-            // No start is scheduled during the block. If a start after the block is early enough, the caller retries
-            // then.
-            reading.supports_scheduling &= !reading.verdict.is_allowed();
-            reading.verdict = reading.verdict.stricter_of(blocked);
-            reading.immediate = reading.immediate.stricter_of(blocked);
-        }
-        if held == 0 && (mode != ReadMode::IfDenied || !reading.verdict.is_allowed() || reading.cost == 0) {
-            reading.snapshot = algorithm.snapshot(state, now);
-        }
-    }
-
-    /// Returns the options of a decision for this limit.
-    #[inline]
-    pub(super) fn options<Key: ?Sized, S>(&self, context: &AcquireContext<'_, Key, S>) -> AcquireOptions {
-        let options = self.limit.cost().options(context.options);
-        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
+        let blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
+        let transition = self.limit.transition(algorithm, context.options);
+        transition.read(state, held, blocked, read.now, mode, &mut read.reading);
     }
 
     /// Ends the holds whose requests last longer than the maximum.
@@ -224,20 +188,6 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
-    }
-
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
-    #[cold]
-    fn evaluate_with_held(
-        algorithm: &C::Algorithm,
-        state: &StateOf<C>,
-        now: Timestamp,
-        options: AcquireOptions,
-        reading: &mut LimitReading,
-    ) {
-        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
-        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
     }
 }
 
@@ -304,44 +254,28 @@ where
     fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, delay: Duration, change: &mut Change) {
         let Some(slot) = change.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
-        let algorithm: &C::Algorithm = chosen.borrow();
-        let options = self.options(context);
+        let transition = self.limit.transition(chosen.borrow(), context.options);
         let held = read.reading.held;
-        // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
-        // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
-        // docs/performance.md.
-        let is_unchanged = read.reading.verdict == Verdict::Allowed && delay.is_zero() && held == 0;
-        let charge =
-            if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
         let mut state = self.table.state(slot);
-        let mut step = algorithm.decide(&state, read.now, charge);
-        if !matches!(step, Step::Allow { .. }) {
-            // The chooser returned another algorithm meanwhile.
-            step = algorithm.decide(&state, read.now, ChargeOptions::forced(options.cost, delay));
+        if let Some(next) = transition.charge(&state, &read.reading, read.now, delay) {
+            let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
+            change.snapshot = Some(self.table.store(slot, &mut state, next, snapshot));
         }
-        let Step::Allow { next, .. } = step else { return };
-        // The snapshot is that of the next request.
-        change.snapshot = Some(self.table.store(slot, &mut state, next, |state| {
-            if held == 0 {
-                algorithm.snapshot(state, context.now)
-            } else {
-                algorithm.peek_with_held(state, context.now, options, held).1
-            }
-        }));
     }
 
     fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, change: &mut Change) {
         let Some(slot) = change.slot else { return };
-        let options = self.options(context);
-        self.table.hold(&read.location, options.cost);
+        let cost = read.reading.cost;
+        self.table.hold(&read.location, cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
-        let held = read.reading.held.saturating_add(options.cost);
-        change.snapshot = Some(algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1);
+            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), cost));
+        let transition = self.limit.transition(algorithm, context.options);
+        let held = read.reading.held.saturating_add(cost);
+        change.snapshot = Some(transition.snapshot(&self.table.state(slot), held, read.now));
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {

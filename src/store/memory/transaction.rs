@@ -12,9 +12,10 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
-use super::transaction_limit::{Change, ReadMode, TransactionLimit};
+use super::transaction_limit::{Change, TransactionLimit};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
+use crate::limit::ReadMode;
 use crate::sync::Backoff;
 use crate::table::TableFull;
 

@@ -7,6 +7,7 @@ use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Name};
+use crate::limit::ReadMode;
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, TableFull, WhenFull};
 
@@ -122,18 +123,6 @@ impl<Key: ?Sized, S> Clone for AcquireContext<'_, Key, S> {
 }
 
 impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
-
-/// What a reading must contain besides the verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub enum ReadMode {
-    /// A snapshot if the limit denies. Otherwise the charge makes one.
-    IfDenied,
-    /// A snapshot in any case.
-    Snapshot,
-    /// A snapshot, and the verdict for a caller that accepts [no delay](LimitReading::immediate): for several limits.
-    Together,
-}
 
 /// One limit of a decision: what was read, and then what was changed. The [`Plan`](crate::decision::Plan) of all
 /// readings determines the changes.
