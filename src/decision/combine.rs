@@ -23,7 +23,7 @@ pub(crate) struct LimitReading {
     pub(crate) verdict: Verdict,
     /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`.
     pub(crate) immediate: Verdict,
-    /// The numbers before the decision.
+    /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
     pub(crate) snapshot: LazySnapshot,
     /// The time until the charged usage ends, if the reset of `snapshot` includes held costs.
     pub(crate) charged_for: Option<Duration>,
@@ -92,6 +92,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Creates the plan of limits of which all that are enforced allow the request now.
+    #[inline]
+    pub(crate) const fn allowed(limits: usize, schedules: bool, has_shadows: bool) -> Self {
+        Self { verdict: Verdict::Allowed, schedules, is_estimate: false, has_shadows, limits }
+    }
+
     /// Applies the rule to the readings of all limits.
     #[inline]
     pub(crate) fn new<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clone) -> Self {
@@ -105,19 +111,25 @@ impl Plan {
         readings: impl Iterator<Item = &'a LimitReading> + Clone,
         can_schedule: impl FnOnce() -> bool,
     ) -> Self {
-        // A request whose cost is held, also by a shadow, must start now.
-        let supports = |limit: &LimitReading| !limit.holds && (limit.shadow || limit.supports_scheduling);
-        let schedules = readings.clone().all(supports) && can_schedule();
-        let mut plan = Self { verdict: Verdict::Allowed, schedules, is_estimate: false, has_shadows: false, limits: 0 };
-        for reading in readings {
+        let mut plan = Self::allowed(0, true, false);
+        let mut all_allow = true;
+        for reading in readings.clone() {
             plan.limits += 1;
             plan.has_shadows |= reading.shadow;
+            // A request whose cost is held, also by a shadow, must start now.
+            plan.schedules &= !reading.holds && (reading.shadow || reading.supports_scheduling);
+            all_allow &= reading.verdict == Verdict::Allowed;
+        }
+        // A limit that allows the request now does so too for a caller that accepts no delay.
+        if all_allow {
+            return plan;
+        }
+        plan.schedules = plan.schedules && can_schedule();
+        for reading in enforced(readings) {
             let own = plan.verdict_of(reading);
-            if !reading.shadow && own != Verdict::Allowed {
-                plan.verdict = plan.verdict.stricter_of(own);
-                // When a hold ends is unknown, so a wait behind a held cost is an estimate.
-                plan.is_estimate |= reading.held > 0 && !own.is_allowed();
-            }
+            plan.verdict = plan.verdict.stricter_of(own);
+            // When a hold ends is unknown, so a wait behind a held cost is an estimate.
+            plan.is_estimate |= reading.held > 0 && !own.is_allowed();
         }
         plan
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{AcquireContext, Capacity, Change, HeldLimit, LimitRead, LimitStep, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, LimitStep, TransactionLimit};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
@@ -167,11 +167,10 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         held: u64,
         context: &AcquireContext<'_, Key, S>,
         mode: ReadMode,
-        read: &mut LimitRead,
+        LimitStep { read, reading, .. }: &mut LimitStep,
     ) {
         let blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
-        let transition = self.limit.transition(algorithm, context.options);
-        transition.read(state, held, blocked, read.now, mode, &mut read.reading);
+        self.limit.transition(algorithm, context.options).read(state, held, blocked, read.now, mode, reading);
     }
 
     /// Ends the holds whose requests last longer than the maximum.
@@ -199,22 +198,23 @@ where
     S: BuildHasher,
 {
     #[inline]
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep) {
         self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let mut state = CellOf::<C>::empty();
+        let read = &mut step.read;
         let reading = self.table.read(hash, &mut read.location, &mut state);
         read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
         read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
         match self.inherited_debt(&read.location, algorithm, read.now) {
-            None => self.evaluate(algorithm, &state, reading.held, context, mode, read),
+            None => self.evaluate(algorithm, &state, reading.held, context, mode, step),
             Some(state) if self.table.is_current(&read.location) => {
-                self.evaluate(algorithm, &state, reading.held, context, mode, read);
+                self.evaluate(algorithm, &state, reading.held, context, mode, step);
             }
-            Some(_) => self.read(context, mode, read),
+            Some(_) => self.read(context, mode, step),
         }
     }
 
@@ -251,31 +251,32 @@ where
     }
 
     #[inline]
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, delay: Duration, change: &mut Change) {
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration) {
+        let LimitStep { read, reading, change } = step;
         let Some(slot) = change.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
         let transition = self.limit.transition(chosen.borrow(), context.options);
-        let held = read.reading.held;
+        let held = reading.held;
         let mut state = self.table.state(slot);
-        if let Some(next) = transition.charge(&state, &read.reading, read.now, delay) {
+        if let Some(next) = transition.charge(&state, reading, read.now, delay) {
             let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
-            change.snapshot = Some(self.table.store(slot, &mut state, next, snapshot));
+            reading.snapshot = self.table.store(slot, &mut state, next, snapshot);
         }
     }
 
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, change: &mut Change) {
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep) {
+        let LimitStep { read, reading, change } = step;
         let Some(slot) = change.slot else { return };
-        let cost = read.reading.cost;
-        self.table.hold(&read.location, cost);
+        self.table.hold(&read.location, reading.cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), cost));
+            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), reading.cost));
         let transition = self.limit.transition(algorithm, context.options);
-        let held = read.reading.held.saturating_add(cost);
-        change.snapshot = Some(transition.snapshot(&self.table.state(slot), held, read.now));
+        let held = reading.held.saturating_add(reading.cost);
+        reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
@@ -283,9 +284,8 @@ where
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         let until_end = C::Algorithm::HELD_UNTIL_END;
         let is_fixed = !until_end && self.limit.cost().is_fixed();
-        let LimitStep { read, change } = step;
-        let (table, hash, held) = (self.table.id(), read.location.hash(), read.reading.cost);
-        HeldLimit { table, hash, algorithm, held, is_fixed, until_end, deadline: change.deadline }
+        let (table, hash, held) = (self.table.id(), step.read.location.hash(), step.reading.cost);
+        HeldLimit { table, hash, algorithm, held, is_fixed, until_end, deadline: step.change.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

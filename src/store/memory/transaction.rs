@@ -11,8 +11,8 @@ use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
-use super::transaction_limit::{Change, TransactionLimit};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
 use crate::limit::ReadMode;
@@ -66,8 +66,7 @@ fn held_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     plan: &Plan,
     context: &AcquireContext<'_, Key, S>,
 ) -> Vec<HeldLimit> {
-    let holding =
-        limits.iter().zip(steps).filter(|(_, step)| step.read.reading.holds && plan.counts(&step.read.reading));
+    let holding = limits.iter().zip(steps).filter(|(_, step)| step.reading.holds && plan.counts(&step.reading));
     let mut held = Vec::new();
     held.extend(holding.map(|(limit, step)| limit.held_limit(context, step)));
     held
@@ -94,7 +93,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let context = &context;
         if is_consistent(limits, steps) {
             let is_allowed = plan.verdict.is_allowed();
-            let mut charged = limits.iter().zip(&*steps).filter(|(_, step)| is_allowed && step.read.reading.cost > 0);
+            let mut charged = limits.iter().zip(&*steps).filter(|(_, step)| is_allowed && step.reading.cost > 0);
             let full = charged.find_map(|(limit, step)| limit.is_full_for(&step.read).err());
             return full
                 .map_or_else(|| decide(limits, steps, &plan, context), |full| table_full_decision(full, context.now));
@@ -105,7 +104,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
 
 #[inline]
 fn readings(steps: &[LimitStep]) -> impl Iterator<Item = &LimitReading> + Clone {
-    steps.iter().map(|step| &step.read.reading)
+    steps.iter().map(|step| &step.reading)
 }
 
 /// Reads all limits, and returns what they decide together.
@@ -136,11 +135,11 @@ fn read_after_block<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?
     let end = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
     let mut later = vec![LimitStep::EMPTY; limits.len()];
     for (limit, step) in limits.iter().zip(&mut later) {
-        limit.read(&end, ReadMode::Together, &mut step.read);
+        limit.read(&end, ReadMode::Together, step);
     }
     let plan = Plan::new(readings(&later));
     for (step, later) in steps.iter_mut().zip(later) {
-        step.read.reading = step.read.reading.after_block(blocked, &later.read.reading, &plan);
+        step.reading = step.reading.after_block(blocked, &later.reading, &plan);
         // The last reading is the one that is validated.
         step.read.location = later.read.location;
     }
@@ -163,8 +162,7 @@ fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Si
     const MAX_TRIES: u32 = 100;
     for _ in 0..MAX_TRIES {
         for (limit, step) in limits.iter().zip(&mut *steps) {
-            limit.read(context, mode, &mut step.read);
-            step.change = Change::NONE;
+            limit.read(context, mode, step);
         }
         let Some(max_reset) = steps.iter().filter_map(|step| step.read.ahead_by).min() else { return };
         let now = context.read_clock();
@@ -204,22 +202,27 @@ struct DecidedLimit<'a, Key: ?Sized, S, L: ?Sized> {
 impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for DecidedLimit<'_, Key, S, L> {
     #[inline]
     fn is_shadow(&self) -> bool {
-        self.step.read.reading.shadow
+        self.step.reading.shadow
     }
 
     #[inline]
     fn verdict(&self) -> Verdict {
-        self.plan.verdict_of(&self.step.read.reading)
+        self.plan.verdict_of(&self.step.reading)
     }
 
     #[inline]
     fn remaining(&self) -> u64 {
-        self.step.snapshot().compute().remaining
+        self.step.reading.snapshot.compute().remaining
     }
 
     #[inline]
     fn into_status(self) -> LimitStatus {
-        LimitStatus::from_verdict(self.limit.name().clone(), self.verdict(), *self.step.snapshot(), self.is_shadow())
+        LimitStatus::from_verdict(
+            self.limit.name().clone(),
+            self.verdict(),
+            self.step.reading.snapshot,
+            self.is_shadow(),
+        )
     }
 }
 
@@ -256,7 +259,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     #[inline]
     fn ensure_slots(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) -> Result<(), LimitFull> {
         for (index, (limit, step)) in self.limits.iter().zip(&mut *self.steps).enumerate() {
-            if plan.charge_of(&step.read.reading).is_some() {
+            if plan.charge_of(&step.reading).is_some() {
                 step.change.slot = step.read.location.slot().or_else(|| limit.ensure_slot(context, &step.read));
                 if step.change.slot.is_none() {
                     return Err(LimitFull { index });
@@ -270,10 +273,9 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     #[inline]
     fn charge(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) {
         for (limit, step) in self.limits.iter().zip(&mut *self.steps) {
-            let LimitStep { read, change } = step;
-            match plan.charge_of(&read.reading) {
-                Some(_) if read.reading.holds => limit.hold(context, read, change),
-                Some(delay) => limit.charge(context, read, delay, change),
+            match plan.charge_of(&step.reading) {
+                Some(_) if step.reading.holds => limit.hold(context, step),
+                Some(delay) => limit.charge(context, step, delay),
                 None => {}
             }
         }

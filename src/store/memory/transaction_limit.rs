@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Name};
+use crate::decision::{AcquireOptions, LimitReading, Name};
 use crate::limit::ReadMode;
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, TableFull, WhenFull};
@@ -29,7 +29,7 @@ impl Capacity {
 /// One limit of a transaction.
 pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Reads the state and decides.
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead);
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep);
     /// Returns whether nothing has changed since the reading.
     fn is_current(&self, read: &LimitRead) -> bool;
 
@@ -44,10 +44,10 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
     fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull>;
-    /// Under the lock: charges the key, in the slot of `change`, for a start after `delay`.
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, delay: Duration, change: &mut Change);
-    /// Under the lock: holds the cost on the key, in the slot of `change`.
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, change: &mut Change);
+    /// Under the lock: charges the key, for a start after `delay`.
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration);
+    /// Under the lock: holds the cost on the key.
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep);
     /// Returns what the settlement of the hold needs.
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit;
     /// Removes the key's state.
@@ -129,10 +129,12 @@ impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
 #[derive(Clone, Copy, Debug)]
 pub struct LimitStep {
     pub(super) read: LimitRead,
+    /// The limit's numbers: a charge replaces the snapshot by the one after it.
+    pub(super) reading: LimitReading,
     pub(super) change: Change,
 }
 
-/// The decision of one limit alone, and the location that it was read from.
+/// Where and when a limit was read.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRead {
     pub(super) location: Location,
@@ -141,39 +143,21 @@ pub struct LimitRead {
     /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has
     /// stepped back, or it was read too long ago.
     pub(super) ahead_by: Option<Duration>,
-    pub(super) reading: LimitReading,
 }
 
-/// What a decision has changed at one limit.
+/// What a decision changes at one limit.
 #[derive(Clone, Copy, Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub struct Change {
-    /// The key's slot, if the limit is charged.
+pub(super) struct Change {
+    /// The slot in which the key is charged.
     pub(super) slot: Option<SlotIndex>,
-    /// The snapshot after the change.
-    pub(super) snapshot: Option<LazySnapshot>,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
 
-impl Change {
-    pub(super) const NONE: Self = Self { slot: None, snapshot: None, deadline: None };
-}
-
 impl LimitStep {
     pub(super) const EMPTY: Self = Self {
-        read: LimitRead {
-            location: Location::EMPTY,
-            now: Timestamp::EPOCH,
-            ahead_by: None,
-            reading: LimitReading::EMPTY,
-        },
-        change: Change::NONE,
+        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: None },
+        reading: LimitReading::EMPTY,
+        change: Change { slot: None, deadline: None },
     };
-
-    /// Returns the numbers after the decision.
-    #[inline]
-    pub(super) fn snapshot(&self) -> &LazySnapshot {
-        self.change.snapshot.as_ref().unwrap_or(&self.read.reading.snapshot)
-    }
 }

@@ -7,7 +7,7 @@ use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{Slot, Taken};
 use crate::clock::Timestamp;
 use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, Plan, Verdict,
+    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Plan, Verdict,
 };
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
@@ -52,15 +52,14 @@ impl LeaseBook {
             give_back(shares);
             return None;
         }
-        let mut readings = [LimitReading::EMPTY; N];
-        let readings = first(&mut readings, parts.len());
-        for (reading, share) in readings.iter_mut().zip(shares.iter().flatten()) {
+        let mut supports_scheduling = true;
+        for share in shares.iter().flatten() {
             self.note(share);
-            *reading = share.reading(self.figures(share));
+            supports_scheduling &= share.limit.is_shadow || self.figures(share).supports_scheduling;
         }
-        let plan = Plan::new(readings.iter());
-        let statuses = shares.iter().flatten().zip(&*readings);
-        let statuses = statuses.map(|(share, reading)| share.status(self.figures(share), reading.verdict, at));
+        // Only a shadow can lack room here.
+        let plan = Plan::allowed(shares.len(), supports_scheduling, N > 1 && self.has_shadows);
+        let statuses = shares.iter().flatten().map(|share| share.status(self.figures(share), at));
         Some(plan.decide(Timestamp::from_micros(at), options, statuses).with_source(DecisionSource::Lease))
     }
 
@@ -126,28 +125,25 @@ impl Share<'_> {
     }
 
     #[inline]
-    fn reading(&self, figures: QuotaFigures) -> LimitReading {
-        let verdict = if self.taken.is_some() { Verdict::Allowed } else { self.denial(figures) };
-        let (supports_scheduling, shadow) = (figures.supports_scheduling, self.limit.is_shadow);
-        LimitReading { verdict, immediate: verdict, supports_scheduling, shadow, ..LimitReading::EMPTY }
-    }
-
-    #[inline]
-    fn status(&self, figures: QuotaFigures, verdict: Verdict, at: u64) -> LimitStatus {
-        let left = self.taken.map_or_else(|| self.slot.remaining(), |taken| u64::from(taken.left()));
+    fn status(&self, figures: QuotaFigures, at: u64) -> LimitStatus {
+        let (left, verdict) = match self.taken {
+            Some(taken) => (u64::from(taken.left()), Verdict::Allowed),
+            None => self.denial(figures),
+        };
         let (reported, idle_at) = self.slot.reported();
         let remaining = reported.saturating_add(left).min(figures.limit);
         let snapshot = LazySnapshot::new([figures.limit, figures.window, remaining, idle_at, at], snapshot);
         LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow)
     }
 
-    /// Returns the verdict of a shadow limit without room.
+    /// Returns the remainder, and the verdict of a shadow limit without room.
     #[cold]
-    fn denial(&self, figures: QuotaFigures) -> Verdict {
+    fn denial(&self, figures: QuotaFigures) -> (u64, Verdict) {
+        let left = self.slot.remaining();
         if self.cost > figures.limit {
-            return Verdict::ExceedsLimit;
+            return (left, Verdict::ExceedsLimit);
         }
-        Verdict::Denied { retry_after: figures.time_of(self.cost.saturating_sub(self.slot.remaining())) }
+        (left, Verdict::Denied { retry_after: figures.time_of(self.cost.saturating_sub(left)) })
     }
 }
 
