@@ -81,11 +81,14 @@ impl LimitReading {
 
 /// What several limits decide together. A limit's verdict counts unless the limit is a shadow.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub(crate) struct Plan {
     /// The verdict of all limits together.
     pub(crate) verdict: Verdict,
     /// The limits schedule a common start. If not, each decides as for a caller that accepts no delay.
     schedules: bool,
+    /// A limit holds its cost if it counts the request.
+    pub(crate) holds: bool,
     is_estimate: bool,
     has_shadows: bool,
     limits: usize,
@@ -95,7 +98,7 @@ impl Plan {
     /// Creates the plan of limits of which all that are enforced allow the request now.
     #[inline]
     pub(crate) const fn allowed(limits: usize, schedules: bool, has_shadows: bool) -> Self {
-        Self { verdict: Verdict::Allowed, schedules, is_estimate: false, has_shadows, limits }
+        Self { verdict: Verdict::Allowed, schedules, holds: false, is_estimate: false, has_shadows, limits }
     }
 
     /// Applies the rule to the readings of all limits.
@@ -116,10 +119,12 @@ impl Plan {
         for reading in readings.clone() {
             plan.limits += 1;
             plan.has_shadows |= reading.shadow;
-            // A request whose cost is held, also by a shadow, must start now.
-            plan.schedules &= !reading.holds && (reading.shadow || reading.supports_scheduling);
+            plan.holds |= reading.holds;
+            plan.schedules &= reading.shadow || reading.supports_scheduling;
             all_allow &= reading.verdict == Verdict::Allowed;
         }
+        // A request whose cost is held, also by a shadow, must start now.
+        plan.schedules &= !plan.holds;
         // A limit that allows the request now does so too for a caller that accepts no delay.
         if all_allow {
             return plan;
@@ -143,7 +148,7 @@ impl Plan {
         readings: impl Iterator<Item = &'a LimitReading> + Clone,
     ) -> Option<Duration> {
         let accepts_delay = !options.hold && options.max_delay.is_none_or(|max_delay| !max_delay.is_zero());
-        if self.limits < 2 || self.verdict.is_allowed() || !accepts_delay || readings.clone().any(|limit| limit.holds) {
+        if self.limits < 2 || self.holds || self.verdict.is_allowed() || !accepts_delay {
             return None;
         }
         enforced(readings).map(|reading| reading.blocked).max().filter(|blocked| !blocked.is_zero())

@@ -60,7 +60,8 @@ impl<A: Algorithm> Transition<'_, A> {
     /// Decides on a state, as if the costs that are `held` on the key were charged.
     ///
     /// The key is blocked for `blocked`, which is zero for most keys.
-    #[inline]
+    // Row "three limits, dynamic" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn read(
         &self,
         state: &A::State,
@@ -108,7 +109,8 @@ impl<A: Algorithm> Transition<'_, A> {
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.
-    #[inline]
+    // Row "three limits, dynamic" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn charge(
         &self,
         state: &A::State,

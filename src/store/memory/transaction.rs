@@ -29,12 +29,12 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
     context: &AcquireContext<'_, Key, S>,
 ) -> (Decision, Vec<HeldLimit>) {
     let (mut context, mut backoff) = (*context, Backoff::new());
-    loop {
+    let plan = loop {
         let plan = read_all(limits, steps, &mut context, ReadMode::IfDenied);
         let context = &context;
         if !readings(steps).any(|reading| plan.charge_of(reading).is_some()) {
             if is_consistent(limits, steps) {
-                break (decide(limits, steps, &plan, context), held_limits(limits, steps, &plan, context));
+                break plan;
             }
         } else {
             let charged = LockedLimits::lock(limits, steps).map(|mut locked| {
@@ -43,23 +43,23 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
                 Ok(())
             });
             match charged {
-                Some(Ok(())) => {
-                    break (decide(limits, steps, &plan, context), held_limits(limits, steps, &plan, context));
-                }
+                Some(Ok(())) => break plan,
                 Some(Err(LimitFull { index })) => {
                     if let Err(full) = limits[index].make_space(context, &steps[index].read) {
-                        break (table_full_decision(full, context.now), Vec::new());
+                        return (table_full_decision(full, context.now), Vec::new());
                     }
                 }
                 None => {}
             }
         }
         backoff.wait();
-    }
+    };
+    let held = if plan.holds { held_limits(limits, steps, &plan, &context) } else { Vec::new() };
+    (decide(limits, steps, &plan, &context), held)
 }
 
 /// Returns the limits on which the cost is held.
-#[inline]
+#[cold]
 fn held_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
     steps: &[LimitStep],
@@ -67,9 +67,7 @@ fn held_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     context: &AcquireContext<'_, Key, S>,
 ) -> Vec<HeldLimit> {
     let holding = limits.iter().zip(steps).filter(|(_, step)| step.reading.holds && plan.counts(&step.reading));
-    let mut held = Vec::new();
-    held.extend(holding.map(|(limit, step)| limit.held_limit(context, step)));
-    held
+    holding.map(|(limit, step)| limit.held_limit(context, step)).collect()
 }
 
 /// Denies a key for which the table has no slot.
