@@ -33,8 +33,8 @@ pub(crate) struct LimitReading {
     pub(crate) holds: bool,
     /// The costs that are held on the key.
     pub(crate) held: u64,
-    /// The time until the key's block ends, zero if it is not blocked.
-    pub(crate) blocked: Duration,
+    /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
+    pub(crate) blocked: u64,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
 }
@@ -48,7 +48,7 @@ impl LimitReading {
         cost: 0,
         holds: false,
         held: 0,
-        blocked: Duration::ZERO,
+        blocked: 0,
         supports_scheduling: false,
         shadow: false,
     };
@@ -72,8 +72,8 @@ impl LimitReading {
             _ if self.shadow => self.verdict,
             Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
             Verdict::ExceedsLimit => Verdict::ExceedsLimit,
-            _ if self.blocked.is_zero() => Verdict::Allowed,
-            _ => Verdict::Denied { retry_after: self.blocked },
+            _ if self.blocked == 0 => Verdict::Allowed,
+            _ => Verdict::Denied { retry_after: Duration::from_micros(self.blocked) },
         };
         Self { verdict, immediate: verdict, supports_scheduling: false, ..*self }
     }
@@ -151,7 +151,8 @@ impl Plan {
         if self.limits < 2 || self.holds || self.verdict.is_allowed() || !accepts_delay {
             return None;
         }
-        enforced(readings).map(|reading| reading.blocked).max().filter(|blocked| !blocked.is_zero())
+        let blocked = enforced(readings).map(|reading| reading.blocked).max().unwrap_or_default();
+        (blocked > 0).then(|| Duration::from_micros(blocked))
     }
 
     /// Returns the verdict of one of the limits.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{AlgorithmSelector, Limit};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Verdict};
 
 /// What a reading must contain besides the verdict.
@@ -75,9 +75,9 @@ impl<A: Algorithm> Transition<'_, A> {
         // A hold changes no state, so no later start can be scheduled.
         reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold;
         (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
-        (reading.held, reading.blocked, reading.charged_for) = (held, blocked, None);
+        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
         if held > 0 || options.hold {
-            self.read_with_held(state, now, reading);
+            Self::read_with_held(algorithm, state, now, options, reading);
         } else {
             reading.verdict = algorithm.peek(state, now, options);
         }
@@ -102,10 +102,16 @@ impl<A: Algorithm> Transition<'_, A> {
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
     #[cold]
-    fn read_with_held(&self, state: &A::State, now: Timestamp, reading: &mut LimitReading) {
-        let options = if self.options.hold { self.options.max_delay(Duration::ZERO) } else { self.options };
-        (reading.verdict, reading.snapshot) = self.algorithm.peek_with_held(state, now, options, reading.held);
-        reading.charged_for = Some(self.algorithm.snapshot(state, now).compute().reset);
+    fn read_with_held(
+        algorithm: &A,
+        state: &A::State,
+        now: Timestamp,
+        options: AcquireOptions,
+        reading: &mut LimitReading,
+    ) {
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
+        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
+        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.

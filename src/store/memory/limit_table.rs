@@ -208,7 +208,8 @@ where
         let reading = self.table.read(hash, &mut read.location, &mut state);
         read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
-        read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
+        let is_ahead = is_ahead_of_clock(idle_at, context.now, algorithm);
+        read.ahead_by = if is_ahead { micros_floor(algorithm.max_reset()).max(1) } else { 0 };
         match self.inherited_debt(&read.location, algorithm, read.now) {
             None => self.evaluate(algorithm, &state, reading.held, context, mode, step),
             Some(state) if self.table.is_current(&read.location) => {

@@ -175,7 +175,7 @@ fn with_limit_refs<Key: ?Sized, S, T>(
     }
     let mut steps: [LimitStep; INLINE_LIMITS];
     let mut few_steps: [LimitStep; INLINE_LIMITS / 2];
-    // A step is some 300 bytes: row "three limits, dynamic" of docs/performance.md.
+    // A step is 256 bytes: row "three limits, dynamic" of docs/performance.md.
     let steps: &mut [LimitStep] = if count <= INLINE_LIMITS / 2 {
         few_steps = [LimitStep::EMPTY; INLINE_LIMITS / 2];
         &mut few_steps

@@ -162,9 +162,11 @@ fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Si
         for (limit, step) in limits.iter().zip(&mut *steps) {
             limit.read(context, mode, step);
         }
-        let Some(max_reset) = steps.iter().filter_map(|step| step.read.ahead_by).min() else { return };
+        let Some(max_reset) = steps.iter().map(|step| step.read.ahead_by).filter(|ahead_by| *ahead_by > 0).min() else {
+            return;
+        };
         let now = context.read_clock();
-        if now.saturating_since(context.now) <= max_reset {
+        if now.saturating_since(context.now) <= Duration::from_micros(max_reset) {
             return;
         }
         context.now = now;

@@ -126,6 +126,8 @@ impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
 
 /// One limit of a decision: what was read, and then what was changed. The [`Plan`](crate::decision::Plan) of all
 /// readings determines the changes.
+///
+/// At most 256 bytes, because copies of more bytes take longer: row "three limits, dynamic" of docs/performance.md.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitStep {
     pub(super) read: LimitRead,
@@ -140,9 +142,9 @@ pub struct LimitRead {
     pub(super) location: Location,
     /// The time of the decision: the clock's, or for an absent key the horizon if that is later.
     pub(super) now: Timestamp,
-    /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has
-    /// stepped back, or it was read too long ago.
-    pub(super) ahead_by: Option<Duration>,
+    /// The algorithm's maximum reset in microseconds, if the state is further ahead of the clock than that, otherwise
+    /// zero. Either the clock has stepped back, or it was read too long ago.
+    pub(super) ahead_by: u64,
 }
 
 /// What a decision changes at one limit.
@@ -156,8 +158,11 @@ pub(super) struct Change {
 
 impl LimitStep {
     pub(super) const EMPTY: Self = Self {
-        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: None },
+        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: 0 },
         reading: LimitReading::EMPTY,
         change: Change { slot: None, deadline: None },
     };
 }
+
+// See `LimitStep`.
+const _: () = assert!(size_of::<LimitStep>() <= 256);
