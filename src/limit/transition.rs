@@ -60,7 +60,8 @@ impl<A: Algorithm> Transition<'_, A> {
     /// Decides on a state, as if the costs that are `held` on the key were charged.
     ///
     /// The key is blocked for `blocked`, which is zero for most keys.
-    // Row "three limits, dynamic" of docs/performance.md.
+    // Without inlining of this function and `charge`, 3662 instructions instead of 3405: row "three limits, dynamic" of
+    // docs/performance.md.
     #[inline(always)]
     pub(crate) fn read(
         &self,
@@ -115,7 +116,7 @@ impl<A: Algorithm> Transition<'_, A> {
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.
-    // Row "three limits, dynamic" of docs/performance.md.
+    // See `read`.
     #[inline(always)]
     pub(crate) fn charge(
         &self,
