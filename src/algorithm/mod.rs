@@ -284,8 +284,9 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// Returns whether [`decide`](Self::decide) may allow a request after a delay.
     ///
-    /// Several limits schedule a later start only if each of them can, and none of them is idle before that start (by
-    /// its [`reset`](crate::LimitSnapshot::reset)). A charge for the later start is then the same as a charge now.
+    /// Several limits schedule a later start only if each of them can, and none of them is idle before the start that the
+    /// others demand (by the [`reset`](crate::LimitSnapshot::reset) of its state, without held costs). A charge for the
+    /// later start is then the same as a charge now.
     fn supports_scheduling(&self) -> bool {
         false
     }

@@ -1,6 +1,7 @@
 //! The options of an acquire call, and its result: the decision.
 
 mod cold_drop;
+mod combine;
 mod options;
 mod snapshot;
 mod status;
@@ -10,6 +11,7 @@ use std::fmt;
 use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
+pub(crate) use self::combine::{DecisionPart, LimitReading, Plan};
 pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
@@ -44,7 +46,8 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 ///
 /// With several limits, [`verdict`](Self::verdict) is that of all limits together.
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
-/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so.
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
+/// restrictive limit and all shadows.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
     verdict: PackedVerdict,
@@ -89,34 +92,6 @@ impl Decision {
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
-        }
-    }
-
-    /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
-    #[must_use]
-    pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
-        let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
-        decision.source = DecisionSource::Store;
-        for status in &limits {
-            decision.merge(status.clone());
-        }
-        decision.all_limits = ColdDrop::new(Box::new(limits));
-        decision
-    }
-
-    /// Creates a decision of a store's limits, which it lists only with `list_all`.
-    pub(crate) fn combine(
-        decided_at: Timestamp,
-        list_all: bool,
-        mut limits: impl Iterator<Item = LimitStatus>,
-    ) -> Self {
-        match if list_all { None } else { limits.next() } {
-            None => Self::from_limits(decided_at, limits.collect()),
-            Some(first) => {
-                let mut decision = Self::from_limit(decided_at, first);
-                limits.for_each(|status| decision.merge(status));
-                decision
-            }
         }
     }
 
@@ -223,17 +198,6 @@ impl Decision {
         Self { all_limits: ColdDrop::EMPTY, ..self.clone() }
     }
 
-    /// Adds one limit to the verdict, unless the limit is a shadow.
-    pub(crate) fn merge(&mut self, status: LimitStatus) {
-        if status.shadow {
-            return;
-        }
-        self.verdict = PackedVerdict::pack(self.verdict().stricter_of(status.verdict()));
-        if self.most_restrictive.as_ref().is_none_or(|current| is_stricter(&status, current)) {
-            self.most_restrictive = Some(status);
-        }
-    }
-
     /// Returns whether the request is allowed, now or after [`delay`](Self::delay).
     #[must_use]
     #[inline]
@@ -311,7 +275,7 @@ impl Decision {
     }
 
     /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
-    /// limit.
+    /// limit and all shadows.
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {
@@ -335,21 +299,6 @@ impl Decision {
     #[must_use]
     pub fn reset(&self) -> Option<Duration> {
         self.most_restrictive().map(LimitStatus::reset)
-    }
-}
-
-/// Returns whether `new` is more restrictive: it has the longer wait, or the same wait and less remaining.
-fn is_stricter(new: &LimitStatus, old: &LimitStatus) -> bool {
-    let wait = |status: &LimitStatus| match status.verdict() {
-        Verdict::Allowed => (0, Duration::ZERO),
-        Verdict::AllowedAfter(delay) => (1, delay),
-        Verdict::Denied { retry_after } => (2, retry_after),
-        Verdict::ExceedsLimit => (3, Duration::ZERO),
-    };
-    match wait(new).cmp(&wait(old)) {
-        std::cmp::Ordering::Greater => true,
-        std::cmp::Ordering::Less => false,
-        std::cmp::Ordering::Equal => new.remaining() < old.remaining(),
     }
 }
 

@@ -79,16 +79,6 @@ impl AcquireOptions {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Returns whether the decision of several limits lists all: if `detail` says so, or if one limit is a shadow.
-    pub(crate) fn lists_all(self, shadows: bool, denied: impl FnOnce() -> bool) -> bool {
-        shadows
-            || match self.detail {
-                Detail::MostRestrictive => false,
-                Detail::AllIfDenied => denied(),
-                Detail::All => true,
-            }
-    }
-
     /// Sets how many of the limits the decision lists.
     #[must_use]
     pub const fn detail(mut self, detail: Detail) -> Self {
@@ -116,10 +106,11 @@ impl From<u64> for AcquireOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Detail {
-    /// The most restrictive limit only.
+    /// The most restrictive limit, and every [shadow](crate::Limit::shadow) limit.
     #[default]
     MostRestrictive,
-    /// Every limit if the decision denies, to name all limits that deny; otherwise the most restrictive one.
+    /// Every limit if the decision denies, to name all limits that deny; otherwise as
+    /// [`MostRestrictive`](Self::MostRestrictive).
     AllIfDenied,
     /// Every limit.
     All,

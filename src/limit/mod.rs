@@ -5,6 +5,7 @@ mod into_limit;
 mod per_key;
 mod select;
 mod sub_key;
+mod transition;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,6 +15,7 @@ pub use self::into_limit::IntoLimit;
 pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, SubKeyOf, WholeKey};
+pub(crate) use self::transition::ReadMode;
 use crate::decision::{Name, first_invalid_name_char};
 use crate::error::Error;
 
@@ -27,9 +29,10 @@ use crate::error::Error;
 /// If the caller accepts a delay, the limiter schedules a later start only under two conditions:
 ///
 /// - every limit (shadows apart) supports scheduling, and
-/// - every limit is in use at least until that start.
+/// - every limit is in use at least until the start that the other limits demand.
 ///
-/// A limit without usage until then would reserve capacity for the whole delay that other requests could use. Where the
+/// A limit without usage until then would reserve capacity for the whole delay that other requests could use. A limit
+/// is in use as long as the usage that it has charged lasts; [held](crate::limiter::Held) costs do not count. Where the
 /// limiter schedules nothing, it denies the request and returns the exact `retry_after`; the caller may then ask again.
 /// Of several such callers the first that asks again gets the capacity. Requests that wait in the
 /// [layer](crate::RateLimitLayer::max_wait) are in a queue, and start first come, first served.
@@ -124,8 +127,8 @@ impl<A, P> Limit<A, P> {
     /// Makes the limit a shadow: it decides and counts, and never denies a request.
     ///
     /// Use a shadow to try a limit on real traffic beside the enforced limits.
-    /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the
-    /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
+    /// Each decision lists its shadows, and [`Decision::shadow_denials`](crate::Decision::shadow_denials) those that
+    /// would have denied the request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
     /// that the shadow would have scheduled. Header fields do not mention shadows.
     ///
     /// If you enforce the limit later, it applies with the usage that the shadow counted: a key that the shadow would

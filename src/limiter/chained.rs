@@ -9,7 +9,7 @@ use pin_project::pin_project;
 use super::future::{Acquisition, LimiterFuture, both_ok};
 use super::held::{Held, ReleaseOnDrop};
 use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
-use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
+use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
@@ -41,8 +41,8 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 ///
 /// # Decisions
 ///
-/// For requests one after the other, the decisions are those of one limiter with all limits. A request is allowed if
-/// both limiters allow it. A denial charges nothing, and its wait is exact for both: after a denial by one limiter, the
+/// For requests one after the other, the decisions are those of one limiter with all limits, which they list as that
+/// limiter does, also in nested `Chained`s. A request is allowed if both limiters allow it. A denial charges nothing, and its wait is exact for both: after a denial by one limiter, the
 /// other is [peeked](Limiter::peek) at. If that peek fails, the wait is that of the limiter that denied. If a limiter
 /// returns an error, neither is charged, and the error is returned.
 ///
@@ -166,7 +166,7 @@ impl<A, B> Chained<A, B> {
     where
         B: Limiter<Key>,
     {
-        let second = self.second.peek(key, options);
+        let second = self.second.peek(key, peek_options(options));
         second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
     }
 
@@ -182,7 +182,7 @@ impl<A, B> Chained<A, B> {
         A: Limiter<Key>,
     {
         let released = release(held);
-        let joined = released.join(self.first.peek(key, options));
+        let joined = released.join(self.first.peek(key, peek_options(options)));
         joined.map_result(move |joined| Ok(merge_decisions(options, joined?.1.ok(), Some(denied)).into()))
     }
 
@@ -226,28 +226,17 @@ fn release(held: Option<Held>) -> LimiterFuture<()> {
 /// Merges the decisions of both limiters. A limiter whose peek failed has none.
 fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Option<Decision>) -> Decision {
     let parts: Vec<Decision> = first.into_iter().chain(second).collect();
-    let verdict = parts.iter().map(Decision::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
-    let decided_at = parts.iter().map(Decision::decided_at).max().unwrap_or_default();
-    let limits = || parts.iter().flat_map(|part| part.limits().iter().cloned());
-    let is_denied = || !verdict.is_allowed();
-    let mut decision = if options.lists_all(limits().any(|limit| limit.is_shadow()), is_denied) {
-        Decision::combine(decided_at, true, limits())
-    } else {
-        Decision::combine(decided_at, false, parts.iter().filter_map(|part| part.most_restrictive().cloned()))
-    };
-    if decision.verdict() != verdict {
-        // The verdict is that of a policy, which has no limit.
-        decision = Decision::by_policy(decided_at, verdict);
+    Decision::merge(options, &parts)
+}
+
+/// Returns the options of a peek whose decision is merged with that of another limiter.
+///
+/// Whether all limits are listed depends on both decisions, so the peek lists all of its limits.
+fn peek_options(options: AcquireOptions) -> AcquireOptions {
+    match options.detail {
+        Detail::MostRestrictive => options,
+        _ => options.detail(Detail::All),
     }
-    // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
-    let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
-    let source = deciding.map(Decision::source).find(|source| *source != DecisionSource::Store);
-    let denials = || parts.iter().filter(|part| !part.is_allowed());
-    let is_denied_by_leases = denials().count() > 0 && denials().all(Decision::is_denied_by_leases);
-    decision
-        .with_source(source.unwrap_or_default())
-        .with_estimate(denials().any(Decision::is_estimate))
-        .with_denied_by_leases(is_denied_by_leases)
 }
 
 impl<Key, A, B> Limiter<Key> for Chained<A, B>
@@ -272,7 +261,8 @@ where
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let options = options.max_delay(Duration::ZERO);
-        let joined = self.first.peek(key, options).join(self.second.peek(key, options));
+        let of_part = peek_options(options);
+        let joined = self.first.peek(key, of_part).join(self.second.peek(key, of_part));
         joined.map_result(move |joined| {
             let (first, second) = joined?;
             Ok(merge_decisions(options, Some(first?), Some(second?)))

@@ -24,6 +24,10 @@ use crate::error::Error;
 /// and the numbers of a cached denial change with time as those of the limiter would. A request with a higher cost
 /// receives the wait of the cached denial, and reaches the limiter after that.
 ///
+/// There is one exception: a request that accepts a delay, under several limits. A charge of another key with the same
+/// shared limit, or of a settled hold, can make a delayed start [possible](crate::Limit#waiting-for-several-limits)
+/// before the cached denial expires. The cached wait still suffices.
+///
 /// A cost that exceeds the limit has no `retry_after`: the cache keeps that denial for
 /// [`EXCEEDS_LIMIT_TTL`](Self::EXCEEDS_LIMIT_TTL). [`peek`](Limiter::peek) uses and fills the cache too. The cache
 /// keeps no denial by a policy or a fallback, and no denial whose wait is an [estimate](Decision::is_estimate).

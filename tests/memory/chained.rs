@@ -18,9 +18,12 @@ use tower_ratelimit::limiter::{
     Acquisition, AdminOperation, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, DynLimit, Error, FixedWindow, Gcra,
+    LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket,
+    Verdict,
 };
+
+use crate::random::Random;
 
 /// (user, team).
 type Key = (u64, u64);
@@ -146,20 +149,6 @@ async fn settle_in_background() {
 
 async fn remaining_of(limiter: &impl Limiter<Key>, key: Key) -> u64 {
     limiter.peek(&key, AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure")
-}
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }
 
 /// The content of a decision except its scheduling support, which chained limiters lack.
@@ -588,7 +577,7 @@ async fn decision_lists_the_limits_that_the_options_ask_for() {
             }
         }
     }
-    // If any limit is a shadow, all are listed.
+    // Shadows are always listed.
     let trial = Limit::new("trial", FixedWindow::new(Quota::per_hour(9))).shadow();
     let trial = Memory::builder(trial).clock(clock.clone()).build().expect("a limit");
     let limiter = Chained::new(of_user(1, &clock), trial);
@@ -597,6 +586,58 @@ async fn decision_lists_the_limits_that_the_options_ask_for() {
         let names: Vec<_> = decision.limits().iter().map(|limit| limit.name().to_owned()).collect();
         assert_eq!(names, ["user", "trial"]);
     }
+}
+
+/// Requires that nested chains list what one limiter with all of the limits lists: all, or the most restrictive one and
+/// the shadows.
+#[tokio::test]
+async fn nested_chain_lists_what_one_limiter_lists() {
+    let (mut all, mut some) = (0, 0);
+    for seed in 0..200 {
+        let (clock, mut random) = (ManualClock::new(), Random(seed));
+        let specs: Vec<_> = (0..4).map(|_| (1 + random.below(5), random.below(3) == 0, random.below(3) == 0)).collect();
+        let limit = |index: usize| -> DynLimit<Key> {
+            let (quota, is_shadow, by_team) = specs[index];
+            let limit = Limit::new(format!("limit {index}"), FixedWindow::new(Quota::new(quota, HOUR)));
+            let limit = limit.keyed_by(move |&(user, team): &Key| if by_team { team } else { user });
+            DynLimit::new(if is_shadow { limit.shadow() } else { limit })
+        };
+        let memory = |limits: std::ops::Range<usize>| {
+            let limits: Vec<_> = limits.map(limit).collect();
+            Arc::new(Memory::builder(limits).clock(clock.clone()).build().expect("limits"))
+        };
+        let whole = memory(0..4);
+        let parts = match seed % 4 {
+            0 => BoxLimiter::new(Chained::new(memory(0..2), memory(2..4))),
+            1 => BoxLimiter::new(Chained::new(memory(0..1), memory(1..3)).and(memory(3..4))),
+            2 => BoxLimiter::new(Chained::new(memory(0..1), Chained::new(memory(1..2), memory(2..4)))),
+            _ => BoxLimiter::new(Chained::new(memory(0..2), memory(2..3)).and(memory(3..4))),
+        };
+        for _ in 0..30 {
+            let key = (random.below(2), random.below(2));
+            let options = AcquireOptions::cost(1 + random.below(2) * random.below(2)).max_delay(Duration::ZERO);
+            let options = options.detail([Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][random.index(3)]);
+            let (from_whole, from_parts) = if random.below(4) == 0 {
+                (
+                    whole.peek(&key, options).await.expect("an answer"),
+                    parts.peek(&key, options).await.expect("an answer"),
+                )
+            } else {
+                (acquire(&whole, key, options).await.decision, acquire(&parts, key, options).await.decision)
+            };
+            settle_in_background().await;
+            assert_eq!(content(&from_whole), content(&from_parts), "{seed} {specs:?} {key:?} {options:?}");
+            let lists_all = match options.detail {
+                Detail::AllIfDenied => !from_whole.is_allowed(),
+                detail => detail == Detail::All,
+            };
+            let shadows = specs.iter().filter(|(_, is_shadow, _)| *is_shadow).count();
+            let expected = if lists_all { 4 } else { (shadows + 1).min(4) };
+            assert_eq!(from_parts.limits().len(), expected, "{seed} {specs:?} {key:?} {options:?}: {from_parts:?}");
+            *(if lists_all { &mut all } else { &mut some }) += 1;
+        }
+    }
+    assert!(all > 1_000 && some > 1_000, "{all} list all, {some} do not");
 }
 
 /// A limiter that allows and records what is settled.

@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, Chained, DeniedCache, Limiter, LimiterFuture, Outcome};
-use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, ManualClock,
-    Memory, Quota, SlidingLog, SlidingWindow, per_key,
+use tower_ratelimit::limiter::{
+    Acquisition, AdminOperation, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome,
 };
+use tower_ratelimit::{
+    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
+};
+
+use crate::random::Random;
 
 /// A limiter that counts its calls.
 struct Counted<L> {
@@ -521,4 +525,74 @@ exact! {
     a_sliding_window_is_exact: SlidingWindow::new(QUOTA).blocks(4);
     a_weighted_window_is_exact: SlidingWindow::new(QUOTA).blocks(4).weighted();
     a_log_is_exact: SlidingLog::new(QUOTA);
+}
+
+/// What the limiter inside would answer where the cache answers.
+#[derive(Debug, Default, PartialEq)]
+struct CachedDenials {
+    denied: u64,
+    /// A charge of another key has made a delayed start possible.
+    scheduled: u64,
+    allowed: u64,
+}
+
+/// Runs random requests of `keys` keys with a limit of their own and one for all, and holds that are settled.
+fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDenials {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("key", Gcra::new(Quota::new(1, Duration::from_secs(3))).burst(1 + seed % 3)),
+        Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ()),
+    );
+    let inside = Arc::new(Memory::builder(limits).clock(clock.clone()).build().expect("limits"));
+    let limiter = DeniedCache::with_clock(Arc::clone(&inside), 64, clock.clone());
+    let (mut random, mut answers, mut guards) = (Random(seed), CachedDenials::default(), Vec::new());
+    tokio_test::block_on(async {
+        for _ in 0..400 {
+            let key = random.below(keys);
+            let max_delay = if accepts_delay { random.below(4_000_000) } else { 0 };
+            let options = AcquireOptions::default().max_delay(Duration::from_micros(max_delay / 1_000_000 * 1_000_000));
+            match random.below(8) {
+                0 | 1 => clock.advance(Duration::from_millis(random.below(900))),
+                2 if !guards.is_empty() => {
+                    let held: Held = guards.swap_remove(0);
+                    let actual = random.below(2);
+                    held.settle(actual).await.expect("done");
+                }
+                // The hold is that of another caller, which the cache does not see.
+                3 if keys > 1 => guards.extend(acquire(&inside, key, options.hold()).await.held),
+                _ => {
+                    let without_cache = inside.peek(&key, options).await.expect("an answer");
+                    let decision = acquire(&limiter, key, options).await.decision;
+                    match without_cache.verdict() {
+                        _ if decision.source() != DecisionSource::Cache => {}
+                        Verdict::Denied { .. } | Verdict::ExceedsLimit => answers.denied += 1,
+                        Verdict::AllowedAfter(_) => answers.scheduled += 1,
+                        Verdict::Allowed => answers.allowed += 1,
+                    }
+                }
+            }
+        }
+    });
+    answers
+}
+
+/// While the cache answers, the limiter would deny. The exception is a request that accepts a delay under several
+/// limits: a charge of another key or a settled hold can make a delayed start possible.
+#[test]
+fn cached_denial_of_several_limits_hides_delayed_starts_only() {
+    let (mut alone, mut at_once, mut delayed) = <(CachedDenials, CachedDenials, CachedDenials)>::default();
+    for seed in 0..60 {
+        for (sum, keys, accepts_delay) in [(&mut alone, 1, true), (&mut at_once, 3, false), (&mut delayed, 3, true)] {
+            let CachedDenials { denied, scheduled, allowed } = answers_of_the_cache(seed, keys, accepts_delay);
+            sum.denied += denied;
+            sum.scheduled += scheduled;
+            sum.allowed += allowed;
+        }
+    }
+    let counts = format!("alone {alone:?}, at once {at_once:?}, delayed {delayed:?}");
+    println!("{counts}");
+    for exact in [alone, at_once] {
+        assert!(exact.denied > 1_000 && (exact.scheduled, exact.allowed) == (0, 0), "{counts}");
+    }
+    assert!(delayed.denied > 1_000 && delayed.scheduled > 0 && delayed.allowed == 0, "{counts}");
 }

@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 
 use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
-use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
+use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
@@ -80,7 +80,7 @@ where
     E: TableEntry<'a, CellOf<C>>,
 {
     let &AcquireContext { now, .. } = context;
-    let options = limit.options(context);
+    let options = limit.limit.options(context.options);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     if limit.is_ahead(state, now, algorithm) {
@@ -173,7 +173,7 @@ where
             Err(next) => error = next,
         }
     }
-    transaction::acquire(&[limit], &mut [LimitRead::EMPTY], &context)
+    transaction::acquire(&[limit], &mut [LimitStep::EMPTY], &context)
 }
 
 /// Decides one request on an absent key.
@@ -242,7 +242,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if limit.is_ahead(state, context.now, chosen.borrow()) {
             return None;
         }
-        let options = limit.options(context);
+        let options = limit.limit.options(context.options);
         if options.cost == 0 {
             return None;
         }

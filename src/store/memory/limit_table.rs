@@ -7,13 +7,12 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, ReadMode, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, LimitStep, TransactionLimit};
 use super::usage::KeyId;
-use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Verdict};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
@@ -165,46 +164,13 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         &self,
         algorithm: &C::Algorithm,
         state: &StateOf<C>,
-        hash: u64,
+        held: u64,
         context: &AcquireContext<'_, Key, S>,
         mode: ReadMode,
-        read: &mut LimitRead,
+        LimitStep { read, reading, .. }: &mut LimitStep,
     ) {
-        let options = self.options(context);
-        // A hold changes no state, so no later start can be scheduled.
-        read.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
-        (read.cost, read.holds) = (options.cost, options.hold);
-        if read.held > 0 || options.hold {
-            Self::evaluate_with_held(algorithm, state, options, read);
-        } else {
-            read.verdict = algorithm.peek(state, read.now, options);
-        }
-        if mode == ReadMode::Together {
-            read.immediate = if read.supports_scheduling && read.verdict != Verdict::Allowed {
-                algorithm.peek_with_held(state, read.now, options.max_delay(Duration::ZERO), read.held).0
-            } else {
-                read.verdict
-            };
-        }
-        read.blocked = self.blocks.remaining(hash, context.now).unwrap_or_default();
-        if !read.blocked.is_zero() {
-            let blocked = Verdict::Denied { retry_after: read.blocked };
-            // No start is scheduled during the block. If a start after the block is early enough, the caller retries
-            // then.
-            read.supports_scheduling &= !read.verdict.is_allowed();
-            read.verdict = read.verdict.stricter_of(blocked);
-            read.immediate = read.immediate.stricter_of(blocked);
-        }
-        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed() || read.cost == 0) {
-            read.snapshot = algorithm.snapshot(state, read.now);
-        }
-    }
-
-    /// Returns the options of a decision for this limit.
-    #[inline]
-    pub(super) fn options<Key: ?Sized, S>(&self, context: &AcquireContext<'_, Key, S>) -> AcquireOptions {
-        let options = self.limit.cost().options(context.options);
-        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
+        let blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
+        self.limit.transition(algorithm, context.options).read(state, held, blocked, read.now, mode, reading);
     }
 
     /// Ends the holds whose requests last longer than the maximum.
@@ -222,13 +188,6 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
     }
-
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
-    #[cold]
-    fn evaluate_with_held(algorithm: &C::Algorithm, state: &StateOf<C>, options: AcquireOptions, read: &mut LimitRead) {
-        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        (read.verdict, read.snapshot) = algorithm.peek_with_held(state, read.now, options, read.held);
-    }
 }
 
 impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for LimitTable<C, P>
@@ -239,24 +198,24 @@ where
     S: BuildHasher,
 {
     #[inline]
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep) {
         self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let mut state = CellOf::<C>::empty();
+        let read = &mut step.read;
         let reading = self.table.read(hash, &mut read.location, &mut state);
         read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
-        read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
-        read.shadow = self.limit.is_shadow();
-        read.held = reading.held;
+        let is_ahead = is_ahead_of_clock(idle_at, context.now, algorithm);
+        read.ahead_by = if is_ahead { micros_floor(algorithm.max_reset()).max(1) } else { 0 };
         match self.inherited_debt(&read.location, algorithm, read.now) {
-            None => self.evaluate(algorithm, &state, hash, context, mode, read),
+            None => self.evaluate(algorithm, &state, reading.held, context, mode, step),
             Some(state) if self.table.is_current(&read.location) => {
-                self.evaluate(algorithm, &state, hash, context, mode, read);
+                self.evaluate(algorithm, &state, reading.held, context, mode, step);
             }
-            Some(_) => self.read(context, mode, read),
+            Some(_) => self.read(context, mode, step),
         }
     }
 
@@ -293,55 +252,41 @@ where
     }
 
     #[inline]
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead, delay: Duration) {
-        let Some(slot) = read.slot else { return };
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration) {
+        let LimitStep { read, reading, change } = step;
+        let Some(slot) = change.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
-        let algorithm: &C::Algorithm = chosen.borrow();
-        let options = self.options(context);
-        // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
-        // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
-        // docs/performance.md.
-        let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
-        let charge =
-            if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
+        let transition = self.limit.transition(chosen.borrow(), context.options);
+        let held = reading.held;
         let mut state = self.table.state(slot);
-        let mut step = algorithm.decide(&state, read.now, charge);
-        if !matches!(step, Step::Allow { .. }) {
-            // The chooser returned another algorithm meanwhile.
-            step = algorithm.decide(&state, read.now, ChargeOptions::forced(options.cost, delay));
+        if let Some(next) = transition.charge(&state, reading, read.now, delay) {
+            let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
+            reading.snapshot = self.table.store(slot, &mut state, next, snapshot);
         }
-        let Step::Allow { next, .. } = step else { return };
-        // The snapshot is that of the next request.
-        read.snapshot = self.table.store(slot, &mut state, next, |state| {
-            if read.held == 0 {
-                algorithm.snapshot(state, context.now)
-            } else {
-                algorithm.peek_with_held(state, context.now, options, read.held).1
-            }
-        });
     }
 
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead) {
-        let Some(slot) = read.slot else { return };
-        let options = self.options(context);
-        self.table.hold(&read.location, options.cost);
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep) {
+        let LimitStep { read, reading, change } = step;
+        let Some(slot) = change.slot else { return };
+        self.table.hold(&read.location, reading.cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        read.deadline = algorithm
+        change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
-        let held = read.held.saturating_add(options.cost);
-        read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1;
+            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), reading.cost));
+        let transition = self.limit.transition(algorithm, context.options);
+        let held = reading.held.saturating_add(reading.cost);
+        reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
     }
 
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
+    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         let until_end = C::Algorithm::HELD_UNTIL_END;
         let is_fixed = !until_end && self.limit.cost().is_fixed();
-        let (table, hash) = (self.table.id(), read.location.hash());
-        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end, deadline: read.deadline }
+        let (table, hash, held) = (self.table.id(), step.read.location.hash(), step.reading.cost);
+        HeldLimit { table, hash, algorithm, held, is_fixed, until_end, deadline: step.change.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

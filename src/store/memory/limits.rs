@@ -3,7 +3,7 @@ use std::hash::{BuildHasher, Hash};
 use super::decide::{self, Prepared};
 use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::algorithm::{Algorithm, AtomicState};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
@@ -83,7 +83,7 @@ where
     }
 
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-        transaction::peek(&[tables], &mut [LimitRead::EMPTY], &context)
+        transaction::peek(&[tables], &mut [LimitStep::EMPTY], &context)
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -147,12 +147,12 @@ macro_rules! tuple {
                 _error: LookupError,
             ) -> (Decision, Vec<HeldLimit>) {
                 let limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                transaction::acquire(&limits, &mut [LimitRead::EMPTY; $count], &context)
+                transaction::acquire(&limits, &mut [LimitStep::EMPTY; $count], &context)
             }
 
             fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
                 let tables: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                transaction::peek(&tables, &mut [LimitRead::EMPTY; $count], &context)
+                transaction::peek(&tables, &mut [LimitStep::EMPTY; $count], &context)
             }
 
             fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {

@@ -27,3 +27,5 @@ pub use self::usage::{KeyId, TopKey, Usage};
 
 #[cfg(all(test, loom))]
 mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod map_store_tests;

@@ -11,7 +11,7 @@ use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::MemoryLimits;
 use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf, check_unique_names};
@@ -142,11 +142,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         context: AcquireContext<'_, Key, S>,
         _error: LookupError,
     ) -> (Decision, Vec<HeldLimit>) {
-        with_limit_refs(&tables.now.load(), |limits, reads| transaction::acquire(limits, reads, &context))
+        with_limit_refs(&tables.now.load(), |limits, steps| transaction::acquire(limits, steps, &context))
     }
 
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-        with_limit_refs(&tables.now.load(), |tables, reads| transaction::peek(tables, reads, &context))
+        with_limit_refs(&tables.now.load(), |tables, steps| transaction::peek(tables, steps, &context))
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -157,31 +157,31 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 /// The maximum number of dynamic limits that a decision reads without an allocation.
 const INLINE_LIMITS: usize = 8;
 
-/// Runs `f` with references to the limits, and with one empty reading for each.
+/// Runs `f` with references to the limits, and with one empty step for each.
 #[inline]
 fn with_limit_refs<Key: ?Sized, S, T>(
     tables: &[DynLimitTable<Key, S>],
-    f: impl FnOnce(&[&dyn TransactionLimit<Key, S>], &mut [LimitRead]) -> T,
+    f: impl FnOnce(&[&dyn TransactionLimit<Key, S>], &mut [LimitStep]) -> T,
 ) -> T {
     let count = tables.len();
     let Some(first) = tables.first() else { return f(&[], &mut []) };
     if count > INLINE_LIMITS {
         let limits: Vec<&dyn TransactionLimit<Key, S>> = tables.iter().map(|table| &**table).collect();
-        return f(&limits, &mut vec![LimitRead::EMPTY; count]);
+        return f(&limits, &mut vec![LimitStep::EMPTY; count]);
     }
     let mut limits: [&dyn TransactionLimit<Key, S>; INLINE_LIMITS] = [&**first; INLINE_LIMITS];
     for (limit, table) in limits.iter_mut().zip(tables) {
         *limit = &**table;
     }
-    let mut reads: [LimitRead; INLINE_LIMITS];
-    let mut few_reads: [LimitRead; INLINE_LIMITS / 2];
-    // A reading is some 200 bytes: row "three limits, dynamic" of docs/performance.md.
-    let reads: &mut [LimitRead] = if count <= INLINE_LIMITS / 2 {
-        few_reads = [LimitRead::EMPTY; INLINE_LIMITS / 2];
-        &mut few_reads
+    let mut steps: [LimitStep; INLINE_LIMITS];
+    let mut few_steps: [LimitStep; INLINE_LIMITS / 2];
+    // A step is 256 bytes: row "three limits, dynamic" of docs/performance.md.
+    let steps: &mut [LimitStep] = if count <= INLINE_LIMITS / 2 {
+        few_steps = [LimitStep::EMPTY; INLINE_LIMITS / 2];
+        &mut few_steps
     } else {
-        reads = [LimitRead::EMPTY; INLINE_LIMITS];
-        &mut reads
+        steps = [LimitStep::EMPTY; INLINE_LIMITS];
+        &mut steps
     };
-    f(&limits[..count], &mut reads[..count])
+    f(&limits[..count], &mut steps[..count])
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
+use crate::decision::{AcquireOptions, LimitReading, Name};
+use crate::limit::ReadMode;
 use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, TableFull, WhenFull};
 
@@ -28,7 +29,7 @@ impl Capacity {
 /// One limit of a transaction.
 pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Reads the state and decides.
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead);
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep);
     /// Returns whether nothing has changed since the reading.
     fn is_current(&self, read: &LimitRead) -> bool;
 
@@ -43,12 +44,12 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
     fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull>;
-    /// Under the lock: charges the key, and stores the snapshot after it in `read`.
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead, delay: Duration);
-    /// Under the lock: holds the cost on the key, and stores the snapshot after it in `read`.
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead);
+    /// Under the lock: charges the key, for a start after `delay`.
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration);
+    /// Under the lock: holds the cost on the key.
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep);
     /// Returns what the settlement of the hold needs.
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit;
+    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit;
     /// Removes the key's state.
     fn reset(&self, context: &AcquireContext<'_, Key, S>);
     /// Makes the key's state the one after a charge of `used` on a never-seen key.
@@ -123,73 +124,45 @@ impl<Key: ?Sized, S> Clone for AcquireContext<'_, Key, S> {
 
 impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
 
-/// What a reading must contain besides the verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub enum ReadMode {
-    /// A snapshot if the limit denies. Otherwise the charge makes one.
-    IfDenied,
-    /// A snapshot in any case.
-    Snapshot,
-    /// A snapshot, and the verdict for a caller that accepts [no delay](LimitRead::immediate): for several limits.
-    Together,
+/// One limit of a decision: what was read, and then what was changed. The [`Plan`](crate::decision::Plan) of all
+/// readings determines the changes.
+///
+/// At most 256 bytes, because copies of more bytes take longer: row "three limits, dynamic" of docs/performance.md.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitStep {
+    pub(super) read: LimitRead,
+    /// The limit's numbers: a charge replaces the snapshot by the one after it.
+    pub(super) reading: LimitReading,
+    pub(super) change: Change,
 }
 
-/// The decision of one limit alone, and the location that it was read from.
+/// Where and when a limit was read.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRead {
     pub(super) location: Location,
     /// The time of the decision: the clock's, or for an absent key the horizon if that is later.
     pub(super) now: Timestamp,
-    /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has
-    /// stepped back, or it was read too long ago.
-    pub(super) ahead_by: Option<Duration>,
-    pub(super) verdict: Verdict,
-    /// The verdict for a caller that accepts no delay, in [`ReadMode::Together`].
-    pub(super) immediate: Verdict,
-    pub(super) snapshot: LazySnapshot,
-    /// The cost on this limit.
-    pub(super) cost: u64,
-    /// The cost is held, not charged.
-    pub(super) holds: bool,
-    /// The amount held on the key.
-    pub(super) held: u64,
-    /// The time until the key's block ends, zero if it is not blocked.
-    pub(super) blocked: Duration,
-    pub(super) supports_scheduling: bool,
-    pub(super) shadow: bool,
+    /// The algorithm's maximum reset in microseconds, if the state is further ahead of the clock than that, otherwise
+    /// zero. Either the clock has stepped back, or it was read too long ago.
+    pub(super) ahead_by: u64,
+}
+
+/// What a decision changes at one limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    /// The slot in which the key is charged.
     pub(super) slot: Option<SlotIndex>,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
 
-impl LimitRead {
+impl LimitStep {
     pub(super) const EMPTY: Self = Self {
-        location: Location::EMPTY,
-        now: Timestamp::EPOCH,
-        ahead_by: None,
-        verdict: Verdict::ExceedsLimit,
-        immediate: Verdict::ExceedsLimit,
-        snapshot: LazySnapshot::EMPTY,
-        cost: 0,
-        holds: false,
-        held: 0,
-        blocked: Duration::ZERO,
-        supports_scheduling: false,
-        shadow: false,
-        slot: None,
-        deadline: None,
+        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: 0 },
+        reading: LimitReading::EMPTY,
+        change: Change { slot: None, deadline: None },
     };
-
-    /// Returns whether the limit counts the request if it is allowed.
-    #[inline]
-    pub(super) fn counts(&self) -> bool {
-        !self.shadow || self.verdict.is_allowed()
-    }
-
-    /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
-    #[inline]
-    pub(super) fn will_charge(&self) -> bool {
-        self.cost > 0 && self.counts()
-    }
 }
+
+// See `LimitStep`.
+const _: () = assert!(size_of::<LimitStep>() <= 256);

@@ -66,15 +66,24 @@ impl Combined {
 
     pub(crate) fn peek(&self, now: u64, options: AcquireOptions) -> Expected {
         let limits = self.with_held(now);
-        // A later start is scheduled by all limits or by none, and only if the usage of all lasts until then.
+        // A later start is scheduled by all limits or by none, and only if the charged usage of each lasts until the
+        // start that the other limits demand.
         let immediate = limits.iter().zip(self.costs(options)).map(|(limit, cost)| limit.verdict(now, cost, 0));
-        let delay_of_start = match immediate.max_by_key(strictness) {
-            Some(Verdict::Denied { retry_after }) => retry_after,
-            _ => Duration::ZERO,
+        let immediate: Vec<_> = immediate.collect();
+        let exceeds = immediate.contains(&Verdict::ExceedsLimit);
+        let start_of_others = |index: usize| {
+            let others = immediate.iter().enumerate().filter(|(other, _)| *other != index);
+            let waits = others.map(|(_, verdict)| match *verdict {
+                Verdict::Denied { retry_after } => retry_after,
+                _ => Duration::ZERO,
+            });
+            waits.max().unwrap_or_default()
         };
-        let schedules = |limit: &dyn Model| limit.supports_scheduling() && limit.snapshot(now).reset >= delay_of_start;
+        let lasts = |index: usize| exceeds || self.limits[index].snapshot(now).reset >= start_of_others(index);
         // A hold cannot start later.
-        let all_schedule = !options.hold && limits.iter().all(|limit| schedules(&**limit));
+        let all_schedule = !options.hold
+            && self.limits.iter().all(|limit| limit.supports_scheduling())
+            && (0..limits.len()).all(lasts);
         let max_delay = options.max_delay.filter(|_| all_schedule).map_or(0, micros);
         let statuses: Vec<_> = limits
             .iter()

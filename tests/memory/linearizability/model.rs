@@ -141,7 +141,7 @@ impl Model {
 
     /// Returns each limit's verdict and whether the transaction supports scheduling.
     ///
-    /// A transaction is scheduled only if every limit supports scheduling and stays in use until the common start.
+    /// A transaction is scheduled only if every limit supports scheduling and stays in use until the other limits start.
     /// Otherwise each limit decides without delay.
     fn verdicts(&self, entries: &[Entry], now: Timestamp, options: AcquireOptions) -> (Vec<Verdict>, bool) {
         let verdicts_for = |options: AcquireOptions| -> Vec<Verdict> {
@@ -154,15 +154,19 @@ impl Model {
             return (verdicts_for(options), can_schedule);
         }
         let immediate = verdicts_for(options.max_delay(Duration::ZERO));
-        let in_use_until = |start| {
-            let mut figures = self.rules.iter().zip(entries).map(|(rule, entry)| rule.algorithm.figures(entry, now));
-            figures.all(|figures| figures.reset >= start)
+        let waits = immediate.iter().map(|verdict| match *verdict {
+            Verdict::Denied { retry_after } => retry_after,
+            _ => Duration::ZERO,
+        });
+        let waits: Vec<Duration> = waits.collect();
+        let is_in_use_until_others_start = |limit: usize| {
+            let others = waits.iter().enumerate().filter(|(other, _)| *other != limit).map(|(_, wait)| *wait);
+            // A held cost is no usage that a charge adds to.
+            let charged = self.rules[limit].algorithm.figures(&entries[limit].clone().with_held(0), now);
+            charged.reset >= others.max().unwrap_or_default()
         };
-        let schedule = can_schedule
-            && match immediate.iter().copied().fold(Verdict::Allowed, both) {
-                Verdict::Denied { retry_after: start } => in_use_until(start),
-                _ => true,
-            };
+        let exceeds = immediate.contains(&Verdict::ExceedsLimit);
+        let schedule = can_schedule && (exceeds || (0..self.rules.len()).all(is_in_use_until_others_start));
         if schedule { (verdicts_for(options), true) } else { (immediate, false) }
     }
 

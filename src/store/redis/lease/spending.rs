@@ -7,7 +7,7 @@ use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{Slot, Taken};
 use crate::clock::Timestamp;
 use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Plan, Verdict,
 };
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
@@ -53,15 +53,14 @@ impl LeaseBook {
             return None;
         }
         let mut supports_scheduling = true;
-        for share in &*shares {
-            let Some(share) = share else { continue };
+        for share in shares.iter().flatten() {
             self.note(share);
             supports_scheduling &= share.limit.is_shadow || self.figures(share).supports_scheduling;
         }
-        let list_all = N > 1 && (self.has_shadows || shares.len() > 1 && options.detail == Detail::All);
+        // Only a shadow can lack room here.
+        let plan = Plan::allowed(shares.len(), supports_scheduling, N > 1 && self.has_shadows);
         let statuses = shares.iter().flatten().map(|share| share.status(self.figures(share), at));
-        let decision = Decision::combine(Timestamp::from_micros(at), list_all, statuses);
-        Some(decision.with_scheduling(supports_scheduling).with_source(DecisionSource::Lease))
+        Some(plan.decide(Timestamp::from_micros(at), options, statuses).with_source(DecisionSource::Lease))
     }
 
     /// Returns whether the limiter has one limit, which is not a shadow.

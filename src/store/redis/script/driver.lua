@@ -37,19 +37,18 @@ local function peek(kernel, index, s, at, max_delay, p)
 end
 
 -- Returns each limit's own verdict at a time; with several limits, also its verdict if no delay is acceptable; and
--- whether the limits can schedule a common start. They can if each limit supports scheduling, and its usage lasts at
--- least until the latest start of any limit. A limit with less usage has free capacity before that start; a charge as
--- of the start would waste it.
+-- whether the limits can schedule a common start. They can if each limit supports scheduling, and its charged usage
+-- lasts at least until the latest start of any other limit. A limit with less usage has free capacity before that start;
+-- a charge as of the start would waste it. Held costs do not count: they are no part of the state that is charged.
 local function evaluate(template, operation, at, max_delay, with_blocks)
-  local verdicts, immediates, charged = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
-  local can_schedule, longest_wait, denied = template.op ~= HOLD, 0, false
+  local verdicts, immediates = { nil, nil, nil, nil }, { nil, nil, nil, nil }
+  local can_schedule, longest_wait, second_wait, exceeds = template.op ~= HOLD, 0, 0, false
   for l = 1, limits do
     local p, index, kernel = template[l], operation[l + 1], kernels[l]
     local s, block = states[index], with_blocks and blocks[index] or 0
     if holds[index] then
       s = held_costs.charged(index, at, p)
     end
-    charged[l] = s
     local own = peek(kernel, index, s, at, max_delay, p)
     local immediate, supports_scheduling = own, kernel.supports_scheduling
     if limits > 1 and supports_scheduling and own ~= 0 then
@@ -65,16 +64,18 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
     if not p.is_shadow then
       can_schedule = can_schedule and supports_scheduling
       if immediate > longest_wait then
-        longest_wait = immediate
+        longest_wait, second_wait = immediate, longest_wait
+      elseif immediate > second_wait then
+        second_wait = immediate
       elseif immediate == -1 then
-        denied = true
+        exceeds = true
       end
     end
   end
-  if limits > 1 and can_schedule and longest_wait > 0 and not denied then
+  if limits > 1 and can_schedule and longest_wait > 0 and not exceeds then
     for l = 1, limits do
-      local p = template[l]
-      if not p.is_shadow and kernels[l].owed_for(charged[l], at, p) < longest_wait then
+      local p, wait_of_others = template[l], immediates[l] == longest_wait and second_wait or longest_wait
+      if not p.is_shadow and kernels[l].owed_for(states[operation[l + 1]], at, p) < wait_of_others then
         can_schedule = false
       end
     end

@@ -6,7 +6,7 @@ use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
+use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, Verdict};
 use crate::error::Error;
 
 /// The script's reply to one decision: a value for each limit.
@@ -122,46 +122,45 @@ impl ScriptVerdict {
         replay: &mut Replay<'_>,
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
-        let verdicts: Vec<Verdict> = self.values.iter().map(|&value| parse_verdict(value)).collect();
-        let enforced = || limits.iter().zip(&verdicts).filter(|(limit, _)| !limit.shadow);
-        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.stricter_of(*own));
-        let delay_of = |verdict| if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
+        let mut readings = Vec::with_capacity(limits.len());
+        for (index, (limit, &value)) in limits.iter().zip(&self.values).enumerate() {
+            let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
+            // The script returns the verdicts by which the limits decide together.
+            let (verdict, own) = (parse_verdict(value), limit.options(options));
+            readings.push(LimitReading {
+                verdict,
+                immediate: verdict,
+                cost: own.cost,
+                holds: own.hold,
+                held: replay.state(index).held,
+                supports_scheduling: algorithm.supports_scheduling() && !options.hold,
+                shadow: limit.shadow,
+                ..LimitReading::EMPTY
+            });
+        }
+        let plan = Plan::with_schedule(readings.iter(), || !self.cannot_schedule);
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
         let mut held_costs = Vec::with_capacity(limits.len());
-        // A hold starts now.
-        let mut supports_scheduling =
-            !self.cannot_schedule && !options.hold && limits.iter().all(|limit| !limit.held_until_end);
-        let mut is_estimate = false;
-        for (index, (limit, own)) in limits.iter().zip(&verdicts).enumerate() {
+        for (index, (limit, reading)) in limits.iter().zip(&readings).enumerate() {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             let state = replay.state(index);
-            // When a hold ends is unknown, so a wait behind a held cost is an estimate.
-            is_estimate |= state.held > 0 && !limit.shadow && !own.is_allowed();
-            let is_charged = charges && verdict.is_allowed() && (!limit.shadow || own.is_allowed());
             let options = limit.options(options);
-            let held = (options.hold && is_charged).then_some(options.cost);
+            let held = (options.hold && charges && plan.counts(reading)).then_some(options.cost);
             state.held = state.held.saturating_add(held.unwrap_or(0));
             held_costs.push(held);
             let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
-                // A shadow counts the request at the start that it would have scheduled.
-                let delay = delay_of(if limit.shadow { *own } else { verdict });
-                let charged_after = (is_charged && !options.hold && options.cost > 0).then_some(delay);
+                let charged_after = plan.charge_of(reading).filter(|_| charges && !options.hold);
                 let held = state.held;
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            supports_scheduling &= limit.shadow || algorithm.supports_scheduling();
-            let status = LimitStatus::from_verdict(limit.name.clone(), *own, snapshot, limit.shadow);
+            let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
             statuses.push(status.with_block(self.blocked >> index & 1 != 0));
         }
-        let has_shadow = limits.iter().any(|limit| limit.shadow);
-        let is_denied = || verdicts.iter().any(|own| !own.is_allowed());
-        let list_all = if limits.len() > 1 { options.lists_all(has_shadow, is_denied) } else { has_shadow };
-        let decision = Decision::combine(now, list_all, statuses.into_iter()).with_scheduling(supports_scheduling);
-        let decision = decision.with_estimate(is_estimate).with_denied_by_leases(self.is_denied_by_leases);
-        Ok((decision, held_costs))
+        let decision = plan.decide(now, options, statuses.into_iter());
+        Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))
     }
 }
 

@@ -1,0 +1,376 @@
+//! The rule that combines the limits of one request into one decision.
+//!
+//! A store reads each limit alone ([`LimitReading`]). [`Plan`] says what all limits decide together, and what each of
+//! them is charged. After the charges, [`Plan::decide`] builds the decision. A store whose limits have another rule, such
+//! as a chain of limiters, merges whole decisions: [`Decision::merge`].
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use super::cold_drop::ColdDrop;
+use super::options::{AcquireOptions, Detail};
+use super::snapshot::LazySnapshot;
+use super::status::LimitStatus;
+use super::verdict::{PackedVerdict, Verdict};
+use super::{Decision, DecisionSource};
+use crate::clock::Timestamp;
+
+/// The decision of one limit alone, and what the other limits need to know of it.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
+pub(crate) struct LimitReading {
+    /// The verdict with the delay that the caller accepts.
+    pub(crate) verdict: Verdict,
+    /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`.
+    pub(crate) immediate: Verdict,
+    /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
+    pub(crate) snapshot: LazySnapshot,
+    /// The time until the charged usage ends, if the reset of `snapshot` includes held costs.
+    pub(crate) charged_for: Option<Duration>,
+    /// The cost on this limit.
+    pub(crate) cost: u64,
+    /// The cost is held, not charged.
+    pub(crate) holds: bool,
+    /// The costs that are held on the key.
+    pub(crate) held: u64,
+    /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
+    pub(crate) blocked: u64,
+    pub(crate) supports_scheduling: bool,
+    pub(crate) shadow: bool,
+}
+
+impl LimitReading {
+    pub(crate) const EMPTY: Self = Self {
+        verdict: Verdict::ExceedsLimit,
+        immediate: Verdict::ExceedsLimit,
+        snapshot: LazySnapshot::EMPTY,
+        charged_for: None,
+        cost: 0,
+        holds: false,
+        held: 0,
+        blocked: 0,
+        supports_scheduling: false,
+        shadow: false,
+    };
+
+    /// Returns the wait of a caller that accepts no delay.
+    fn wait(&self) -> Duration {
+        if let Verdict::Denied { retry_after } = self.immediate { retry_after } else { Duration::ZERO }
+    }
+
+    fn charged_for(&self) -> Duration {
+        self.charged_for.unwrap_or_else(|| self.snapshot.compute().reset)
+    }
+
+    /// Returns the reading of a limit of a decision that is blocked for so long, for a caller that accepts a delay.
+    ///
+    /// Until then nothing is allowed, and from then on starts can be scheduled again. So the wait that a limit returns
+    /// now for a caller that accepts no delay can be too long. `later` is the reading as of the end of the block, and
+    /// `plan` the plan of these readings.
+    pub(crate) fn after_block(&self, blocked: Duration, later: &Self, plan: &Plan) -> Self {
+        let verdict = match plan.verdict_of(later) {
+            _ if self.shadow => self.verdict,
+            Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
+            Verdict::ExceedsLimit => Verdict::ExceedsLimit,
+            _ if self.blocked == 0 => Verdict::Allowed,
+            _ => Verdict::Denied { retry_after: Duration::from_micros(self.blocked) },
+        };
+        Self { verdict, immediate: verdict, supports_scheduling: false, ..*self }
+    }
+}
+
+/// What several limits decide together. A limit's verdict counts unless the limit is a shadow.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
+pub(crate) struct Plan {
+    /// The verdict of all limits together.
+    pub(crate) verdict: Verdict,
+    /// The limits schedule a common start. If not, each decides as for a caller that accepts no delay.
+    schedules: bool,
+    /// A limit holds its cost if it counts the request.
+    pub(crate) holds: bool,
+    is_estimate: bool,
+    has_shadows: bool,
+    limits: usize,
+}
+
+impl Plan {
+    /// Creates the plan of limits of which all that are enforced allow the request now.
+    #[inline]
+    pub(crate) const fn allowed(limits: usize, schedules: bool, has_shadows: bool) -> Self {
+        Self { verdict: Verdict::Allowed, schedules, holds: false, is_estimate: false, has_shadows, limits }
+    }
+
+    /// Applies the rule to the readings of all limits.
+    #[inline]
+    pub(crate) fn new<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clone) -> Self {
+        Self::with_schedule(readings.clone(), || lasts_until_start(readings))
+    }
+
+    /// Applies the rule to the readings of all limits. `can_schedule` says whether all of them can schedule a common
+    /// start, if each supports scheduling.
+    #[inline]
+    pub(crate) fn with_schedule<'a>(
+        readings: impl Iterator<Item = &'a LimitReading> + Clone,
+        can_schedule: impl FnOnce() -> bool,
+    ) -> Self {
+        let mut plan = Self::allowed(0, true, false);
+        let mut all_allow = true;
+        for reading in readings.clone() {
+            plan.limits += 1;
+            plan.has_shadows |= reading.shadow;
+            plan.holds |= reading.holds;
+            plan.schedules &= reading.shadow || reading.supports_scheduling;
+            all_allow &= reading.verdict == Verdict::Allowed;
+        }
+        // A request whose cost is held, also by a shadow, must start now.
+        plan.schedules &= !plan.holds;
+        // A limit that allows the request now does so too for a caller that accepts no delay.
+        if all_allow {
+            return plan;
+        }
+        plan.schedules = plan.schedules && can_schedule();
+        for reading in enforced(readings) {
+            let own = plan.verdict_of(reading);
+            plan.verdict = plan.verdict.stricter_of(own);
+            // When a hold ends is unknown, so a wait behind a held cost is an estimate.
+            plan.is_estimate |= reading.held > 0 && !own.is_allowed();
+        }
+        plan
+    }
+
+    /// Returns after what time the limits must be read again, because a block ends then.
+    ///
+    /// The caller accepts a delay, so each limit decides [as of the end of the block](LimitReading::after_block).
+    pub(crate) fn block_to_await<'a>(
+        &self,
+        options: AcquireOptions,
+        readings: impl Iterator<Item = &'a LimitReading> + Clone,
+    ) -> Option<Duration> {
+        let accepts_delay = !options.hold && options.max_delay.is_none_or(|max_delay| !max_delay.is_zero());
+        if self.limits < 2 || self.holds || self.verdict.is_allowed() || !accepts_delay {
+            return None;
+        }
+        let blocked = enforced(readings).map(|reading| reading.blocked).max().unwrap_or_default();
+        (blocked > 0).then(|| Duration::from_micros(blocked))
+    }
+
+    /// Returns the verdict of one of the limits.
+    #[inline]
+    pub(crate) fn verdict_of(&self, reading: &LimitReading) -> Verdict {
+        if self.schedules { reading.verdict } else { reading.immediate }
+    }
+
+    /// Returns whether one of the limits counts the request if all allow it.
+    #[inline]
+    pub(crate) fn counts(&self, reading: &LimitReading) -> bool {
+        self.verdict.is_allowed() && (!reading.shadow || self.verdict_of(reading).is_allowed())
+    }
+
+    /// Returns the delay after which the request is charged to one of the limits, or its cost is held there.
+    #[inline]
+    pub(crate) fn charge_of(&self, reading: &LimitReading) -> Option<Duration> {
+        if reading.cost == 0 || !self.counts(reading) {
+            return None;
+        }
+        // A shadow counts the request at the start that it would have scheduled.
+        match if reading.shadow { self.verdict_of(reading) } else { self.verdict } {
+            Verdict::AllowedAfter(delay) => Some(delay),
+            _ => Some(Duration::ZERO),
+        }
+    }
+
+    /// Builds the decision. The parts are in the order of the limits, with their numbers after the charges.
+    #[inline]
+    pub(crate) fn decide<P: DecisionPart>(
+        &self,
+        decided_at: Timestamp,
+        options: AcquireOptions,
+        mut parts: impl Iterator<Item = P>,
+    ) -> Decision {
+        let lists_all = self.limits > 1 && options.lists_all(self.verdict);
+        let (most_restrictive, all_limits) = if lists_all || self.has_shadows {
+            list(parts.map(P::into_status).collect(), lists_all)
+        } else {
+            let strictest = if self.limits == 1 { parts.next() } else { most_restrictive(parts) };
+            (strictest.map(P::into_status), ColdDrop::EMPTY)
+        };
+        Decision {
+            verdict: PackedVerdict::pack(self.verdict),
+            source: DecisionSource::Store,
+            supports_scheduling: self.schedules,
+            is_estimate: self.is_estimate,
+            is_denied_by_leases: false,
+            decided_at,
+            most_restrictive,
+            all_limits,
+        }
+    }
+}
+
+fn enforced<'a>(
+    readings: impl Iterator<Item = &'a LimitReading> + Clone,
+) -> impl Iterator<Item = &'a LimitReading> + Clone {
+    readings.filter(|reading| !reading.shadow)
+}
+
+/// Returns whether the usage that each limit has charged lasts until the start that the other limits demand.
+///
+/// A limit that is idle before would have capacity until then, and a charge at the start would take that capacity from
+/// every other request. Held costs do not count: they are no part of the state that is charged, and do not drain. Resets
+/// and waits come nearer at the same pace. So the result stays the same until a limit is charged, and the wait of a
+/// denial is exact whether the limits schedule or not.
+#[inline]
+fn lasts_until_start<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clone) -> bool {
+    let (mut longest, mut second) = (Duration::ZERO, Duration::ZERO);
+    for reading in enforced(readings.clone()) {
+        match reading.immediate {
+            Verdict::Allowed => {}
+            Verdict::ExceedsLimit => return true,
+            _ if reading.wait() > longest => (longest, second) = (reading.wait(), longest),
+            _ => second = second.max(reading.wait()),
+        }
+    }
+    longest.is_zero()
+        || enforced(readings).all(|reading| {
+            let others = if reading.wait() == longest { second } else { longest };
+            others.is_zero() || reading.charged_for() >= others
+        })
+}
+
+/// One limit's part of a decision. The status is made on demand: it shares the limit's name, which takes an atomic
+/// operation.
+pub(crate) trait DecisionPart {
+    fn is_shadow(&self) -> bool;
+    fn verdict(&self) -> Verdict;
+    /// Returns the largest cost that is allowed after the decision.
+    fn remaining(&self) -> u64;
+    fn into_status(self) -> LimitStatus;
+}
+
+impl DecisionPart for LimitStatus {
+    #[inline]
+    fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    #[inline]
+    fn verdict(&self) -> Verdict {
+        self.verdict.unpack()
+    }
+
+    #[inline]
+    fn remaining(&self) -> u64 {
+        Self::remaining(self)
+    }
+
+    #[inline]
+    fn into_status(self) -> LimitStatus {
+        self
+    }
+}
+
+/// Returns the most restrictive of enforced limits: the longest wait, then the least remaining, then the first.
+#[inline]
+fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P> {
+    // The remaining of each limit is computed once: row "three limits, dynamic" of docs/performance.md.
+    let rank = |part: &P| (strictness(part.verdict()), Reverse(part.remaining()));
+    let mut parts = parts.filter(|part| !part.is_shadow());
+    let first = parts.next()?;
+    let mut strictest = (rank(&first), first);
+    for part in parts {
+        let rank = rank(&part);
+        if rank > strictest.0 {
+            strictest = (rank, part);
+        }
+    }
+    Some(strictest.1)
+}
+
+fn strictness(verdict: Verdict) -> (u8, Duration) {
+    match verdict {
+        Verdict::Allowed => (0, Duration::ZERO),
+        Verdict::AllowedAfter(delay) => (1, delay),
+        Verdict::Denied { retry_after } => (2, retry_after),
+        Verdict::ExceedsLimit => (3, Duration::ZERO),
+    }
+}
+
+type Listed = ColdDrop<Box<Vec<LimitStatus>>>;
+
+/// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one and the
+/// shadows.
+#[cold]
+fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>, Listed) {
+    let strictest = most_restrictive(statuses.iter().enumerate());
+    let (index, strictest) = strictest.map_or((None, None), |(index, status)| (Some(index), Some(status.clone())));
+    if !lists_all {
+        let mut next = 0..;
+        statuses.retain(|status| next.next() == index || status.shadow);
+    }
+    let is_listed_by_itself = !lists_all && index.is_some() && statuses.len() == 1;
+    (strictest, if is_listed_by_itself { ColdDrop::EMPTY } else { ColdDrop::new(Box::new(statuses)) })
+}
+
+impl DecisionPart for (usize, &LimitStatus) {
+    fn is_shadow(&self) -> bool {
+        self.1.shadow
+    }
+
+    fn verdict(&self) -> Verdict {
+        self.1.verdict()
+    }
+
+    fn remaining(&self) -> u64 {
+        self.1.remaining()
+    }
+
+    fn into_status(self) -> LimitStatus {
+        self.1.clone()
+    }
+}
+
+impl AcquireOptions {
+    /// Returns whether the decision of several limits lists all of them.
+    fn lists_all(self, verdict: Verdict) -> bool {
+        match self.detail {
+            Detail::MostRestrictive => false,
+            Detail::AllIfDenied => !verdict.is_allowed(),
+            Detail::All => true,
+        }
+    }
+}
+
+impl Decision {
+    /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
+    #[must_use]
+    pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
+        let verdicts = limits.iter().filter(|status| !status.shadow).map(LimitStatus::verdict);
+        let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);
+        let (most_restrictive, all_limits) = list(limits, true);
+        let decision = Self::by_policy(decided_at, verdict).with_source(DecisionSource::Store);
+        Self { most_restrictive, all_limits, ..decision }
+    }
+
+    /// Merges the decisions of limiters that must all allow the request, each with limits of its own.
+    pub(crate) fn merge(options: AcquireOptions, parts: &[Self]) -> Self {
+        let decided_at = parts.iter().map(Self::decided_at).max().unwrap_or_default();
+        let listed =
+            Self::from_limits(decided_at, parts.iter().flat_map(|part| part.limits().iter().cloned()).collect());
+        let verdict = parts.iter().map(Self::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
+        let mut decision = Self::by_policy(decided_at, verdict);
+        // Otherwise the verdict is that of a policy, which has no limit.
+        if listed.verdict() == verdict {
+            (decision.most_restrictive, decision.all_limits) =
+                list(listed.limits().to_vec(), options.lists_all(verdict));
+        }
+        // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
+        let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
+        let source = deciding.map(Self::source).find(|source| *source != DecisionSource::Store);
+        let denials = || parts.iter().filter(|part| !part.is_allowed());
+        decision
+            .with_source(source.unwrap_or_default())
+            .with_estimate(denials().any(Self::is_estimate))
+            .with_denied_by_leases(denials().count() > 0 && denials().all(Self::is_denied_by_leases))
+    }
+}

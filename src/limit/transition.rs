@@ -1,0 +1,149 @@
+//! The pure part of a decision: what a limit reads from the state of a key, and the state after a charge.
+//!
+//! A store makes a decision in three steps, of which only the first and the last see states:
+//!
+//! 1. [`Transition::read`] makes a reading of each limit.
+//! 2. [`Plan`](crate::decision::Plan) combines the readings.
+//! 3. [`Transition::charge`] makes the next state of each limit that the plan charges. The store writes all of them or
+//!    none. A charge needs the delay on which all limits have agreed, so it cannot be a part of the reading.
+
+use std::time::Duration;
+
+use super::{AlgorithmSelector, Limit};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::clock::{Timestamp, micros_floor};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Verdict};
+
+/// What a reading must contain besides the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum ReadMode {
+    /// A snapshot if the limit denies. Otherwise the charge makes one.
+    IfDenied,
+    /// A snapshot in any case.
+    Snapshot,
+    /// A snapshot, and the verdict for a caller that accepts no delay: for several limits.
+    Together,
+}
+
+/// One limit of a decision, with the algorithm for the key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transition<'a, A> {
+    algorithm: &'a A,
+    /// The options of the decision for this limit.
+    options: AcquireOptions,
+    /// The decision holds its cost. A limit with a fixed cost charges it, and starts now, too.
+    is_hold: bool,
+    shadow: bool,
+}
+
+impl<C: AlgorithmSelector, P> Limit<C, P> {
+    /// Returns the options of a decision for this limit.
+    #[inline]
+    pub(crate) fn options(&self, options: AcquireOptions) -> AcquireOptions {
+        let options = self.cost.options(options);
+        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
+    }
+
+    /// Returns the limit's part of a decision on a key for which `algorithm` is selected.
+    #[inline]
+    pub(crate) fn transition<'a>(
+        &self,
+        algorithm: &'a C::Algorithm,
+        options: AcquireOptions,
+    ) -> Transition<'a, C::Algorithm> {
+        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow }
+    }
+}
+
+impl<A: Algorithm> Transition<'_, A> {
+    /// Decides on a state, as if the costs that are `held` on the key were charged.
+    ///
+    /// The key is blocked for `blocked`, which is zero for most keys.
+    // Without inlining of this function and `charge`, 3662 instructions instead of 3405: row "three limits, dynamic" of
+    // docs/performance.md.
+    #[inline(always)]
+    pub(crate) fn read(
+        &self,
+        state: &A::State,
+        held: u64,
+        blocked: Duration,
+        now: Timestamp,
+        mode: ReadMode,
+        reading: &mut LimitReading,
+    ) {
+        let &Self { algorithm, options, is_hold, shadow } = self;
+        // A hold changes no state, so no later start can be scheduled.
+        reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold;
+        (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
+        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
+        if held > 0 || options.hold {
+            Self::read_with_held(algorithm, state, now, options, reading);
+        } else {
+            reading.verdict = algorithm.peek(state, now, options);
+        }
+        let is_delayed = reading.supports_scheduling && reading.verdict != Verdict::Allowed;
+        reading.immediate = if mode == ReadMode::Together && is_delayed {
+            algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
+        } else {
+            reading.verdict
+        };
+        if !blocked.is_zero() {
+            // No start is scheduled during the block. If a start after the block is early enough, the caller retries
+            // then.
+            reading.supports_scheduling &= !reading.verdict.is_allowed();
+            let blocked = Verdict::Denied { retry_after: blocked };
+            reading.verdict = reading.verdict.stricter_of(blocked);
+            reading.immediate = reading.immediate.stricter_of(blocked);
+        }
+        if held == 0 && (mode != ReadMode::IfDenied || !reading.verdict.is_allowed() || reading.cost == 0) {
+            reading.snapshot = algorithm.snapshot(state, now);
+        }
+    }
+
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
+    #[cold]
+    fn read_with_held(
+        algorithm: &A,
+        state: &A::State,
+        now: Timestamp,
+        options: AcquireOptions,
+        reading: &mut LimitReading,
+    ) {
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
+        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
+        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
+    }
+
+    /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.
+    // See `read`.
+    #[inline(always)]
+    pub(crate) fn charge(
+        &self,
+        state: &A::State,
+        reading: &LimitReading,
+        now: Timestamp,
+        delay: Duration,
+    ) -> Option<<A::State as State>::Next> {
+        // The same decision makes the next state, unless other limits delay the request or costs are held. The common
+        // case of `decide` is in line: row "three limits, dynamic" of docs/performance.md.
+        let is_unchanged = reading.verdict == Verdict::Allowed && delay.is_zero() && reading.held == 0;
+        let forced = ChargeOptions::forced(self.options.cost, delay);
+        let mut step = self.algorithm.decide(state, now, if is_unchanged { self.options.into() } else { forced });
+        if !matches!(step, Step::Allow { .. }) {
+            // The key selects another algorithm by now.
+            step = self.algorithm.decide(state, now, forced);
+        }
+        if let Step::Allow { next, .. } = step { Some(next) } else { None }
+    }
+
+    /// Returns the numbers of a state after the decision, for the next request.
+    #[inline]
+    pub(crate) fn snapshot(&self, state: &A::State, held: u64, now: Timestamp) -> LazySnapshot {
+        if held == 0 {
+            self.algorithm.snapshot(state, now)
+        } else {
+            self.algorithm.peek_with_held(state, now, self.options, held).1
+        }
+    }
+}
