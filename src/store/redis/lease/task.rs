@@ -202,7 +202,7 @@ mod tests {
         clock.advance(DURATION / 2);
         call(&runtimes[0], &book, &sent, DURATION / 8);
         assert_eq!(sent.count(), 1, "the first runtime has sent a report");
-        clock.advance(DURATION / 4 - Duration::from_micros(1));
+        clock.advance((DURATION / 4).saturating_sub(Duration::from_micros(1)));
         call(&runtimes[1], &book, &sent, DURATION / 8);
         assert_eq!(sent.count(), 1, "the first task is not late");
         clock.advance(Duration::from_micros(1));
