@@ -69,8 +69,8 @@ impl Server {
         is_allowed
     }
 
-    /// Applies a report, and grants units.
-    pub fn renew(&mut self, holder: usize, report: &Report, now: u64, bug: Bug) -> Reply {
+    /// Applies a report, and grants units, unless the lease must yield.
+    pub fn renew(&mut self, holder: usize, report: &Report, now: u64, yields: bool, bug: Bug) -> Reply {
         self.expire(now, bug);
         let entry = self.entries[holder];
         if let Some(entry) = entry
@@ -96,10 +96,11 @@ impl Server {
             self.held -= signed(released);
         }
         let has_no_room = report.keep > 0 && !self.allows(now, self.held, 0);
-        let must_stop = has_no_room && bug != Bug::LateRenewalApplied;
+        let yields_kept = yields && report.keep > 0;
+        let must_stop = yields_kept || has_no_room && bug != Bug::LateRenewalApplied;
         let room = u64::try_from(signed(MAX_HELD) - self.held).unwrap_or(0);
         let mut granted = report.want.saturating_sub(report.keep).min(room);
-        while granted > 0 && (must_stop || !self.allows(now, self.held, 2 * granted)) {
+        while granted > 0 && (must_stop || yields || !self.allows(now, self.held, 2 * granted)) {
             granted /= 2;
         }
         let held = report.keep + granted;

@@ -79,6 +79,8 @@ pub enum Action {
     },
     SendAgain(usize),
     Arrive(Message),
+    /// A report arrives while leases must yield, whatever the reason.
+    ArriveYielding(Message),
     Die(usize),
 }
 
@@ -111,11 +113,11 @@ impl State {
         self.send(Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] });
     }
 
-    fn receive(&mut self, system: &System, message: &Message) {
+    fn receive(&mut self, system: &System, message: &Message, yields: bool) {
         match *message {
             Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] } => {
                 let report = Report { sequence, spent, unconfirmed, keep, want, expiry, sent_at };
-                let reply = self.server.renew(holder, &report, self.now, system.bug);
+                let reply = self.server.renew(holder, &report, self.now, yields, system.bug);
                 let (held, expiry, is_expired) = match reply {
                     Reply::Applied { held, expiry } => (held, expiry, false),
                     Reply::Expired | Reply::Refused => (0, 0, true),
@@ -217,6 +219,8 @@ impl Model for System {
             }
         }
         actions.extend(state.network.iter().cloned().map(Action::Arrive));
+        let is_report = |message: &&Message| matches!(message, Message::Report { .. });
+        actions.extend(state.network.iter().filter(is_report).cloned().map(Action::ArriveYielding));
     }
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
@@ -256,8 +260,9 @@ impl Model for System {
                 {
                     return None;
                 }
-                state.receive(self, &message);
+                state.receive(self, &message, false);
             }
+            Action::ArriveYielding(message) => state.receive(self, &message, true),
             Action::Die(index) => {
                 let holder = &mut state.holders[index];
                 *holder = Holder { is_dead: true, suspended: None, remaining: 0, ..holder.clone() };

@@ -7,7 +7,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire};
-use crate::leases::{DURATION, LIMIT, QUOTA, leased, until_leased};
+use crate::leases::{DURATION, LIMIT, QUOTA, clock, leased, until_leased};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -56,6 +56,7 @@ async fn outage_ends_leases_and_then_the_combination_decides() {
         let all = Limit::new("all", FixedWindow::new(Quota::per_day(1_000_000))).keyed_by(|_: &str| ());
         let lease = Redis::<str>::builder(open, name, (Limit::new("user", FixedWindow::new(QUOTA)), all))
             .lease(Lease::new(DURATION))
+            .clock_for_tests(clock())
             .deadline(LONG_DEADLINE / 10)
             .build()
             .expect("limits");
@@ -64,6 +65,7 @@ async fn outage_ends_leases_and_then_the_combination_decides() {
         proxy.shut(true);
         let mut sources = Vec::new();
         while sources.last() != Some(&after) && sources.len() < 100_000 {
+            clock().advance(DURATION / 1_000);
             let decision = decide(&limiter, 1).await;
             assert!(decision.is_allowed(), "{name}: {decision:?}");
             sources.push(decision.source());

@@ -1,8 +1,8 @@
 //! Leases of several limits, of quotas chosen by the key, and of shadow limits.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_ratelimit::observe::{Event, Observer};
@@ -12,18 +12,13 @@ use tower_ratelimit::{
     Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
 };
 
-use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::helpers::acquire;
 use crate::lease_audit::{Audit, Bucket, Entry, audit};
-use crate::leases::{Admitted, acquire_many, until_leased, until_many_leased};
+use crate::leases::{
+    Admitted, DURATION, MAX_ROUNDS, acquire_many, clock, direct, leased, until_leased, until_many_leased,
+};
 use crate::proxy::Proxy;
 use crate::server::Server;
-
-/// Long, so that a busy machine renews in time.
-const DURATION: Duration = Duration::from_secs(2);
-
-fn leased(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
-    Redis::builder(server, "api", limits).lease(Lease::new(DURATION)).deadline(LONG_DEADLINE).build().expect("limits")
-}
 
 /// Every user has a limit, and all users together.
 fn user_and_all(user: u64, all: u64) -> impl IntoRedisLimits<str> {
@@ -35,13 +30,13 @@ fn user_and_all(user: u64, all: u64) -> impl IntoRedisLimits<str> {
 
 /// Returns what is left of each limit, in Redis.
 async fn rests(server: RedisServer, limits: impl IntoRedisLimits<str>, key: &str) -> Vec<u64> {
-    let direct = Redis::builder(server, "api", limits).deadline(LONG_DEADLINE).build().expect("limits");
+    let direct = direct::<str>(server, limits).build().expect("limits");
     let peeked = direct.peek(key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
     peeked.limits().iter().map(LimitStatus::remaining).collect()
 }
 
 async fn decide(limiter: &Redis<str>, key: &str) -> Decision {
-    acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision
+    crate::leases::decide(limiter, key, AcquireOptions::default()).await
 }
 
 /// Each limit's account is exact, whichever limit ends the admissions.
@@ -81,13 +76,20 @@ async fn each_limit_admits_what_it_allows() {
 async fn shared_sub_key_has_one_lease_per_process() {
     let (server, limits) = (Server::start(), || user_and_all(100_000, 1_000_000));
     let limiters = [leased(server.open(), limits()), leased(server.open(), limits())];
-    for limiter in &limiters {
-        for user in ["alice", "bob", "carol"] {
-            until_leased(limiter, user).await;
+    for round in 0.. {
+        assert!(round < MAX_ROUNDS, "leases of all at a time");
+        let mut by_lease = 0;
+        for limiter in &limiters {
+            for user in ["alice", "bob", "carol"] {
+                by_lease += u32::from(decide(limiter, user).await.source() == DecisionSource::Lease);
+            }
+        }
+        if by_lease == 6 {
+            break;
         }
     }
-    // A window has four words. Behind them, the eighth is the number of entries.
-    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 89)";
+    // A window has four words. Behind them, the eleventh is the number of entries.
+    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 113)";
     let key = limiters[0].redis_key("all", "alice").expect("a limit");
     assert_eq!(server.number(&["EVAL", script, "1", &key]), 2);
     for user in ["alice", "bob", "carol"] {
@@ -109,12 +111,8 @@ async fn cold_sub_keys_keep_shared_units_free() {
         }
     }
     let (server, reports) = (Server::start(), Reports::default());
-    let limiter = Redis::builder(server.open(), "api", user_and_all(1_000, 100_000))
-        .lease(Lease::new(DURATION))
-        .deadline(LONG_DEADLINE)
-        .observe(reports.clone())
-        .build()
-        .expect("limits");
+    let limiter = direct(server.open(), user_and_all(1_000, 100_000)).lease(Lease::new(DURATION));
+    let limiter = limiter.observe(reports.clone()).build().expect("limits");
     for user in 0..300 {
         assert_eq!(decide(&limiter, &user.to_string()).await.source(), DecisionSource::Store);
     }
@@ -142,7 +140,7 @@ async fn limits_have_costs_of_their_own() {
     let limiter = leased(server.open(), limits());
     let mut admitted = Admitted::default();
     while admitted.leased < 50 {
-        let decision = acquire(&limiter, "alice", AcquireOptions::cost(10)).await.expect("an answer").decision;
+        let decision = crate::leases::decide(&limiter, "alice", AcquireOptions::cost(10)).await;
         assert!(decision.is_allowed(), "{decision:?} after {admitted:?}");
         match decision.source() {
             DecisionSource::Lease => admitted.leased += 1,
@@ -215,9 +213,8 @@ async fn shadow_limit_without_room_does_not_stop_leases() {
     let server = Server::start();
     let limiter = leased(server.open(), limits());
     let (mut in_trial, mut admitted, mut denied_by_trial) = (0, 0, 0);
-    let began = Instant::now();
     while denied_by_trial < 200 {
-        assert!(began.elapsed() < LONG_DEADLINE, "{admitted} admitted, {in_trial} in the trial");
+        assert!(admitted < MAX_ROUNDS, "{admitted} admitted, {in_trial} in the trial");
         let decision = decide(&limiter, "alice").await;
         assert!(decision.is_allowed());
         assert_eq!(decision.limits().len(), 2);
@@ -248,59 +245,43 @@ async fn shadow_limit_without_room_does_not_stop_leases() {
 async fn no_limit_is_exceeded_in_any_window() {
     const USER: u64 = 400;
     const ALL: u64 = 700;
-    let (server, log) = (Server::start(), Arc::new(Mutex::new(Vec::new())));
-    let processes: Vec<_> = (0..3)
-        .map(|number| {
-            let proxy = Proxy::before(server.socket());
-            let log = Arc::clone(&log);
-            std::thread::spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-                runtime.block_on(contend(number, &proxy, USER, ALL, &log));
-            })
-        })
-        .collect();
-    tokio::task::spawn_blocking(|| processes.into_iter().for_each(|process| process.join().expect("no panic")))
-        .await
-        .expect("a task");
-    let log = std::mem::take(&mut *log.lock().expect("no panic"));
-    let leased = log.iter().filter(|(_, is_leased)| *is_leased).count();
-    assert!(leased > 100, "{leased} by leases");
-    let users: Vec<Entry> = log.into_iter().map(|(entry, _)| entry).collect();
-    let all = users.iter().map(|entry| Entry { key: 0, ..entry.clone() }).collect();
-    let bucket = |rate| Bucket { rate, burst: rate, skew: Duration::from_millis(1) };
-    let audits: [Audit; 2] = [audit(users, bucket(USER)), audit(all, bucket(ALL))];
-    assert!(audits.iter().all(|audit| audit.beyond == 0 && audit.admitted > ALL), "{audits:?}, {leased} by leases");
-}
-
-/// Acquires for three seconds, and logs the admissions, and whether they were leased.
-async fn contend(number: u64, proxy: &Proxy, user: u64, all: u64, log: &Mutex<Vec<(Entry, bool)>>) {
-    let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limits = (
-        Limit::new("user", Gcra::new(Quota::per_second(user))),
-        Limit::new("all", Gcra::new(Quota::per_second(all))).keyed_by(|_: &u32| ()),
-    );
-    let limiter = Redis::<u32>::builder(server, "contended", limits)
-        .lease(Lease::new(Duration::from_millis(300)))
-        .deadline(Duration::from_millis(200))
-        .build()
-        .expect("limits");
-    let (began, mut own, mut round) = (Instant::now(), Vec::new(), number);
-    while began.elapsed() < Duration::from_secs(3) {
-        round += 1;
-        if round % 900 == 0 {
-            proxy.cut_next_reply();
+    /// A report may be on its way while time passes once.
+    const STEP: Duration = Duration::from_millis(1);
+    let (server, clock) = (Server::start(), clock());
+    let proxies = [(); 3].map(|()| Proxy::before(server.socket()));
+    let limiters = proxies.each_ref().map(|proxy| {
+        let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+        let limits = (
+            Limit::new("user", Gcra::new(Quota::per_second(USER))),
+            Limit::new("all", Gcra::new(Quota::per_second(ALL))).keyed_by(|_: &str| ()),
+        );
+        let limiter = direct::<str>(server, limits).lease(Lease::new(Duration::from_millis(300)));
+        limiter.deadline(Duration::from_millis(200)).build().expect("limits")
+    });
+    let (mut log, mut leased) = (Vec::new(), 0);
+    for round in 0..2_000_u64 {
+        if round % 100 == 99 {
+            proxies[usize::try_from(round / 100 % 3).expect("below 3")].cut_next_reply();
         }
-        #[allow(clippy::cast_possible_truncation, reason = "below 3")]
-        let key = (round / 40 % 3) as u32;
-        // A decision without a reply may have been charged, and was not admitted.
-        if let Ok(outcome) = acquire(&limiter, &key, AcquireOptions::default()).await {
-            let decision = outcome.decision;
-            let entry = Entry { time: decision.decided_at().as_micros(), key, is_admitted: decision.is_allowed() };
-            own.push((entry, decision.source() == DecisionSource::Lease));
+        for (number, limiter) in (0..).zip(&limiters) {
+            let key = u32::try_from((round / 40 + number) % 3).expect("below 3");
+            // A decision without a reply may have been charged, and was not admitted.
+            if let Ok(outcome) = acquire(limiter, &key.to_string(), AcquireOptions::default()).await {
+                let decision = outcome.decision;
+                leased += u64::from(decision.source() == DecisionSource::Lease);
+                log.push(Entry { time: decision.decided_at().as_micros(), key, is_admitted: decision.is_allowed() });
+            }
         }
-        if round % 50 == 0 {
-            sleep(Duration::from_millis(1)).await;
+        clock.advance(STEP);
+        // The tasks wait in real time. Their reports are before the peeks on the connections.
+        sleep(Duration::from_millis(1)).await;
+        for limiter in &limiters {
+            let _ = limiter.peek("0", AcquireOptions::default()).await;
         }
     }
-    log.lock().expect("no panic").extend(own);
+    assert!(leased > 100, "{leased} by leases");
+    let all = log.iter().map(|entry| Entry { key: 0, ..entry.clone() }).collect();
+    let bucket = |rate| Bucket { rate, burst: rate, skew: STEP };
+    let audits: [Audit; 2] = [audit(log, bucket(USER)), audit(all, bucket(ALL))];
+    assert!(audits.iter().all(|audit| audit.beyond == 0 && audit.admitted > ALL), "{audits:?}, {leased} by leases");
 }

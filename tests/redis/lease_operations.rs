@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Reservation;
 use tower_ratelimit::store::{IntoRedisLimits, Lease};
@@ -11,8 +10,11 @@ use tower_ratelimit::{
     SlidingWindow,
 };
 
-use crate::helpers::{LONG_DEADLINE, acquire, hold, redis_limiter};
-use crate::leases::{Admitted, DURATION, LIMIT, QUOTA, acquire_many, leased, leased_decisions_end, rest, until_leased};
+use crate::helpers::{acquire, hold};
+use crate::leases::{
+    Admitted, DURATION, LIMIT, QUOTA, acquire_many, clock, direct, leased, leased_decisions_end, pass, rest,
+    until_leased,
+};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -77,7 +79,8 @@ async fn set_usage_of_a_shared_limit_stops_all_keys() {
 /// Each call reads a key once, also one whose held costs the script's fast path does not support.
 async fn each_call_reads_a_held_key_once(algorithm: impl LuaAlgorithm + Clone) {
     let server = Server::start();
-    let (holder, other) = (leased(server.open(), algorithm.clone()), redis_limiter(server.open(), "api", algorithm));
+    let holder = leased(server.open(), algorithm.clone());
+    let other = direct::<str>(server.open(), algorithm).build().expect("limits");
     until_leased(&holder, "alice").await;
     let held = hold(&other, "alice", 5).await;
     let counts = || ["get", "mget", "evalsha"].map(|name| server.number_of(&format!("cmdstat_{name}:calls=")));
@@ -151,11 +154,7 @@ async fn replaced_limits_decide_at_once() {
 const HOLDING: Duration = Duration::from_millis(500);
 
 fn holding(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
-    Redis::builder(server, "api", limits)
-        .lease(Lease::new(HOLDING).max_share(0.9))
-        .deadline(LONG_DEADLINE)
-        .build()
-        .expect("limits")
+    direct(server, limits).lease(Lease::new(HOLDING).max_share(0.9)).build().expect("limits")
 }
 
 /// A request that is denied because of another process's lease succeeds after its `retry_after`: whether that process
@@ -181,7 +180,12 @@ async fn waits_behind_leases_suffice(algorithm: impl LuaAlgorithm + Clone, limit
         };
         proxy.shut(is_dead);
         assert!(denied.is_estimate() && !denied.is_allowed(), "{denied:?}");
-        sleep(denied.retry_after().expect("a wait")).await;
+        let wait = denied.retry_after().expect("a wait");
+        if is_dead {
+            clock().advance(wait);
+        } else {
+            pass(wait, &holder, key).await;
+        }
         let allowed = acquire(&other, key, options).await.expect("an answer").decision;
         assert!(allowed.is_allowed(), "{algorithm:?}, {key}: {denied:?} and then {allowed:?}");
     }
@@ -218,7 +222,7 @@ async fn denial_by_usage_is_not_one_by_leases() {
     assert!(!by_usage.is_allowed() && !by_usage.is_denied_by_leases(), "{by_usage:?}");
     let blocked = Duration::from_secs(60);
     limiter.block("default", "alice", blocked).await.expect("an answer");
-    sleep(DURATION * 2).await;
+    clock().advance(DURATION * 2);
     let by_block = decide(1).await;
     assert!(!by_block.is_allowed() && !by_block.is_denied_by_leases(), "{by_block:?}");
 }

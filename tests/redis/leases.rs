@@ -1,18 +1,23 @@
 //! Leases: exact, whatever is lost, and with their documented delays.
+//!
+//! The tests run in virtual time: the clock of each test advances with its decisions. So leases need no speed of the
+//! machine. Only the task that renews them waits in real time, and the helpers wait for its reports.
 
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, DecisionSource, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit,
-    Limiter as _, Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
+    Limit, Limiter as _, ManualClock, Quota, Redis, RedisBuilder, RedisServer, SlidingLog, SlidingWindow, SystemClock,
+    TokenBucket, per_key,
 };
 
-use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -21,8 +26,66 @@ pub(crate) const LIMIT: u64 = 4_000;
 /// A quota that does not refill during a test.
 pub(crate) const QUOTA: Quota = Quota::per_day(LIMIT);
 
+/// After so many decisions of a test its clock advances by [`STEP`].
+const DECISIONS_PER_STEP: u64 = 8;
+/// So small that many steps pass between two looks of the task at the leases, which takes a sixteenth of the duration.
+const STEP: Duration = DURATION.checked_div(64).expect("not zero");
+/// After so many decisions, or steps without decisions, a test gives up.
+pub(crate) const MAX_ROUNDS: u64 = 100_000;
+
+thread_local! {
+    static CLOCK: RefCell<ManualClock> = RefCell::new(ManualClock::at(SystemClock::new().now()));
+    static DECISIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The clock of this thread's test. The limiters and the server decide by it.
+pub(crate) fn clock() -> ManualClock {
+    CLOCK.with_borrow(Clone::clone)
+}
+
+/// Uses the clock of another thread's test.
+pub(crate) fn use_clock(clock: ManualClock) {
+    CLOCK.set(clock);
+}
+
+/// A limiter without leases in the time of the test.
+pub(crate) fn direct<Key: ?Sized>(server: RedisServer, limits: impl IntoRedisLimits<Key>) -> RedisBuilder<Key> {
+    Redis::builder(server, "api", limits).clock_for_tests(clock()).hold_expiry(ONE_DAY).deadline(LONG_DEADLINE)
+}
+
 pub(crate) fn leased(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
-    Redis::builder(server, "api", limits).lease(Lease::new(DURATION)).deadline(LONG_DEADLINE).build().expect("limits")
+    direct(server, limits).lease(Lease::new(DURATION)).build().expect("limits")
+}
+
+/// Lets time pass, and waits for the reports that the limiter has sent.
+pub(crate) async fn step(limiter: &Redis<str>, key: &str) {
+    clock().advance(STEP);
+    // The task waits for a tick in real time.
+    sleep(Duration::from_millis(1)).await;
+    // Its reports are before the peek on the connection.
+    let _ = limiter.peek(key, AcquireOptions::default()).await;
+}
+
+/// Lets a time pass in steps.
+pub(crate) async fn pass(span: Duration, limiter: &Redis<str>, key: &str) {
+    let began = clock().now();
+    while clock().now().saturating_since(began) < span {
+        step(limiter, key).await;
+    }
+}
+
+/// Acquires. Time passes with the decisions of the test.
+pub(crate) async fn try_acquire(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> Result<Decision, Error> {
+    let number = DECISIONS.get() + 1;
+    DECISIONS.set(number);
+    if number.is_multiple_of(DECISIONS_PER_STEP) {
+        step(limiter, key).await;
+    }
+    acquire(limiter, key, options).await.map(|outcome| outcome.decision)
+}
+
+pub(crate) async fn decide(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> Decision {
+    try_acquire(limiter, key, options).await.expect("an answer")
 }
 
 /// What some decisions have admitted.
@@ -41,7 +104,7 @@ impl Admitted {
 /// Acquires `count` times, and counts what is admitted.
 pub(crate) async fn acquire_many(limiter: &Redis<str>, key: &str, count: u64, admitted: &mut Admitted) {
     for _ in 0..count {
-        let decision = acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision;
+        let decision = decide(limiter, key, AcquireOptions::default()).await;
         if decision.is_allowed() && decision.source() == DecisionSource::Lease {
             admitted.leased += 1;
         } else if decision.is_allowed() {
@@ -52,42 +115,39 @@ pub(crate) async fn acquire_many(limiter: &Redis<str>, key: &str, count: u64, ad
 
 /// Acquires until a decision comes from a lease.
 pub(crate) async fn until_leased(limiter: &Redis<str>, key: &str) -> Admitted {
-    let (mut admitted, began) = (Admitted::default(), Instant::now());
-    while admitted.leased == 0 {
-        assert!(began.elapsed() < LONG_DEADLINE, "no lease after {admitted:?}");
+    let mut admitted = Admitted::default();
+    for _ in 0..MAX_ROUNDS {
         acquire_many(limiter, key, 1, &mut admitted).await;
+        if admitted.leased > 0 {
+            return admitted;
+        }
     }
-    admitted
+    panic!("no lease after {admitted:?}");
 }
 
-/// Acquires in rounds, with pauses for the grants, until more than a hundred units were spent from leases. How much Redis
-/// admits before the first grants depends on the machine.
+/// Acquires in rounds, until more than a hundred units were spent from leases.
 pub(crate) async fn until_many_leased(limiters: &[Redis<str>], key: &str, admitted: &mut Admitted) {
-    let began = Instant::now();
-    while admitted.leased <= 100 {
-        assert!(began.elapsed() < LONG_DEADLINE, "few leases for {key}: {admitted:?}");
+    for _ in 0..MAX_ROUNDS {
+        if admitted.leased > 100 {
+            return;
+        }
         for limiter in limiters {
             acquire_many(limiter, key, 10, admitted).await;
         }
-        sleep(Duration::from_millis(10)).await;
     }
+    panic!("few leases for {key}: {admitted:?}");
 }
 
 /// Returns how much Redis admits without leases.
 pub(crate) async fn rest(server: RedisServer, limits: impl IntoRedisLimits<str>, key: &str) -> u64 {
-    let direct = Redis::builder(server, "api", limits).deadline(LONG_DEADLINE).build().expect("limits");
+    let direct = direct::<str>(server, limits).build().expect("limits");
     let peeked = direct.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
     peeked.remaining().expect("a figure")
 }
 
 async fn admits_the_limit(algorithm: impl LuaAlgorithm + Clone) {
     let server = Server::start();
-    // Long, so that no lease expires on a busy machine: its units would be charged whole.
-    let leased = || {
-        let builder = Redis::builder(server.open(), "api", algorithm.clone()).lease(Lease::new(DURATION * 10));
-        builder.deadline(LONG_DEADLINE).build().expect("limits")
-    };
-    let limiters = [leased(), leased()];
+    let limiters = [(); 2].map(|()| leased(server.open(), algorithm.clone()));
     let mut admitted = Admitted::default();
     until_many_leased(&limiters, "alice", &mut admitted).await;
     for _ in 0..40 {
@@ -148,8 +208,9 @@ async fn several_runtimes_and_threads_share_leases() {
     let limiter = leased(server.open(), FixedWindow::new(QUOTA));
     let threads: Vec<_> = (0..4)
         .map(|_| {
-            let limiter = limiter.clone();
+            let (limiter, clock) = (limiter.clone(), clock());
             std::thread::spawn(move || {
+                use_clock(clock);
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                 let mut admitted = Admitted::default();
                 runtime.block_on(acquire_many(&limiter, "alice", LIMIT / 2, &mut admitted));
@@ -176,24 +237,20 @@ async fn lost_replies_change_no_account() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let open = || RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter = Redis::builder(open(), "api", FixedWindow::new(QUOTA))
-        .lease(Lease::new(DURATION))
-        .deadline(Duration::from_millis(500))
-        .build()
-        .expect("limits");
+    let limiter = direct(open(), FixedWindow::new(QUOTA)).lease(Lease::new(DURATION));
+    let limiter = limiter.deadline(Duration::from_millis(500)).build().expect("limits");
     let (mut admitted, mut unknown) = (Admitted::default(), 0);
     for round in 0..600 {
         if round % 20 == 10 {
             proxy.cut_next_reply();
         }
-        match acquire(&limiter, "alice", AcquireOptions::default()).await {
-            Ok(outcome) if !outcome.decision.is_allowed() => {}
-            Ok(outcome) if outcome.decision.source() == DecisionSource::Lease => admitted.leased += 1,
+        match try_acquire(&limiter, "alice", AcquireOptions::default()).await {
+            Ok(decision) if !decision.is_allowed() => {}
+            Ok(decision) if decision.source() == DecisionSource::Lease => admitted.leased += 1,
             Ok(_) => admitted.direct += 1,
             // The decision may have been charged.
             Err(_) => unknown += 1,
         }
-        sleep(Duration::from_millis(1)).await;
     }
     assert!(admitted.leased > 0, "{admitted:?}");
     while limiter.close().await.is_err() {}
@@ -210,11 +267,8 @@ async fn lease_of_a_dead_process_is_charged() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let open = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter = Redis::builder(open, "api", FixedWindow::new(QUOTA))
-        .lease(Lease::new(DURATION))
-        .deadline(Duration::from_secs(2))
-        .build()
-        .expect("limits");
+    let limiter = direct(open, FixedWindow::new(QUOTA)).lease(Lease::new(DURATION));
+    let limiter = limiter.deadline(Duration::from_secs(2)).build().expect("limits");
     let admitted = until_leased(&limiter, "alice").await;
     // From here on Redis hears nothing of the process.
     proxy.shut(true);
@@ -224,10 +278,9 @@ async fn lease_of_a_dead_process_is_charged() {
     {
         spent += 1;
     }
-    sleep(DURATION * 2).await;
+    clock().advance(DURATION * 2);
     assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "the lease has ended");
-    let direct = Redis::builder(server.open(), "api", FixedWindow::new(QUOTA)).deadline(LONG_DEADLINE);
-    let direct = direct.build().expect("limits");
+    let direct = direct(server.open(), FixedWindow::new(QUOTA)).build().expect("limits");
     let mut rest = Admitted::default();
     acquire_many(&direct, "alice", LIMIT, &mut rest).await;
     let charged = LIMIT - rest.all();
@@ -267,15 +320,13 @@ async fn leased_decisions_have_figures() {
 
 /// Checks that the process's leases on a key end within the duration, by the times of the decisions.
 pub(crate) async fn leased_decisions_end(limiter: &Redis<str>) {
-    let (clock, began) = (SystemClock::new(), Instant::now());
-    let changed_at = clock.now();
-    while began.elapsed() < DURATION * 3 {
-        let decision = acquire(limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+    let changed_at = clock().now();
+    while clock().now().saturating_since(changed_at) < DURATION * 3 {
+        let decision = decide(limiter, "alice", AcquireOptions::default()).await;
         if decision.is_allowed() {
             let late = decision.decided_at().saturating_since(changed_at);
             assert!(decision.source() == DecisionSource::Lease && late <= DURATION, "after {late:?}: {decision:?}");
         }
-        sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -315,12 +366,8 @@ async fn events_account_for_every_unit() {
         }
     }
     let (server, units) = (Server::start(), Units::default());
-    let limiter = Redis::builder(server.open(), "api", FixedWindow::new(QUOTA))
-        .lease(Lease::new(DURATION))
-        .deadline(LONG_DEADLINE)
-        .observe(units.clone())
-        .build()
-        .expect("limits");
+    let limiter = direct(server.open(), FixedWindow::new(QUOTA)).lease(Lease::new(DURATION));
+    let limiter = limiter.observe(units.clone()).build().expect("limits");
     let mut admitted = until_leased(&limiter, "alice").await;
     acquire_many(&limiter, "alice", 1_000, &mut admitted).await;
     limiter.close().await.expect("an answer");
@@ -356,4 +403,68 @@ fn unsupported_limits_are_errors() {
     assert!(error(lease.max_share(f64::NAN), gcra()).contains("`max_share` is NaN"));
     assert!(error(lease.margin(DURATION / 2), gcra()).contains("its margin is 100ms"));
     assert!(error(lease.max_keys(0), gcra()).contains("`max_keys` is 0"));
+    // Leases hold 1000 units, and serve costs of at most an eighth of them.
+    let with_cost = |cost| one((Limit::new("a", Gcra::new(QUOTA)), Limit::new("b", Gcra::new(QUOTA)).fixed_cost(cost)));
+    assert!(
+        error(lease, with_cost(126)).contains("the fixed cost of the limit \"b\" is 126, and leases serve at most")
+    );
+    Redis::builder(server.clone(), "api", with_cost(125)).lease(lease).build().expect("a cost that leases serve");
+}
+
+/// Under a new secret all keys have other names. The leases on the old ones end, so each secret admits the limit once.
+#[tokio::test]
+async fn rotate_secret_ends_leases() {
+    let server = Server::start();
+    let builder = || direct(server.open(), FixedWindow::new(QUOTA)).lease(Lease::new(DURATION)).hash_keys([1; 16]);
+    let limiter = builder().build().expect("limits");
+    let (mut before, mut after) = (Admitted::default(), Admitted::default());
+    until_many_leased(std::slice::from_ref(&limiter), "alice", &mut before).await;
+    limiter.rotate_secret([2; 16]).expect("a secret");
+    let next = decide(&limiter, "alice", AcquireOptions::default()).await;
+    assert_eq!(next.source(), DecisionSource::Store, "{next:?}");
+    after.direct += 1;
+    // More than both limits.
+    acquire_many(&limiter, "alice", 3 * LIMIT, &mut after).await;
+    limiter.close().await.expect("an answer");
+    acquire_many(&limiter, "alice", LIMIT, &mut after).await;
+    assert!(after.leased > 0, "leases begin again: {after:?}");
+    assert_eq!(after.all(), LIMIT, "{before:?} before, {after:?} after");
+    // The old leases were released, so what they had not spent is free.
+    let left = builder().build().expect("limits").peek("alice", AcquireOptions::cost(0)).await.expect("an answer");
+    assert_eq!(before.all() + left.remaining().expect("a figure"), LIMIT, "{before:?}");
+}
+
+/// A runtime that nothing drives does not renew leases. A call on another one takes over.
+#[test]
+fn parked_runtime_does_not_keep_the_leases() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (server, parked, driven) = (Server::start(), runtime(), runtime());
+    let limiter = parked.block_on(async { leased(server.open(), FixedWindow::new(QUOTA)) });
+    parked.block_on(until_leased(&limiter, "alice"));
+    for _ in 0..3 {
+        // The lease ends. So does the report that may wait on the parked runtime.
+        clock().advance(DURATION * 2);
+        let by_driven = driven.block_on(until_leased(&limiter, "alice"));
+        let mut more = Admitted::default();
+        driven.block_on(acquire_many(&limiter, "alice", 200, &mut more));
+        assert!(more.leased > 100, "{more:?} after {by_driven:?}");
+    }
+    driven.block_on(limiter.close()).expect("an answer");
+}
+
+/// A runtime that runs only during each call renews leases then.
+#[test]
+fn leases_of_a_runtime_that_runs_during_calls_only() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = Server::start();
+    let limiter = runtime.block_on(async { leased(server.open(), FixedWindow::new(QUOTA)) });
+    let mut admitted = Admitted::default();
+    for _ in 0..1_000 {
+        runtime.block_on(acquire_many(&limiter, "alice", 1, &mut admitted));
+    }
+    println!("{admitted:?}");
+    assert!(admitted.leased > 100, "{admitted:?}");
+    runtime.block_on(limiter.close()).expect("an answer");
+    let left = runtime.block_on(rest(server.open(), FixedWindow::new(QUOTA), "alice"));
+    assert!(admitted.all() + left <= LIMIT, "{admitted:?}, {left} left");
 }

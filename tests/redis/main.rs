@@ -33,6 +33,7 @@ mod lease_audit;
 mod lease_chaos;
 mod lease_cluster;
 mod lease_combinators;
+mod lease_cost;
 mod lease_limits;
 mod lease_operations;
 mod leases;

@@ -51,7 +51,7 @@ const STATE: [f64; 5] = [LATER, 3.0, NOW - 10.0, LATER - PERIOD, LATER + 1_000_0
 /// The words after the state of a key with so many entries of no cost: those from the end of a block on, and the
 /// entries.
 fn entries(count: u32) -> Vec<f64> {
-    let mut words = vec![0.0, 0.0, 0.0, LATER, LATER, PERIOD, f64::from(count)];
+    let mut words = vec![0.0, 0.0, 0.0, LATER, LATER, PERIOD, 0.0, 0.0, 0.0, f64::from(count)];
     for id in 1..=count {
         words.extend([f64::from(id), 0.0, 0.0, 0.0, LATER]);
     }
@@ -81,7 +81,7 @@ fn values_of_the_documented_form_are_states() {
         assert_eq!(decide(&script, &mut connection, &["key"], is_fast), [LATER + 1.0 - NOW], "a block");
         // The held costs, of which leases hold nothing, count as used.
         let mut held = state(&entries(1));
-        (held[6], held[13]) = (2.0, 2.0);
+        (held[6], held[16]) = (2.0, 2.0);
         put(&mut connection, &bytes(&held));
         assert_eq!(decide(&script, &mut connection, &["key"], is_fast), [LATER - NOW], "held costs");
     }
@@ -104,13 +104,13 @@ fn values_of_another_form_are_invalid_and_kept() {
     cases.push(("a word after the entries".to_owned(), bytes(&state(&[&entries(1)[..], &[0.0]].concat()))));
     cases.push(("65 entries".to_owned(), bytes(&state(&entries(65)))));
     let mut fraction = state(&entries(0));
-    fraction[11] = 0.2;
+    fraction[14] = 0.2;
     fraction.push(0.0);
     cases.push(("a fraction of an entry".to_owned(), bytes(&fraction)));
     cases.push(("501 words".to_owned(), bytes(&[0.0; 501])));
     // The numbers of a state, with a block and with held costs. Those of the entries are checked when they are used.
     for words in [state(&[]), state(&[NOW]), with_one] {
-        for index in 0..words.len().min(12) {
+        for index in 0..words.len().min(15) {
             for number in [f64::NAN, f64::INFINITY, -1.0, -f64::MIN_POSITIVE, MAX_EXACT + 2.0] {
                 let mut words = words.clone();
                 words[index] = number;

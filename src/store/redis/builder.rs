@@ -96,7 +96,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// default.
     ///
     /// The bound of each limit's algorithm holds in every window: see the page "Leases" of the guide. A decision takes its
-    /// cost from the leases of all limits, or Redis makes it. Requests that hold their cost are decided in Redis.
+    /// cost from the leases of all limits, or Redis makes it. Redis decides requests that hold their cost, and requests
+    /// whose cost is above an eighth of what leases may hold.
     /// [`LeakyQueue`](crate::LeakyQueue) and [`InFlight`](crate::InFlight) cannot be leased.
     ///
     /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
@@ -177,7 +178,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - Two limits have the same name, or a name is empty.
     /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
     /// - The secret is too short.
-    /// - A [`lease`](Self::lease) has an invalid duration, share or margin, or the limits do not support leases.
+    /// - A [`lease`](Self::lease) has an invalid duration, share or margin, or the limits do not support leases: also a
+    ///   fixed cost above an eighth of what leases may hold.
     /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot
     ///   spread a limit on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
@@ -246,7 +248,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
         if let Some(lease) = &self.lease {
             lease.check()?;
-            lease::check_limits(&self.limits.iter().map(|limit| limit.0.info()).collect::<Vec<_>>())?;
+            lease::check_limits(&self.limits.iter().map(|limit| limit.0.info()).collect::<Vec<_>>(), lease)?;
         }
         Ok(())
     }

@@ -1,6 +1,3 @@
-use std::sync::Arc;
-
-use arc_swap::ArcSwapOption;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
@@ -16,12 +13,13 @@ use crate::error::Error;
 /// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_LEN`](Self::MAX_LEN)
 /// bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs
 /// in an escaped key.
+#[derive(Clone)]
 pub(crate) struct KeyFormat {
     prefix: String,
     /// For each limit the text before the user's key, after the hash tag.
     prefixes: Vec<String>,
     /// The secret of the keyed hash, if keys are hashed.
-    secret: ArcSwapOption<Hmac<Sha256>>,
+    secret: Option<Hmac<Sha256>>,
 }
 
 impl KeyFormat {
@@ -37,8 +35,7 @@ impl KeyFormat {
     ) -> Self {
         let limit_prefix = |(limit, script)| format!(":{}:{}:{}:", escape(name), escape(limit), escape(script));
         let prefixes = limits.into_iter().map(limit_prefix).collect();
-        let secret = ArcSwapOption::new(secret.map(|secret| Arc::new(hmac_key(secret))));
-        Self { prefix: prefix.to_owned(), prefixes, secret }
+        Self { prefix: prefix.to_owned(), prefixes, secret: secret.map(hmac_key) }
     }
 
     /// Uses the name as the hash tag, so that all keys share a cluster slot.
@@ -74,7 +71,7 @@ impl KeyFormat {
 
     /// Returns the replacement of a user's key, if it is hashed.
     fn hash(&self, key: &str) -> Option<String> {
-        if let Some(secret) = &*self.secret.load() {
+        if let Some(secret) = &self.secret {
             let hash = Hmac::clone(secret).chain_update(key).finalize().into_bytes();
             Some(hex('~', &hash[..16]))
         } else if key.len() > Self::MAX_LEN {
@@ -84,16 +81,15 @@ impl KeyFormat {
         }
     }
 
-    /// Replaces the secret, which changes every key.
-    pub(crate) fn rotate_secret(&self, secret: &[u8]) -> Result<(), Error> {
+    /// Returns the format with another secret, which changes every key.
+    pub(crate) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
         check_secret(secret)?;
-        if self.secret.load().is_none() {
+        if self.secret.is_none() {
             return Err(Error::config(
                 "rotating the secret failed: this limiter's keys are not hashed; build the limiter with `hash_keys`",
             ));
         }
-        self.secret.store(Some(Arc::new(hmac_key(secret))));
-        Ok(())
+        Ok(Self { secret: Some(hmac_key(secret)), ..self.clone() })
     }
 }
 

@@ -34,7 +34,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Acquisition<RedisFuture> {
         let mut parts = [LeasePart::default(); N];
         let parts = first(&mut parts, self.limit_fns.len());
-        for (index, (part, limit)) in parts.iter_mut().zip(&self.limit_fns).enumerate() {
+        for (index, (part, limit)) in parts.iter_mut().zip(&*self.limit_fns).enumerate() {
             *part = leases.part(index, options, |hasher| limit.hash(key, hasher));
         }
         // A cost of 0 is denied if the usage is above the limit, which only Redis knows.

@@ -181,7 +181,8 @@ impl<Key: ?Sized> Redis<Key> {
 
     /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).
     ///
-    /// All keys change with the secret, so every key starts without usage. The old keys expire.
+    /// All keys change with the secret, so every key starts without usage. The old keys expire, and the
+    /// [leases](RedisBuilder::lease) on them are released.
     ///
     /// # Errors
     ///
@@ -189,7 +190,8 @@ impl<Key: ?Sized> Redis<Key> {
     pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
         let secret = secret.into();
         let mut settings = self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        self.state().key_format.rotate_secret(&secret)?;
+        let state = self.state().with_secret(&secret)?;
+        self.shared.state.store(Arc::new(state));
         settings.secret = Some(secret);
         Ok(())
     }
@@ -202,8 +204,8 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// # Errors
     ///
-    /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire, and make
-    /// decisions until then.
+    /// If Redis confirms nothing for twice the [`deadline`](RedisBuilder::deadline). The leases that remain then expire,
+    /// and make decisions until then. While Redis confirms, the method takes as long as the number of leases needs.
     pub async fn close(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         let Some(leases) = &state.leases else { return Ok(()) };

@@ -23,7 +23,7 @@ use crate::limiter::{Acquisition, LimiterFuture};
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
-    pub(super) limit_fns: Vec<Box<dyn RedisBoundLimit<Key>>>,
+    pub(super) limit_fns: Arc<[Box<dyn RedisBoundLimit<Key>>]>,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
@@ -34,7 +34,7 @@ pub(super) struct LimiterState<Key: ?Sized> {
 impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the state, and the conflicts with other limiters of this process.
     pub(super) fn new(builder: RedisBuilder<Key>) -> Result<(Self, Vec<String>), Error> {
-        let limit_fns: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
+        let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
         crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
         let (registration, conflicts) =
@@ -84,6 +84,19 @@ impl<Key: ?Sized> LimiterState<Key> {
         let last_template = ArcSwapOption::empty();
         let state = Self { client, limit_fns, key_format, hash_tag, leases, last_template };
         Ok((state, conflicts))
+    }
+
+    /// Returns the state with another secret, and without leases: those of this state are on the old keys, and are
+    /// released when it is dropped.
+    pub(super) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
+        Ok(Self {
+            client: Arc::clone(&self.client),
+            limit_fns: Arc::clone(&self.limit_fns),
+            key_format: self.key_format.with_secret(secret)?,
+            hash_tag: self.hash_tag.clone(),
+            leases: self.leases.as_ref().map(|leases| Arc::new(leases.without_leases(self.limits()))),
+            last_template: ArcSwapOption::empty(),
+        })
     }
 
     /// Returns the index of the limit with this name.

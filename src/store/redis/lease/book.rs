@@ -1,5 +1,5 @@
 use std::hash::{BuildHasher as _, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,8 +39,10 @@ pub(crate) struct LeaseBook {
     pub(super) wake: Notify,
     /// A reply has arrived.
     replied: Notify,
-    /// A task renews the leases.
-    pub(super) has_task: AtomicBool,
+    /// The number of the task that renews the leases. Each task has a higher one than those before.
+    pub(super) task: AtomicU64,
+    /// When the task ran last, by the clock of the leases; 0 for no task.
+    pub(super) task_ran_at: AtomicU64,
     pub(super) is_closed: AtomicBool,
     limiter: String,
     observers: Observers,
@@ -57,6 +59,11 @@ pub(super) struct Leases {
 impl Leases {
     pub(super) fn is_free(&self, slot: u32) -> bool {
         self.leases[slot as usize].is_none()
+    }
+
+    /// Returns the lease with this id. By the end of a report that was given up, another lease may have the slot.
+    fn of_id(&mut self, slot: u32, id: u64) -> Option<&mut HeldLease> {
+        self.leases[slot as usize].as_deref_mut().filter(|lease| lease.id == id)
     }
 
     pub(super) fn insert(&mut self, slot: u32, lease: HeldLease) {
@@ -93,11 +100,17 @@ impl LeaseBook {
             due: Mutex::default(),
             wake: Notify::new(),
             replied: Notify::new(),
-            has_task: AtomicBool::new(false),
+            task: AtomicU64::new(0),
+            task_ran_at: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             limiter: limiter.to_owned(),
             observers: observers.clone(),
         }
+    }
+
+    /// Returns a book with the same settings, and without leases.
+    pub(crate) fn without_leases(&self, limits: &[LimitInfo]) -> Self {
+        Self::new(self.lease, limits, self.clock.clone(), &self.limiter, &self.observers)
     }
 
     /// Returns what a decision needs of a limit. `hash` feeds the sub-key, and the parameters of the algorithm if the key
@@ -144,9 +157,9 @@ impl LeaseBook {
                 Due::Send(report) => {
                     renewals.push(LeaseRenewal::new(Arc::clone(self), index, lease, report));
                 }
-                Due::Drop => {
+                Due::Drop { rests_until } => {
                     leases[index as usize] = None;
-                    slot.end_lease();
+                    slot.rest_until(rests_until);
                     has_ended = true;
                 }
             }
@@ -158,8 +171,9 @@ impl LeaseBook {
         renewals
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.leases().live.is_empty()
+    /// The number of leases.
+    pub(super) fn len(&self) -> usize {
+        self.leases().live.len()
     }
 
     /// Begins to release all leases, and no other begins.
@@ -177,10 +191,10 @@ impl LeaseBook {
         let _ = tokio::time::timeout(at_most, self.replied.notified()).await;
     }
 
-    pub(super) fn finish(&self, index: u32, report: &Report, reply: &RenewalReply) {
+    pub(super) fn finish(&self, (index, id): (u32, u64), report: &Report, reply: &RenewalReply) {
         let slot = self.slot(index);
         let mut moved = Moved::default();
-        if let Some(lease) = &mut self.leases().leases[index as usize] {
+        if let Some(lease) = self.leases().of_id(index, id) {
             if let Some(figures) = reply.figures {
                 let reset = micros_floor(figures.reset);
                 slot.set_reported(figures.remaining, reply.now.saturating_add(reset));
@@ -192,8 +206,8 @@ impl LeaseBook {
         self.observers.emit(|| Event::LeaseRenewed { store: &self.limiter, granted, spent, returned, lost });
     }
 
-    pub(super) fn fail(&self, index: u32) {
-        if let Some(lease) = &mut self.leases().leases[index as usize] {
+    pub(super) fn fail(&self, (index, id): (u32, u64)) {
+        if let Some(lease) = self.leases().of_id(index, id) {
             lease.fail(&self.terms, self.clock.now());
         }
         // `release_all` is not woken: it would send the report again at once, as often as it fails.

@@ -7,6 +7,7 @@ use crate::clock::{Clock, SystemClock};
 /// No adjustment of the system time changes a [`SystemClock`]. It reads a hardware counter, and is within microseconds of
 /// the monotonic clock. The processor may read the counter some instructions early or late, beside the atomic operations
 /// of a slot. Both are far below the margin, which is at least 1 ms.
+#[derive(Clone)]
 pub(crate) enum LeaseClock {
     System(SystemClock),
     ForTests(Arc<dyn Clock>),

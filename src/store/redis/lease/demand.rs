@@ -1,5 +1,8 @@
 //! Which keys get leases: those with enough demand that leases could serve.
 //!
+//! A report takes the server about as long as [`REPORT_WORK`](super::held_lease::REPORT_WORK) decisions. So a key gets a
+//! lease for [`MIN_DECISIONS`] in one duration, and keeps it while its reports save more than that ([`HeldLease`]).
+//!
 //! A lease is of use only if all limits of a decision have one. A limit *blocks* the leases of the other limits of a
 //! decision if its key is cold, or if it has no room. The others then do not count the decision: they would hold units
 //! that no request spends, which are missing elsewhere. A shadow limit without room blocks nothing.
@@ -9,17 +12,14 @@ use std::sync::atomic::Ordering;
 
 use super::book::LeaseBook;
 use super::held_lease::HeldLease;
-use super::quota::{LeasedLimit, LeasedQuota};
+use super::quota::{LeasedLimit, LeasedQuota, MIN_GRANT};
 use super::spending::LeasePart;
 
-/// The decisions within one duration below which a key is decided in Redis.
+/// The decisions within one duration below which a key gets no lease.
 ///
-/// A lease with demand makes two reports in each duration. So with fewer decisions it would save few calls, or none:
-/// docs/leases.md has the figures.
-pub(super) const MIN_DECISIONS: u64 = 4;
-
-/// Redis grants no fewer units.
-const MIN_GRANT: u64 = 2;
+/// A lease with demand makes two reports in each duration, which is the work of ten decisions: docs/leases.md has the
+/// figures.
+pub(super) const MIN_DECISIONS: u64 = 16;
 
 /// The key of one limit in a decision that is made in Redis.
 struct KeyState {
@@ -65,12 +65,21 @@ impl LeaseBook {
 
     fn key_state(&self, limit: &LeasedLimit, part: &LeasePart, now: u64) -> KeyState {
         let cold = KeyState { slot: None, blocks: true };
+        if limit.fixed.as_ref().is_some_and(|quota| part.cost > quota.figures.max_cost) {
+            return cold;
+        }
         let Some((index, slot)) = self.find(part.fingerprint) else {
             self.watch(part, now);
             return cold;
         };
         if slot.is_leased() {
+            if self.slot_figures.get(index as usize).is_some_and(|figures| part.cost > figures.get().max_cost) {
+                return cold;
+            }
             return KeyState { slot: Some((index, None)), blocks: slot.is_short() && !limit.is_shadow };
+        }
+        if slot.is_resting(now) {
+            return cold;
         }
         match slot.count_demand(part.cost, now, self.terms.duration) / part.cost.max(1) {
             0..MIN_DECISIONS => cold,
@@ -100,6 +109,9 @@ impl LeaseBook {
             slot.set_short(true);
             return false;
         }
+        if part.cost > quota.figures.max_cost {
+            return false;
+        }
         let mut leases = self.leases();
         if slot.fingerprint() != part.fingerprint || !leases.is_free(index) {
             return slot.is_leased();
@@ -108,7 +120,7 @@ impl LeaseBook {
             figures.set(quota.figures);
         }
         let counted_at = slot.lease(decisions.saturating_mul(part.cost), self.terms.duration);
-        leases.insert(index, HeldLease::new(key, quota, counted_at));
+        leases.insert(index, HeldLease::new(key, quota, part.cost, counted_at));
         true
     }
 }
@@ -118,57 +130,83 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use super::MIN_DECISIONS;
     use crate::clock::ManualClock;
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
+    use crate::store::redis::lease::held_lease::REPORT_WORK;
     use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, RenewalReply, Reply};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(100);
 
-    /// Acquires `demand` times in each of 100 durations, at equal intervals, on a server with much room. Returns the
-    /// decisions in Redis, and the reports.
+    /// Acquires so many times in each duration, at equal intervals, on a server with much room. Returns for each duration
+    /// the decisions in Redis, and the reports.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number")]
-    fn operations(demand: u32) -> (u32, u32) {
+    fn operations(demands: &[u64]) -> Vec<(u64, u64)> {
         let clock = ManualClock::new();
         let limit = Limit::new("user", Gcra::new(Quota::per_second(1_000_000)));
         let infos = [RedisLimit::<str>::new(limit).0.info()];
         let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
         let book = Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()));
         let parts = [book.part(0, AcquireOptions::default(), |hasher| "alice".hash_key(hasher))];
-        let (mut direct, mut reports, mut expiry) = (0, 0, 1);
-        // The task looks at the leases sixteen times in each duration.
-        for tick in 0..100 * 16 {
-            for report in book.take_due(true) {
-                reports += 1;
-                expiry += 1;
-                let held = report.encode()[5] as u64;
-                report.finish(&RenewalReply { reply: Reply::Applied { held, expiry }, now: 0, figures: None });
-            }
-            let is_arrival = |of: u32| of * demand / 16;
-            for _ in is_arrival(tick)..is_arrival(tick + 1) {
-                if book.decide::<1>(&parts, AcquireOptions::default()).is_none() {
-                    direct += 1;
-                    book.count_demand(&parts, |_| Some(([].into(), book.quota(0, &infos[0], None)?)));
+        let (mut operations, mut expiry) = (Vec::new(), 1);
+        for demand in demands {
+            let (mut direct, mut reports) = (0, 0);
+            // The task looks at the leases sixteen times in each duration.
+            for tick in 0..16 {
+                for report in book.take_due(true) {
+                    reports += 1;
+                    expiry += 1;
+                    let held = report.encode()[5] as u64;
+                    report.finish(&RenewalReply { reply: Reply::Applied { held, expiry }, now: 0, figures: None });
                 }
+                for _ in tick * demand / 16..(tick + 1) * demand / 16 {
+                    if book.decide::<1>(&parts, AcquireOptions::default()).is_none() {
+                        direct += 1;
+                        book.count_demand(&parts, |_| Some(([].into(), book.quota(0, &infos[0], None)?)));
+                    }
+                }
+                clock.advance(DURATION / 16);
             }
-            clock.advance(DURATION / 16);
+            operations.push((direct, reports));
         }
-        (direct, reports)
+        operations
     }
 
-    /// A lease makes two reports in each duration. So it saves calls from four decisions on.
+    /// Returns the server's work, in decisions.
+    fn work(operations: &[(u64, u64)]) -> u64 {
+        operations.iter().map(|(direct, reports)| direct + reports * REPORT_WORK).sum()
+    }
+
     #[test]
-    fn keys_with_less_than_four_decisions_in_a_duration_are_decided_in_redis() {
-        for demand in [1, 2, 3, 4, 6, 8, 16, 64, 256] {
-            let (direct, reports) = operations(demand);
+    fn leases_cost_the_server_no_more_than_they_save() {
+        for demand in (1..=40).chain([64, 128, 256]) {
+            let operations = operations(&vec![demand; 100]);
+            let (direct, reports) = operations.iter().fold((0, 0), |sums, one| (sums.0 + one.0, sums.1 + one.1));
             println!("{demand}: {direct} decisions in Redis and {reports} reports for {} decisions", demand * 100);
-            if demand < 4 {
+            if demand < MIN_DECISIONS {
                 assert_eq!((direct, reports), (demand * 100, 0));
-            } else if demand > 4 {
-                assert!(direct <= 3 * demand && reports <= 320, "{demand}: {direct} {reports}");
+            } else {
+                assert!(work(&operations) <= demand * 85, "{demand}: {direct} {reports}");
+            }
+        }
+    }
+
+    /// A demand between ten decisions, the work of two reports, and the least for a new lease keeps a lease. A smaller one
+    /// ends it.
+    #[test]
+    fn lease_ends_if_its_reports_save_too_little() {
+        for (demand, keeps) in [(14, true), (11, true), (8, false), (4, false), (1, false)] {
+            let all = operations(&[&[32; 20][..], &[demand; 200]].concat());
+            let later = &all[120..];
+            println!("{demand} after 32: work {} of {}", work(later), demand * 100);
+            if keeps {
+                assert!(later.iter().all(|(direct, _)| *direct == 0), "{demand}: {later:?}");
+            } else {
+                assert_eq!(work(later), demand * 100, "no leases");
             }
         }
     }

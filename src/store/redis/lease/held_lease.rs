@@ -18,12 +18,26 @@ pub(super) struct Terms {
 /// The least id of a lease. Those of sessions are smaller: see `holds.lua`.
 const LEASE_IDS: u64 = 1 << 52;
 
-/// The demand, in units in one duration, below which a lease ends. Also the least wanted grant.
+/// The least wanted grant. A lease without units ends below this demand.
 const MIN_DEMAND: u64 = 4;
+
+/// The decisions that take the server as long as one report: docs/leases.md has the figures.
+pub(super) const REPORT_WORK: u64 = 5;
+
+/// The reports that a lease makes without saving anything, before it ends. So a short pause does not end it.
+const CREDIT_REPORTS: u64 = 4;
+
+/// After a lease that has cost more than it has saved, the key gets no other one for so many durations.
+const REST_DURATIONS: u64 = 16;
 
 impl Terms {
     pub(super) fn new(lease: &Lease) -> Self {
         Self { duration: lease.duration_micros(), usable: lease.usable_micros() }
+    }
+
+    /// The time after which a task that has not run counts as parked.
+    pub(super) fn max_pause(&self) -> u64 {
+        self.tick() * 4
     }
 
     /// The interval in which the renewal task looks at all leases.
@@ -49,14 +63,22 @@ pub(super) struct HeldLease {
     wanted: u64,
     /// The units that Redis held after the last reply.
     held: u64,
+    /// The cost of the decision that began the lease.
+    cost: u64,
+    /// The decisions that the lease has made, less the work of its reports.
+    credit: u64,
+    /// The lease has cost more than it has saved, and ends.
+    is_ending: bool,
 }
 
 /// The work that is due for a lease.
 pub(super) enum Due {
     Nothing,
     Send(Report),
-    /// Nothing is held and nothing is wanted: the lease can be dropped.
-    Drop,
+    /// Nothing is held and nothing is wanted: the lease can be dropped. The key gets no other one before this time.
+    Drop {
+        rests_until: u64,
+    },
 }
 
 /// What a reply has changed, for metrics.
@@ -69,10 +91,22 @@ pub(super) struct Moved {
 }
 
 impl HeldLease {
-    /// A lease without units. Its demand was counted since `counted_at`.
-    pub(super) fn new(key: Arc<[u8]>, quota: Arc<LeasedQuota>, counted_at: u64) -> Self {
-        let (id, ledger) = (LEASE_IDS + random_id(), Ledger::default());
-        Self { id, key, quota, ledger, is_in_flight: false, counted_at, next_at: 0, wanted: 0, held: 0 }
+    /// A lease without units, for decisions of this cost. Its demand was counted since `counted_at`.
+    pub(super) fn new(key: Arc<[u8]>, quota: Arc<LeasedQuota>, cost: u64, counted_at: u64) -> Self {
+        Self {
+            id: LEASE_IDS + random_id(),
+            key,
+            quota,
+            ledger: Ledger::default(),
+            is_in_flight: false,
+            counted_at,
+            next_at: 0,
+            wanted: 0,
+            held: 0,
+            cost: cost.max(1),
+            credit: CREDIT_REPORTS * REPORT_WORK,
+            is_ending: false,
+        }
     }
 
     /// Returns the work that is due. With `is_closing` all units are released.
@@ -94,15 +128,25 @@ impl HeldLease {
             return Due::Nothing;
         }
         slot.clear_due();
-        let demand = slot.take_demand().saturating_add(self.ledger.spent_since(slot.remaining()));
-        if self.ledger.is_settled() && (is_closing || demand < MIN_DEMAND) {
-            return Due::Drop;
+        let spent = self.ledger.spent_since(slot.remaining());
+        let demand = slot.take_demand().saturating_add(spent);
+        if self.ledger.is_settled() && (is_closing || self.is_ending || demand < MIN_DEMAND) {
+            let rests_until = if self.is_ending { now + REST_DURATIONS * terms.duration } else { 0 };
+            return Due::Drop { rests_until };
         }
-        let want = if is_closing { 0 } else { self.want(demand, elapsed, terms) };
+        self.pay_report(spent);
+        let want = if is_closing || self.is_ending { 0 } else { self.want(demand, elapsed, terms) };
         let keep = if slot.has_passed(now) { 0 } else { want };
         let (remaining, kept) = slot.begin_generation(keep);
         (self.counted_at, self.wanted, self.is_in_flight) = (now, want, true);
         Due::Send(self.ledger.report(remaining, kept, want, now))
+    }
+
+    /// Compares the work of the next report with what the lease has saved. `spent` units were spent since the last one.
+    fn pay_report(&mut self, spent: u64) {
+        let credit = self.credit.saturating_add(spent / self.cost).min(CREDIT_REPORTS * REPORT_WORK);
+        self.is_ending |= credit < REPORT_WORK;
+        self.credit = credit.saturating_sub(REPORT_WORK);
     }
 
     /// The units that cover the demand for one duration, and a quarter more.
@@ -120,6 +164,10 @@ impl HeldLease {
 
     /// Applies a reply.
     pub(super) fn finish(&mut self, slot: &Slot, terms: &Terms, report: &Report, reply: Reply, now: u64) -> Moved {
+        if self.ledger.pending().is_none_or(|pending| pending.sequence != report.sequence) {
+            // The report was given up, and a later one carries its sums.
+            return Moved::default();
+        }
         self.is_in_flight = false;
         if !matches!(reply, Reply::Applied { .. }) {
             // Before the ledger, so that nothing is spent that belongs to no account.

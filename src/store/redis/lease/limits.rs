@@ -1,14 +1,18 @@
+use super::config::Lease;
+use super::quota::LeasedQuota;
 use crate::error::Error;
+use crate::limit::LimitCost;
 use crate::store::redis::script::LimitInfo;
 
 /// Checks that leases support the limits.
-pub(crate) fn check_limits(limits: &[LimitInfo]) -> Result<(), Error> {
-    for limit in limits {
+pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Error> {
+    for (index, limit) in limits.iter().enumerate() {
         let problem = if limit.held_until_end {
             "counts requests in flight, which have no quota to lease"
         } else if limit.is_queue {
             "is a queue, whose starts are one after the other"
         } else {
+            check_fixed_cost(index, limit, lease)?;
             continue;
         };
         return Err(Error::config(format!(
@@ -18,4 +22,18 @@ pub(crate) fn check_limits(limits: &[LimitInfo]) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Checks that leases can serve a fixed cost, if the quota is the same for all keys.
+fn check_fixed_cost(index: usize, limit: &LimitInfo, lease: &Lease) -> Result<(), Error> {
+    let (LimitCost::Fixed(cost), Some(fixed)) = (limit.cost, &limit.fixed_algorithm) else { return Ok(()) };
+    let max_cost = LeasedQuota::new(index, limit, fixed.algorithm(), lease).figures.max_cost;
+    if cost <= max_cost {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "invalid lease: the fixed cost of the limit {:?} is {cost}, and leases serve at most an eighth of `max_share` of \
+         the limit, {max_cost}; remove `lease`, or raise `max_share` or the burst",
+        limit.name.as_str()
+    )))
 }

@@ -6,7 +6,7 @@
 //!
 //! This order makes the bound exact: each unit is held from its grant until it is charged, and charged after it was
 //! spent. If it were charged at its grant, it would drain while the process keeps it, and more would be admitted than
-//! the algorithm allows. The process stops to spend a margin before the expiry, by its own monotonic clock, counted from
+//! the algorithm allows. The process stops spending shortly before the expiry, by its own monotonic clock, counted from
 //! before the report was sent.
 //!
 //! | Module | Responsibility |
@@ -17,7 +17,7 @@
 //! | `held_lease` | one lease: when it reports, and how much it wants |
 //! | `book` | the leases of a limiter, in a table of fixed size |
 //! | `spending` | decisions by the leases of all limits |
-//! | `demand` | which keys get leases |
+//! | `demand` | which keys get leases: those with enough demand for costs that leases can serve |
 //! | `renewal` | a report that was sent |
 //! | `limits` | the check of the limits |
 //! | `task` | the background task that sends reports |

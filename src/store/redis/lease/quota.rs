@@ -10,6 +10,9 @@ use crate::decision::{AcquireOptions, Name};
 use crate::limit::LimitCost;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
 
+/// Redis grants no fewer units.
+pub(super) const MIN_GRANT: u64 = 2;
+
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {
     pub(super) name: Name,
@@ -48,6 +51,9 @@ pub(super) struct QuotaFigures {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) supports_scheduling: bool,
+    /// The largest cost that leases serve: an eighth of the units that they hold together. A lease that holds fewer such
+    /// costs saves no work. Redis decides larger costs, which are no demand for leases; `lease.lua` has the same bound.
+    pub(super) max_cost: u64,
 }
 
 impl LeasedQuota {
@@ -73,6 +79,7 @@ impl LeasedQuota {
                 limit: idle.limit,
                 window: micros_floor(idle.window),
                 supports_scheduling: algorithm.supports_scheduling(),
+                max_cost: if max_held < MIN_GRANT { 0 } else { (max_held / 8).max(1) },
             },
         }
     }
@@ -98,6 +105,7 @@ pub(super) struct SlotFigures {
     limit: AtomicU64,
     window: AtomicU64,
     supports_scheduling: AtomicBool,
+    max_cost: AtomicU64,
 }
 
 impl SlotFigures {
@@ -105,6 +113,7 @@ impl SlotFigures {
         self.limit.store(figures.limit, Ordering::Relaxed);
         self.window.store(figures.window, Ordering::Relaxed);
         self.supports_scheduling.store(figures.supports_scheduling, Ordering::Relaxed);
+        self.max_cost.store(figures.max_cost, Ordering::Relaxed);
     }
 
     /// Returns the figures. A reader beside [`set`](Self::set) may get those of two keys, which are estimates anyway.
@@ -113,6 +122,7 @@ impl SlotFigures {
             limit: self.limit.load(Ordering::Relaxed),
             window: self.window.load(Ordering::Relaxed),
             supports_scheduling: self.supports_scheduling.load(Ordering::Relaxed),
+            max_cost: self.max_cost.load(Ordering::Relaxed),
         }
     }
 }

@@ -42,14 +42,14 @@ impl LeaseRenewal {
     /// Records the reply.
     pub(crate) fn finish(mut self, reply: &RenewalReply) {
         self.is_finished = true;
-        self.book.finish(self.slot, &self.report, reply);
+        self.book.finish((self.slot, self.id), &self.report, reply);
     }
 }
 
 impl Drop for LeaseRenewal {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.book.fail(self.slot);
+            self.book.fail((self.slot, self.id));
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Slot {
     is_due: AtomicBool,
     /// The last report has found too little room for the wanted units.
     is_short: AtomicBool,
+    /// A lease has cost more than it has saved. The key gets no other one before the end of the window.
+    is_resting: AtomicBool,
 }
 
 /// A cost that a decision has taken from a lease, and has not spent yet.
@@ -83,6 +85,7 @@ impl Slot {
             low_mark: AtomicU32::new(0),
             is_due: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
+            is_resting: AtomicBool::new(false),
         }
     }
 
@@ -206,6 +209,7 @@ impl Slot {
     pub(super) fn count_demand(&self, cost: u64, now: u64, duration: u64) -> u64 {
         if self.is_cold(now) {
             self.demand.store(0, Ordering::Relaxed);
+            self.is_resting.store(false, Ordering::Relaxed);
             self.window_end.store(now + duration, Ordering::Relaxed);
         }
         let cost = cost.min(MAX_UNITS);
@@ -220,9 +224,20 @@ impl Slot {
 
     /// The lease has ended. The key is cold.
     pub(super) fn end_lease(&self) {
+        self.rest_until(0);
+    }
+
+    /// The lease has ended, and has cost more than it has saved. The key gets no other one until `end`.
+    pub(super) fn rest_until(&self, end: u64) {
         self.clear_due();
         self.set_short(false);
-        self.window_end.store(0, Ordering::Relaxed);
+        self.is_resting.store(end > 0, Ordering::Relaxed);
+        self.window_end.store(end, Ordering::Relaxed);
+    }
+
+    /// Whether a lease has cost more than it has saved lately.
+    pub(super) fn is_resting(&self, now: u64) -> bool {
+        self.is_resting.load(Ordering::Relaxed) && !self.is_cold(now)
     }
 
     pub(super) fn is_leased(&self) -> bool {

@@ -171,6 +171,7 @@ mod tests {
     use crate::encode::EncodeKey;
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
+    use crate::store::redis::lease::demand::MIN_DECISIONS;
     use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseTransport, RenewalReply, Reply};
     use crate::{Gcra, Limit, Quota};
 
@@ -194,7 +195,7 @@ mod tests {
         let clock = ManualClock::new();
         let (book, key) = (book(&clock), IpAddr::from([192, 0, 2, 1]));
         let decide = || book.decide::<LIMITS>(&parts(&book, &key), AcquireOptions::default());
-        for _ in 0..4 {
+        for _ in 0..MIN_DECISIONS {
             assert!(decide().is_none(), "nothing is held yet");
             book.count_demand(&parts(&book, &key), |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
         }
@@ -223,7 +224,7 @@ mod tests {
     fn dropped_limiter_releases_the_units_that_a_report_in_flight_asks_for() {
         let clock = ManualClock::new();
         let (book, key) = (book(&clock), IpAddr::from([192, 0, 2, 1]));
-        for _ in 0..4 {
+        for _ in 0..MIN_DECISIONS {
             book.count_demand(&parts(&book, &key), |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
         }
         clock.advance(DURATION / 2);

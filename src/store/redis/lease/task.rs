@@ -17,38 +17,52 @@ pub(crate) trait LeaseTransport: Send + Sync {
 }
 
 impl LeaseBook {
-    /// Makes sure that a task renews the leases. It ends with its runtime, and then the next call starts another one.
+    /// Makes sure that a task renews the leases. The task ends with its runtime, and then the next call starts another one.
+    ///
+    /// A task also stops if nothing drives its runtime: a runtime of one thread that is parked, or that runs only during
+    /// `block_on`. If it has not run for a quarter of the duration, a call on another runtime takes over.
     pub(crate) fn ensure_task(self: &Arc<Self>, transport: &Weak<impl LeaseTransport + 'static>) {
-        if self.has_task.load(Ordering::Relaxed) {
+        let (now, last) = (self.clock.now(), self.task.load(Ordering::Acquire));
+        let ran_at = self.task_ran_at.load(Ordering::Relaxed);
+        if ran_at > 0 && now < ran_at.saturating_add(self.terms.max_pause()) {
             return;
         }
         let (Ok(runtime), true) = (Handle::try_current(), runtime::has_timer()) else { return };
-        if !self.has_task.swap(true, Ordering::AcqRel) {
+        let number = last + 1;
+        if self.task.compare_exchange(last, number, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.task_ran_at.store(now.max(1), Ordering::Relaxed);
+            // The reports of the last task may wait in its runtime, which sends nothing.
+            self.give_up_reports();
             let transport: Weak<dyn LeaseTransport> = Weak::clone(transport) as Weak<dyn LeaseTransport>;
-            runtime.spawn(RenewalTask(Arc::clone(self)).run(transport));
+            runtime.spawn(RenewalTask { book: Arc::clone(self), number }.run(transport));
         }
     }
 
-    /// Releases all leases, and waits until Redis has confirmed that, for at most `limit`.
+    /// Releases all leases, and waits until Redis has confirmed that.
     ///
     /// # Errors
     ///
-    /// If Redis has not confirmed it by then. The leases that remain expire.
+    /// If Redis confirms nothing for `limit`. The leases that remain expire.
     pub(crate) async fn release_all(
         self: &Arc<Self>,
         transport: &dyn LeaseTransport,
         limit: Duration,
     ) -> Result<(), Error> {
         self.close();
-        let deadline = Instant::now() + limit;
+        let (mut deadline, mut fewest) = (Instant::now() + limit, usize::MAX);
         loop {
             self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
-            if self.is_empty() {
+            let left = self.len();
+            if left == 0 {
                 return Ok(());
+            }
+            if left < fewest {
+                (deadline, fewest) = (Instant::now() + limit, left);
             }
             if Instant::now() >= deadline {
                 return Err(Error::unavailable(format!(
-                    "releasing leases failed: Redis did not reply within {limit:?}, so the leases expire; check the server"
+                    "releasing leases failed: Redis did not reply within {limit:?}, so {left} leases expire; check the \
+                     server"
                 )));
             }
             self.replied(Duration::from_millis(5)).await;
@@ -65,21 +79,28 @@ impl LeaseBook {
 }
 
 /// The task that renews the leases of a limiter.
-struct RenewalTask(Arc<LeaseBook>);
+struct RenewalTask {
+    book: Arc<LeaseBook>,
+    number: u64,
+}
 
 impl RenewalTask {
     async fn run(self, transport: Weak<dyn LeaseTransport>) {
-        let book = &self.0;
+        let book = &self.book;
         let tick = Duration::from_micros(book.terms.tick());
         let mut next_tick = Instant::now() + tick;
         loop {
             let until_tick = next_tick.saturating_duration_since(Instant::now());
             let _ = timeout(until_tick, book.wake.notified()).await;
             let Some(transport) = transport.upgrade() else { return };
+            if book.task.load(Ordering::Acquire) != self.number {
+                return;
+            }
+            book.task_ran_at.store(book.clock.now().max(1), Ordering::Relaxed);
             let is_tick = Instant::now() >= next_tick;
             if is_tick {
                 next_tick = Instant::now() + tick;
-                if book.is_empty() {
+                if book.len() == 0 {
                     return;
                 }
             }
@@ -90,6 +111,138 @@ impl RenewalTask {
 
 impl Drop for RenewalTask {
     fn drop(&mut self) {
-        self.0.has_task.store(false, Ordering::Release);
+        if self.book.task.load(Ordering::Acquire) == self.number {
+            self.book.task_ran_at.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::runtime::{Builder, Runtime};
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::clock::{Clock as _, ManualClock};
+    use crate::decision::AcquireOptions;
+    use crate::encode::EncodeKey as _;
+    use crate::observe::Observers;
+    use crate::store::redis::RedisLimit;
+    use crate::store::redis::lease::demand::MIN_DECISIONS;
+    use crate::store::redis::lease::{Lease, LeaseClock, RenewalReply, Reply};
+    use crate::{Gcra, Limit, Quota};
+
+    const DURATION: Duration = Duration::from_millis(160);
+
+    /// The reports that wait for the server.
+    #[derive(Default)]
+    struct Sent(Mutex<Vec<LeaseRenewal>>);
+
+    impl LeaseTransport for Sent {
+        fn send(&self, renewal: LeaseRenewal) {
+            self.0.lock().expect("no panic").push(renewal);
+        }
+    }
+
+    impl Sent {
+        fn count(&self) -> usize {
+            self.0.lock().expect("no panic").len()
+        }
+
+        /// The server answers at most so many reports.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number")]
+        fn reply(&self, at_most: usize, now: u64) {
+            let mut sent = self.0.lock().expect("no panic");
+            let count = at_most.min(sent.len());
+            let replied: Vec<_> = sent.drain(..count).collect();
+            drop(sent);
+            for report in replied {
+                let held = report.encode()[5] as u64;
+                let reply = Reply::Applied { held, expiry: now + 1_000_000 };
+                report.finish(&RenewalReply { reply, now, figures: None });
+            }
+        }
+    }
+
+    fn book(clock: &ManualClock) -> Arc<LeaseBook> {
+        let infos = [RedisLimit::<u64>::new(Limit::new("user", Gcra::new(Quota::per_second(1_000_000)))).0.info()];
+        let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
+        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()))
+    }
+
+    /// Asks for a lease on a key.
+    fn ask(book: &Arc<LeaseBook>, key: u64) {
+        let parts = [book.part(0, AcquireOptions::default(), |hasher| key.hash_key(hasher))];
+        for _ in 0..MIN_DECISIONS {
+            book.count_demand(&parts, |limit| Some(([].into(), book.limits[limit].fixed.clone()?)));
+        }
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+    }
+
+    /// A call makes sure that there is a task, and then its runtime runs for a time.
+    fn call(runtime: &Runtime, book: &Arc<LeaseBook>, sent: &Arc<Sent>, then: Duration) {
+        runtime.block_on(async {
+            book.ensure_task(&Arc::downgrade(sent));
+            sleep(then).await;
+        });
+    }
+
+    /// The task runs while its runtime does. After a quarter of the duration without a run, another one takes over, and
+    /// sends the report that the first one has left.
+    #[test]
+    fn parked_task_is_replaced_after_a_quarter_of_the_duration() {
+        let (clock, sent, runtimes) = (ManualClock::new(), Arc::new(Sent::default()), [runtime(), runtime()]);
+        let book = book(&clock);
+        ask(&book, 1);
+        clock.advance(DURATION / 2);
+        call(&runtimes[0], &book, &sent, DURATION / 8);
+        assert_eq!(sent.count(), 1, "the first runtime has sent a report");
+        clock.advance((DURATION / 4).saturating_sub(Duration::from_micros(1)));
+        call(&runtimes[1], &book, &sent, DURATION / 8);
+        assert_eq!(sent.count(), 1, "the first task is not late");
+        clock.advance(Duration::from_micros(1));
+        call(&runtimes[1], &book, &sent, DURATION / 8);
+        assert_eq!(sent.count(), 2, "the second one repeats the report");
+        sent.reply(2, clock.now().as_micros());
+        runtimes[0].block_on(async { sleep(DURATION).await });
+        assert_eq!(runtimes[0].metrics().num_alive_tasks(), 0, "the first task ends when its runtime runs again");
+        assert!(book.task_ran_at.load(Ordering::Relaxed) > 0, "and the second one goes on");
+    }
+
+    /// The release of many leases takes longer than the limit, which bounds only the time without a confirmation.
+    #[test]
+    fn close_of_16_000_leases_lasts_while_the_server_confirms() {
+        const LIMIT: Duration = Duration::from_millis(100);
+        let (clock, sent) = (ManualClock::new(), Arc::new(Sent::default()));
+        let book = book(&clock);
+        (0..16_000).for_each(|key| ask(&book, key));
+        clock.advance(DURATION / 2);
+        book.take_due(true).into_iter().for_each(|renewal| sent.send(renewal));
+        assert!(sent.count() > 15_000, "{} leases", sent.count());
+        sent.reply(usize::MAX, clock.now().as_micros());
+        let close = |replies: usize| {
+            let (server, clock) = (Arc::clone(&sent), clock.clone());
+            runtime().block_on(async {
+                let replying = tokio::spawn(async move {
+                    loop {
+                        sleep(Duration::from_millis(10)).await;
+                        server.reply(replies, clock.now().as_micros());
+                    }
+                });
+                let (began, result) = (Instant::now(), book.release_all(&*sent, LIMIT).await);
+                replying.abort();
+                (began.elapsed(), result)
+            })
+        };
+        let (lasted, result) = close(0);
+        assert!(result.is_err() && lasted >= LIMIT && lasted < LIMIT * 2, "{lasted:?}: {result:?}");
+        let (lasted, result) = close(100);
+        assert!(result.is_ok() && lasted > LIMIT * 10, "{lasted:?}: {result:?}");
+        assert_eq!(book.len(), 0);
     }
 }

@@ -170,6 +170,11 @@ local function decide(template, operation)
       end
     end
   end
+  local by_leases = not allowed and held_costs and held_costs.is_denied_by_leases
+    and held_costs.is_denied_by_leases(template, operation, verdicts)
+  if held_costs and held_costs.mark_large_costs and template.op ~= PEEK then
+    held_costs.mark_large_costs(template, operation, verdicts, by_leases)
+  end
   if allowed and template.op ~= PEEK then
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
@@ -202,8 +207,6 @@ local function decide(template, operation)
     results[result_count + l] = verdicts[l]
   end
   result_count = result_count + limits + 1
-  local by_leases = not allowed and held_costs and held_costs.is_denied_by_leases
-    and held_costs.is_denied_by_leases(template, operation, verdicts)
   local flags, flag = (can_schedule and 0 or 1) + (by_leases and 2 or 0), 4
   for l = 1, limits do
     if blocks[operation[l + 1]] > now then

@@ -2,10 +2,11 @@
 --
 -- # Layout
 --
--- Behind the words of a state are eight words: the key's expiry, the end of a block, the sum of the held costs, the part
--- of it that leases hold, the earliest and the latest expiry of an entry, the longest time until one (in microseconds),
--- and the number of entries. Then the entries, one for each session, of five words: the id, the held cost, the sums that
--- the session has released and charged since it began, and its expiry. The id of a lease is at least LEASE_IDS.
+-- Behind the words of a state are eleven words: the key's expiry, the end of a block, the sum of the held costs, the part
+-- of it that leases hold, the earliest expiry of an entry or of the mark, the latest expiry of an entry, the longest time
+-- until one (in microseconds), three words of leases (lease.lua), and the number of entries. Then the entries, one for
+-- each session, of five words: the id, the held cost, the sums that the session has released and charged since it began,
+-- and its expiry. The id of a lease is at least LEASE_IDS.
 --
 -- # Protocol
 --
@@ -75,7 +76,7 @@ local function make_holds()
         kernel.charge(s, h.latest, h.cost, p)
         lasts_until = max(lasts_until, s[1])
       end
-      h.lasts_until = lasts_until
+      h.lasts_until = max(lasts_until, h.yields_until)
     end
   end
 
@@ -90,9 +91,17 @@ local function make_holds()
       if expiry < due then due = expiry end
       if expiry > latest then latest = expiry end
     end
+    if h.yields_until <= now then
+      h.yields_until = 0
+    elseif h.yields_until < due then
+      due = h.yields_until
+    end
     h.due, h.latest, h.leased, h.count = due, latest, leased, #entries
     changed[index] = true
     if #entries == 0 then
+      h.span = 0
+    end
+    if #entries == 0 and h.yields_until == 0 then
       holds[index] = nil
       states[index].held = nil
     else
@@ -163,7 +172,7 @@ local function make_holds()
     local h = holds[index]
     if not h then
       h = {
-        cost = 0, leased = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
+        cost = 0, leased = 0, due = MAX_EXACT, latest = 0, span = 0, most = 0, duration = 0, yields_until = 0, count = 0,
         entries = {}, lasts_until = 0, is_reported = true,
       }
       holds[index] = h
@@ -265,11 +274,11 @@ local function make_holds()
     return released, charged
   end
 
-  -- Packs the held costs: six of the eight words, and the entries.
+  -- Packs the held costs: nine of the eleven words, and the entries.
   function this.pack(index)
     local h = holds[index]
     local entries, parts = h.entries, {}
-    parts[1] = pack('<dddddd', h.cost, h.leased, h.due, h.latest, h.span, h.count)
+    parts[1] = pack('<ddddddddd', h.cost, h.leased, h.due, h.latest, h.span, h.most, h.duration, h.yields_until, h.count)
     if not entries then
       -- Not decoded, so unchanged.
       parts[2] = h.packed
@@ -282,7 +291,7 @@ local function make_holds()
   end
 
   -- For lease.lua.
-  this.copy, this.find, this.with_holds, this.refresh = copy, find, with_holds, refresh
+  this.copy, this.find, this.with_holds, this.refresh, this.entries_of = copy, find, with_holds, refresh, entries_of
 
   return this
 end

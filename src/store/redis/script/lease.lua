@@ -19,6 +19,16 @@
 -- If the key is blocked, or its usage leaves no room for the kept units, the report is applied, but the expiry stays.
 -- The process finds the expiry that it knows, and spends nothing more. What it spends until then is still held.
 --
+-- # Large costs
+--
+-- A cost above an eighth of what leases hold together at most is *large*: no lease serves it. If only leases deny a
+-- request with such a cost, the key is marked: the leases on it yield. Each report of a lease that keeps units is answered like
+-- that of a blocked key, and nothing is granted, so all units return within one duration. The mark lasts for
+-- YIELD_DURATIONS. A further large cost that leases would deny, if they held as much as they may, renews it.
+--
+-- Three words of the key serve this: the units that all leases together hold at most, their duration (both as of the last
+-- report), and the end of the mark, or 0.
+--
 -- # Waits
 --
 -- The wait of a request that is denied behind leases suffices, if no other request comes: see `wait_behind_leases`.
@@ -27,6 +37,8 @@ local make_holds_of_sessions = make_holds
 
 -- A smaller grant is not worth a call.
 local MIN_GRANT = 2
+-- For so many durations the leases on a key yield to a large cost.
+local YIELD_DURATIONS = 32
 
 function make_holds()
   local this = make_holds_of_sessions()
@@ -88,8 +100,10 @@ function make_holds()
       h = this.with_holds(index)
       h.cost = h.cost + keep
     end
-    local must_stop = blocks[index] > now or keep > 0 and not has_room(index, 0, p)
-    local held = keep + (must_stop and 0 or granted_of(index, want - keep, template.arg2, p))
+    -- A later end was set before the server's clock was set back.
+    local yields = h and h.yields_until > now and h.yields_until <= now + YIELD_DURATIONS * template.arg1
+    local must_stop = blocks[index] > now or keep > 0 and (yields or not has_room(index, 0, p))
+    local held = keep + ((must_stop or yields) and 0 or granted_of(index, want - keep, template.arg2, p))
     if not entry and held == 0 then
       if h then
         this.extend_lifetime(index, p)
@@ -106,6 +120,7 @@ function make_holds()
     end
     entry[2], entry[3], entry[4] = held, spent, sequence
     h.cost, h.span = h.cost + held - keep, max(h.span, template.arg1)
+    h.most, h.duration = math.floor(template.arg2), template.arg1
     this.refresh(index, p)
     return held, entry[5], charged, h.cost
   end
@@ -128,17 +143,21 @@ function make_holds()
     return max(own, ends - at + max(0, wait))
   end
 
+  -- Returns whether a limit would allow the request if leases held so much.
+  local function allows_beside(index, leased, p)
+    local h = holds[index]
+    local cost = h.cost
+    h.cost = cost - h.leased + leased
+    local verdict = kernel_of_key[index].peek(this.charged(index, now, p), now, 0, p)
+    h.cost = cost
+    this.charged(index, now, p)
+    return verdict == 0
+  end
+
   -- Returns whether a limit would allow the request if leases held nothing.
   local function allows_without_leases(index, p)
     local h = holds[index]
-    if not h or h.leased == 0 or blocks[index] > now then
-      return false
-    end
-    local cost = h.cost
-    h.cost = cost - h.leased
-    local verdict = kernel_of_key[index].peek(this.charged(index, now, p), now, 0, p)
-    h.cost = cost
-    return verdict == 0
+    return h and h.leased > 0 and blocks[index] <= now and allows_beside(index, 0, p)
   end
 
   -- Returns whether each limit that denies would allow the request if leases held nothing.
@@ -150,6 +169,24 @@ function make_holds()
       end
     end
     return true
+  end
+
+  -- Marks the keys on which leases must yield to the request. Called before the request is charged.
+  function this.mark_large_costs(template, operation, verdicts, by_leases)
+    for l = 1, limits do
+      local p, index = template[l], operation[l + 1]
+      local h = holds[index]
+      if h and not p.is_shadow and h.most > 0 and p.cost > max(1, math.floor(h.most / 8)) then
+        if by_leases and verdicts[l] > 0 or h.yields_until > now and not allows_beside(index, h.most, p) then
+          -- At most one write in each duration.
+          if h.yields_until < now + (YIELD_DURATIONS - 1) * h.duration then
+            this.entries_of(index, h)
+            h.yields_until = now + YIELD_DURATIONS * h.duration
+            this.refresh(index, p)
+          end
+        end
+      end
+    end
   end
 
   return this

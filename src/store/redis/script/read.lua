@@ -42,7 +42,7 @@ local LATE = 4 - MAX_EXACT
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
 -- key.
-local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 8, 5, 64
+local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 11, 5, 64
 
 local limits = #kernels
 -- Tables are created with slots: growing a table step by step costs more in Lua than the rest of this file.
@@ -100,7 +100,8 @@ end
 local function decode_holds(words, from, entries)
   return {
     cost = words[from + 3], leased = words[from + 4], due = words[from + 5], latest = words[from + 6],
-    span = words[from + 7], count = words[from + 8], packed = entries, entries = false, lasts_until = 0, is_reported = false,
+    span = words[from + 7], most = words[from + 8], duration = words[from + 9], yields_until = words[from + 10],
+    count = words[from + 11], packed = entries, entries = false, lasts_until = 0, is_reported = false,
   }
 end
 

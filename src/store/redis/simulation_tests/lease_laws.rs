@@ -68,7 +68,7 @@ impl Broken<'_> {
     }
 
     /// Once a limiter is closed, the server holds nothing for its leases, and makes all decisions. Closing takes at most
-    /// twice the deadline.
+    /// twice the deadline after the last confirmation.
     pub(super) fn closed_limiters_hold_no_leases(&mut self) {
         let run = self.run;
         let deadline = run.scenario.deadline * 1000;
@@ -78,7 +78,8 @@ impl Broken<'_> {
                 self.report("a closed limiter holds nothing for leases", || format!("{closed:?}"));
             }
             let stalled: u64 = run.stalls.iter().map(|(from, until)| until - from).sum();
-            if closed.ended_at - closed.began_at > 2 * deadline + 10_000 + stalled {
+            let leases = run.store.leases.keys().filter(|(client, ..)| *client == closed.client).count() as u64;
+            if closed.ended_at - closed.began_at > (1 + leases) * 2 * deadline + 10_000 + stalled {
                 self.report("closing ends", || format!("{closed:?}"));
             }
             let is_after = |call: &&Observed| {

@@ -5,6 +5,7 @@
 //! The server reads the client's bytes, and runs the script's input by an independent model.
 
 mod callers;
+mod large_costs;
 mod laws;
 mod lease_laws;
 mod model;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 use self::callers::{Answer, Observed};
@@ -83,9 +84,13 @@ struct Run {
     trace: Vec<String>,
 }
 
+/// A runtime in virtual time.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+}
+
 fn run(seed: u64, is_traced: bool) -> Run {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(simulate(Scenario::new(seed), is_traced))
+    runtime().block_on(simulate(Scenario::new(seed), is_traced))
 }
 
 async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
@@ -259,6 +264,27 @@ fn check_seeds(first: u64, count: u64) -> Vec<(u64, Vec<String>)> {
     let mut failures = failures.into_inner().expect("no panic");
     failures.sort();
     failures
+}
+
+/// Computes a result for each element, on all cores.
+fn on_all_cores<T: Sync, R: Send>(elements: &[T], compute: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, results) = (AtomicU64::new(0), std::sync::Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let index = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).expect("few elements");
+                    let Some(element) = elements.get(index) else { return };
+                    let result = compute(element);
+                    results.lock().expect("no panic").push((index, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().expect("no panic");
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 fn number_from_environment(name: &str) -> Option<u64> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::quota::{Quota, Usage};
-use super::sessions::Session;
+use super::sessions::{LargeCosts, Session};
 use super::wire::{EXPIRED, INVALID_STATE, Input, LATE, Reply, Step, Template, to_f64};
 
 /// The keys of the server, and what was charged on them.
@@ -37,6 +37,7 @@ pub(super) struct Key {
     pub(super) number: u64,
     pub(super) usage: Usage,
     pub(super) sessions: Vec<Session>,
+    pub(super) large_costs: LargeCosts,
     pub(super) is_foreign: bool,
 }
 
@@ -93,8 +94,8 @@ impl Store {
     pub(super) fn index_of(&mut self, limit: usize, number: u64) -> usize {
         let known = self.keys.iter().position(|key| (key.limit, key.number) == (limit, number));
         known.unwrap_or_else(|| {
-            let (usage, sessions) = (Usage::default(), Vec::new());
-            self.keys.push(Key { limit, number, usage, sessions, is_foreign: false });
+            let (usage, sessions, large_costs) = (Usage::default(), Vec::new(), LargeCosts::default());
+            self.keys.push(Key { limit, number, usage, sessions, large_costs, is_foreign: false });
             self.keys.len() - 1
         })
     }
@@ -103,10 +104,10 @@ impl Store {
     pub(super) fn run(&mut self, input: &Input, mut run: Run<'_>) -> Vec<u8> {
         let is_late = input.latest_start > 0.0 && to_f64(run.now) > input.latest_start;
         let keys = || run.keys.iter().map(|key| &self.keys[*key]);
-        let is_fast = input.is_fast && !is_late && !keys().any(|key| !key.sessions.is_empty() || key.is_foreign);
+        let is_fast = input.is_fast && !is_late && !keys().any(|key| key.has_holds() || key.is_foreign);
         let value = |key: &Key| match key {
             Key { is_foreign: true, .. } => Some(Vec::new()),
-            key if key.sessions.is_empty() => Some(key.usage.pack(&run.quotas[key.limit])),
+            key if !key.has_holds() => Some(key.usage.pack(&run.quotas[key.limit])),
             _ => None,
         };
         let mut reply = Reply { results: Vec::new(), values: keys().map(value).collect(), expired: 0 };
@@ -131,6 +132,7 @@ impl Store {
         for key in self.keys.iter_mut().filter(|key| key.number == number) {
             (key.usage, key.is_foreign) = (Usage::default(), is_foreign);
             key.sessions.clear();
+            key.large_costs = LargeCosts::default();
         }
     }
 
@@ -186,6 +188,9 @@ impl Store {
         };
         let verdicts: Vec<i64> = parts.iter().map(verdict_of).collect();
         let is_allowed = verdicts.iter().all(|verdict| *verdict == 0);
+        if template.operation != Input::PEEK {
+            self.mark_large_costs(&parts, &verdicts, run);
+        }
         if is_allowed && template.operation == Input::HOLD {
             if let Err(unknown) = self.hold(template, &parts, run) {
                 reply.results.extend(unknown.iter().map(|unknown| if *unknown { EXPIRED } else { 0.0 }));

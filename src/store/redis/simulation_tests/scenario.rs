@@ -219,8 +219,8 @@ impl Scenario {
     }
 
     fn add_load(&mut self, span: u64, random: &mut Random) {
-        // A key gets a lease for four decisions within one duration.
-        let count = if self.lease.is_some() { random.between(40, 120) } else { random.between(5, 50) };
+        // A key gets a lease for sixteen decisions within one duration.
+        let count = if self.lease.is_some() { random.between(60, 200) } else { random.between(5, 50) };
         let is_hot = self.lease.is_some() && random.percent(70);
         let burst = random.percent(30).then(|| random.below(span));
         for index in 0..count {

@@ -20,7 +20,35 @@ pub(super) struct Session {
     is_lease: bool,
 }
 
+/// What a key stores about costs that its leases never serve: see docs/leases.md.
+#[derive(Clone, Copy, Default)]
+pub(super) struct LargeCosts {
+    /// The units that all leases together hold at most, and their duration, as of the last report.
+    most: u64,
+    duration: u64,
+    /// Until then the leases yield; 0 for no such time.
+    yields_until: u64,
+}
+
+/// For so many durations the leases on a key yield.
+const YIELD_DURATIONS: u64 = 32;
+
+impl LargeCosts {
+    fn yield_at(&self, now: u64, duration: u64) -> bool {
+        self.yields_until > now && self.yields_until <= now + YIELD_DURATIONS * duration
+    }
+}
+
 impl Key {
+    /// Whether the key's value has more than the usage.
+    pub(super) fn has_holds(&self) -> bool {
+        !self.sessions.is_empty() || self.large_costs.yields_until > 0
+    }
+
+    fn leased(&self) -> u64 {
+        self.sessions.iter().filter(|session| session.is_lease).map(|session| session.held).sum()
+    }
+
     pub(super) fn held(&self) -> u64 {
         self.sessions.iter().map(|session| session.held).sum()
     }
@@ -58,6 +86,30 @@ impl Store {
             session.expires_at = expires_at;
         }
         Ok(())
+    }
+
+    /// Lets the leases on a key yield to a cost that they never serve, if only they deny it, or would deny it if they held
+    /// as much as they may.
+    pub(super) fn mark_large_costs(&mut self, parts: &[Part], verdicts: &[i64], run: &Run<'_>) {
+        let allows = |key: &Key, cost: u64, leased: u64| {
+            key.usage.decide(&run.quotas[key.limit], run.now, key.held() - key.leased() + leased, cost) == 0
+        };
+        let denying = || parts.iter().zip(verdicts).filter(|(_, verdict)| **verdict != 0).map(|(part, _)| part);
+        let only_leases_deny = |part: &Part| {
+            let key = &self.keys[part.key];
+            key.leased() > 0 && allows(key, part.cost, 0)
+        };
+        let is_by_leases = denying().next().is_some() && denying().all(only_leases_deny);
+        for (part, verdict) in parts.iter().zip(verdicts) {
+            let key = &self.keys[part.key];
+            let LargeCosts { most, duration, yields_until } = key.large_costs;
+            let is_large = most > 0 && part.cost > (most / 8).max(1);
+            let is_kept = yields_until > run.now && !allows(key, part.cost, most);
+            let until = run.now + YIELD_DURATIONS * duration;
+            if is_large && (is_by_leases && *verdict > 0 || is_kept) && yields_until + duration < until {
+                self.keys[part.key].large_costs.yields_until = until;
+            }
+        }
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of some costs")]
@@ -130,9 +182,10 @@ impl Store {
             key.usage.charge(quota, now, charged);
         }
         let kept = total - known.as_ref().map_or(0, |lease| lease.held) + keep;
-        let must_stop = keep > 0 && !key.has_room(quota, now, kept);
+        let yields = key.large_costs.yield_at(now, template.arg1);
+        let must_stop = keep > 0 && (yields || !key.has_room(quota, now, kept));
         let most = template.arg2.max(0.0) as u64;
-        let mut granted = if must_stop { 0 } else { (want - keep).min(most.saturating_sub(kept)) };
+        let mut granted = if must_stop || yields { 0 } else { (want - keep).min(most.saturating_sub(kept)) };
         // A grant is at most half of the room.
         while granted >= MIN_GRANT && !key.has_room(quota, now, kept + 2 * granted) {
             granted /= 2;
@@ -151,6 +204,7 @@ impl Store {
         }
         let expires_at = if must_stop { stays } else { now + template.arg1 };
         log.terms.push((now, expires_at));
+        (key.large_costs.most, key.large_costs.duration) = (most, template.arg1);
         key.sessions.retain(|session| session.id != id.to_bits());
         let (id, released, charged_sum) = (id.to_bits(), spent, sequence);
         let lease = Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
@@ -189,7 +243,7 @@ impl Store {
         reply.expired += self.expire_key(key, quota, run.now);
         let key = &self.keys[key];
         let mut value = key.usage.pack(quota);
-        if !key.sessions.is_empty() {
+        if key.has_holds() {
             value.splice(0..0, to_f64(key.held()).to_le_bytes());
             value.push(0);
         }
@@ -207,6 +261,12 @@ impl Store {
     /// Charges each expired cost as of its expiry. Returns the number of them.
     fn expire_key(&mut self, index: usize, quota: &Quota, now: u64) -> u16 {
         let key = &mut self.keys[index];
+        if key.large_costs.yields_until <= now {
+            key.large_costs.yields_until = 0;
+        }
+        if !key.has_holds() {
+            key.large_costs = LargeCosts::default();
+        }
         if key.sessions.iter().all(|session| session.expires_at > now) {
             return 0;
         }

@@ -91,13 +91,15 @@ enum Step {
     Die {
         process: usize,
     },
+    /// The server lets leases yield from now on, or no longer.
+    Yield(bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let (process, user, report) = (0..PROCESSES, 0..USERS, 0..64_usize);
     let step = prop_oneof![
         8 => (0..DURATION / 20).prop_map(Step::Wait),
-        8 => (process.clone(), user.clone(), prop_oneof![4 => Just(1), 1 => 2..=3_u64], 1..16_u32)
+        8 => (process.clone(), user.clone(), prop_oneof![4 => Just(1), 1 => 2..=3_u64], 1..64_u32)
             .prop_map(|(process, user, cost, times)| Step::Acquire { process, user, cost, times }),
         1 => (process.clone(), user, 0..2 * DURATION)
             .prop_map(|(process, user, micros)| Step::Suspend { process, user, micros }),
@@ -107,6 +109,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => report.clone().prop_map(|report| Step::Lose { report }),
         2 => report.prop_map(|report| Step::Repeat { report }),
         1 => process.prop_map(|process| Step::Die { process }),
+        3 => prop_oneof![1 => Just(true), 2 => Just(false)].prop_map(Step::Yield),
     ];
     vec(step, 100..500)
 }
@@ -245,6 +248,7 @@ impl World {
                 }
             }),
             Step::Lose { report } => self.on_report(report, true, |sent, _, _| drop(sent.renewal.take())),
+            Step::Yield(yields) => self.server.lock().expect("no panic").yields = yields,
             Step::Die { process } => self.processes[process] = self.process(process),
         }
     }

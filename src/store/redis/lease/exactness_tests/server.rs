@@ -46,11 +46,13 @@ impl Account {
 pub(super) struct Server {
     kind: Kind,
     accounts: BTreeMap<(usize, Vec<u8>), Account>,
+    /// Leases yield, whatever the reason: no report gets units, and those that keep some must stop.
+    pub(super) yields: bool,
 }
 
 impl Server {
     pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, accounts: BTreeMap::new() }
+        Self { kind, accounts: BTreeMap::new(), yields: false }
     }
 
     fn account(&mut self, quotas: &[Quota], limit: usize, key: &[u8], now: u64) -> &mut Account {
@@ -81,7 +83,7 @@ impl Server {
     /// Applies a report: `numbers` as it is sent.
     pub(super) fn renew(&mut self, quotas: &[Quota], limit: usize, key: &[u8], numbers: [u64; 7], now: u64) -> Reply {
         let [id, sequence, spent, unconfirmed, keep, want, named_expiry] = numbers;
-        let (kind, quota) = (self.kind, &quotas[limit]);
+        let (kind, quota, yields) = (self.kind, &quotas[limit], self.yields);
         let account = self.account(quotas, limit, key, now);
         let entry = account.entries.get(&id).copied();
         match entry {
@@ -96,12 +98,12 @@ impl Server {
         account.charges.charge(kind, quota, now, charged);
         let expiry = entry.map_or(named_expiry, |entry| entry.expiry);
         account.entries.insert(id, Entry { held: keep, spent, sequence, expiry });
-        let must_stop = keep > 0 && !account.has_room(kind, quota, now, 0);
+        let must_stop = keep > 0 && (yields || !account.has_room(kind, quota, now, 0));
         let mut units = want.saturating_sub(keep).min(quota.max_held().saturating_sub(account.held()));
         while units >= 2 && !account.has_room(kind, quota, now, 2 * units) {
             units /= 2;
         }
-        let granted = if must_stop || units < 2 { 0 } else { units };
+        let granted = if must_stop || yields || units < 2 { 0 } else { units };
         if entry.is_none() && keep + granted == 0 {
             account.entries.remove(&id);
             return Reply::Applied { held: 0, expiry: 0 };

@@ -1,0 +1,87 @@
+//! What leases cost the server and what they save, by its processor time.
+//!
+//! `LEASE_COST=10 cargo test --release --all-features --test redis lease_cost -- --nocapture --include-ignored` (seconds
+//! of each measurement). The load of the machine changes the processor time of a decision little.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+use tower_ratelimit::limiter::Acquisition;
+use tower_ratelimit::store::Lease;
+use tower_ratelimit::{AcquireOptions, DecisionSource, Gcra, Limiter as _, Quota, Redis};
+
+use crate::helpers::LONG_DEADLINE;
+use crate::server::Server;
+
+const DURATION: Duration = Duration::from_millis(100);
+/// The decisions in each duration, of all limiters together.
+const DECISIONS: u64 = 192;
+
+/// The processor time of the server so far, in milliseconds.
+fn cpu(server: &Server) -> f64 {
+    let info = server.command(&["INFO", "cpu"]);
+    let figure = |name: &str| -> f64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
+        line.trim().parse().expect("a number")
+    };
+    (figure("used_cpu_user:") + figure("used_cpu_sys:")) * 1_000.0
+}
+
+/// Each of some limiters, as in processes of their own, makes so many decisions on one key in each duration, at equal
+/// intervals, whether or not earlier ones have ended. Returns the server's processor time in milliseconds, and the share
+/// of the decisions that leases have made.
+async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
+    let server = Server::start();
+    let limiter = || {
+        let quota = Gcra::new(Quota::per_second(1_000_000));
+        let builder = Redis::<str>::builder(server.open(), "cost", quota).deadline(LONG_DEADLINE);
+        let builder = if has_leases { builder.lease(Lease::new(DURATION)) } else { builder };
+        builder.build().expect("limits")
+    };
+    let limiters: Vec<_> = (0..DECISIONS / demand).map(|_| limiter()).collect();
+    for limiter in &limiters {
+        limiter.health_check().await.expect("a server");
+    }
+    let total = DECISIONS * seconds * 10;
+    let (before, began) = (cpu(&server), Instant::now());
+    let (mut leased, mut pending) = (0_u32, Vec::new());
+    for number in 0..total {
+        sleep_until(began + DURATION * u32::try_from(number).expect("few") / 192).await;
+        let limiter = &limiters[usize::try_from(number).expect("few") % limiters.len()];
+        match limiter.acquire("key", AcquireOptions::default()) {
+            Acquisition::Ready(outcome) => {
+                leased += u32::from(outcome.expect("a decision").decision.source() == DecisionSource::Lease);
+            }
+            Acquisition::Pending(decision) => pending.push(tokio::spawn(decision)),
+        }
+    }
+    for decision in pending {
+        decision.await.expect("no panic").expect("a decision");
+    }
+    let lasted = began.elapsed();
+    let used = cpu(&server) - before;
+    for limiter in &limiters {
+        limiter.close().await.expect("an answer");
+    }
+    // The server uses some time while it is idle.
+    let before = cpu(&server);
+    sleep(Duration::from_secs(1)).await;
+    let idle = (cpu(&server) - before) * lasted.as_secs_f64();
+    #[allow(clippy::cast_precision_loss, reason = "a small number")]
+    let share = f64::from(leased) / total as f64;
+    (used - idle, share)
+}
+
+#[tokio::test]
+#[ignore = "measures: run it as the documentation says"]
+async fn processor_time_of_the_server() {
+    let seconds = std::env::var("LEASE_COST").map_or(4, |seconds| seconds.parse().expect("seconds"));
+    println!(
+        "| Decisions of a process on the key in each duration | without leases | with leases | ratio | by leases |"
+    );
+    for demand in [4, 8, 12, 16, 24, 32, 64, 192] {
+        let (direct, _) = measure(demand, false, seconds).await;
+        let (leased, share) = measure(demand, true, seconds).await;
+        println!("| {demand} | {direct:.0} ms | {leased:.0} ms | {:.2} | {:.0} % |", leased / direct, share * 100.0);
+    }
+}
