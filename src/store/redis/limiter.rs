@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -130,7 +131,7 @@ impl<Key: ?Sized> Redis<Key> {
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
         let settings = Mutex::new(builder.with_limits(Vec::new()));
-        let (state, conflicts) = LimiterState::new(builder)?;
+        let (state, conflicts) = LimiterState::new(builder, None)?;
         for message in &conflicts {
             state.client.config.health.observers.emit(|| Event::Warning { message });
         }
@@ -147,9 +148,10 @@ impl<Key: ?Sized> Redis<Key> {
     /// because these name the keys in Redis. In a cluster without [`slot_by`](RedisBuilder::slot_by), a limiter with one
     /// limit names its keys differently than one with several.
     ///
-    /// Decisions that are in flight end under the earlier limits, and so do holds. All clones of this limiter have the
-    /// new limits at once. Other processes keep theirs until they call this method; until then each process decides by its
-    /// own limits on the shared usage. The limiter opens a new connection.
+    /// Decisions that are in flight end under the earlier limits. So do holds, until another hold of this process on the same
+    /// key begins: the process then renews and settles the two together, by the later limits. The limiter keeps its
+    /// connection. All clones of this limiter have the new limits at once. Other processes keep theirs until they call this method; until then each process decides by its
+    /// own limits on the shared usage.
     ///
     /// # Errors
     ///
@@ -159,7 +161,7 @@ impl<Key: ?Sized> Redis<Key> {
         let builder = settings.with_limits(limits.into_limits());
         builder.check()?;
         // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
-        let (state, _conflicts) = LimiterState::new(builder)?;
+        let (state, _conflicts) = LimiterState::new(builder, Some(&*self.state()))?;
         self.shared.state.store(Arc::new(state));
         capacity_added();
         Ok(())
@@ -203,11 +205,25 @@ impl<Key: ?Sized> Redis<Key> {
     /// # Errors
     ///
     /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire, and make
-    /// decisions until then.
+    /// decisions until then. With thousands of leases, call [`close_within`](Self::close_within).
     pub async fn close(&self) -> Result<(), Error> {
+        let limit = self.state().client.config.deadline * 2;
+        self.close_within(limit).await
+    }
+
+    /// As [`close`](Self::close), with a limit on the time for which this method waits.
+    ///
+    /// # Errors
+    ///
+    /// If Redis does not confirm within `limit`. The leases that remain expire, and make decisions until then.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the reports that were sent take effect. The other leases expire.
+    pub async fn close_within(&self, limit: Duration) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         let Some(leases) = &state.leases else { return Ok(()) };
-        leases.release_all(&*state.client, state.client.config.deadline * 2).await
+        leases.release_all(&*state.lease_sender, limit).await
     }
 
     admin_methods!(Key);

@@ -4,6 +4,7 @@
 //!
 //! | Module | Responsibility |
 //! |---|---|
+//! | `background` | tasks that work for all runtimes |
 //! | `connect` | connections, and the meaning of their errors |
 //! | `cluster` | Redis Cluster: slots, nodes, redirections |
 //! | `server` | `RedisServer`: one server, a cluster, Sentinel or a pool |
@@ -15,6 +16,7 @@
 //! | `limiter_state`, `leased_decision`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
+mod background;
 mod bound_limit;
 mod builder;
 #[cfg(feature = "redis-cell")]

@@ -5,6 +5,7 @@
 //! The server reads the client's bytes, and runs the script's input by an independent model.
 
 mod callers;
+pub(super) mod gate;
 mod laws;
 mod lease_laws;
 mod model;
