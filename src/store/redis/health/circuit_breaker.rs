@@ -200,6 +200,6 @@ mod tests {
         assert_eq!(breaker.attend(here, patience), Attendance { starts_prober: Some(3), is_trial: false });
         breaker.success();
         assert!(!breaker.is_probed_by(3));
-        drop(other);
+        other.shutdown_background();
     }
 }

@@ -14,7 +14,7 @@ thread_local! {
 
 /// From now on, no background task is polled.
 pub(super) fn shut() {
-    WAITING.with_borrow_mut(|waiting| drop(waiting.get_or_insert_default()));
+    WAITING.with_borrow_mut(|waiting| waiting.get_or_insert_default().clear());
 }
 
 pub(super) fn open() {
