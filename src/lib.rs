@@ -286,6 +286,7 @@ pub mod guide {
     pub mod recipes {}
 
     /// [sizing]: crate::guide::redis_sizing
+    /// [leases]: crate::guide::leases
     /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
     ///
     #[doc = include_str!("../docs/redis.md")]

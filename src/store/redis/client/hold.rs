@@ -129,8 +129,8 @@ async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Res
 
 fn not_confirmed(error: Error) -> Error {
     Error::unavailable(
-        "settling a held cost is not confirmed: see the source of this error; the client tries again until the hold \
-         expires, and then Redis charges the whole held cost",
+        "settling a held cost is not confirmed: see the source of this error; the settlement is tried again until the \
+         hold expires, and then the whole held cost is charged",
     )
     .with_source(error)
 }

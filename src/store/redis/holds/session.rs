@@ -248,8 +248,10 @@ impl Session {
             state.settle(held, 0);
         }
         let surcharge = std::mem::take(&mut state.detached_surcharge);
+        // An update in a runtime that is parked does not end. The reply to any other one may bring a surcharge.
+        let has_update = state.updates > 0 && now < state.updating_since + expiry * 2;
         // The server has settled an idle session on expiry by then.
-        let has_ended = state.is_over && state.updates == 0 || now > state.renewed_at + expiry * 2;
+        let has_ended = !has_update && (state.is_over || now > state.renewed_at + expiry * 2);
         state.visited_at = None;
         if surcharge == 0 && state.is_idle() && has_ended {
             return Visit::Remove;
