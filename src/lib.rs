@@ -287,6 +287,7 @@ pub mod guide {
 
     /// [sizing]: crate::guide::redis_sizing
     /// [leases]: crate::guide::leases
+    /// [holds-sizing]: crate::guide::redis_sizing#holds
     /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
     ///
     #[doc = include_str!("../docs/redis.md")]

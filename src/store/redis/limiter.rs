@@ -28,7 +28,9 @@ use crate::observe::Event;
 /// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error
 /// for which [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens,
 /// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, a
-/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker.
+/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker. If the
+/// runtime of that task is not driven (`block_on` for each call, a parked runtime), one call per second, from any runtime,
+/// is sent to Redis instead of failing.
 ///
 /// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead,
 /// and [`FailOpen`](crate::limiter::FailOpen) allows the request.
@@ -54,8 +56,8 @@ use crate::observe::Event;
 ///   expires, and Redis charges it. A hold that is dropped before its reply is released.
 /// - **Without a runtime** nothing can be sent: a guard may be dropped outside of tokio, or with the last runtime.
 ///   Another runtime that uses the limiter settles the hold, or it expires.
-/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. A
-///   further hold returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
+/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. Leases
+///   count apart. A further hold returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
 ///
 /// # Keys
 ///
