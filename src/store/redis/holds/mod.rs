@@ -26,6 +26,7 @@
 //! holds, as of the expiry. From then on the session is over, and only a surcharge (actual cost above the held one) is
 //! charged, without the session.
 
+mod id;
 mod pending_hold;
 mod registry;
 mod renewal;
@@ -33,9 +34,11 @@ mod schedule;
 mod session;
 mod target;
 mod update;
+mod visit;
 
+pub(crate) use self::id::random_id;
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
-pub(crate) use self::session::{Session, random_id};
+pub(crate) use self::session::Session;
 pub(crate) use self::target::SessionTarget;
 pub(crate) use self::update::SessionUpdate;

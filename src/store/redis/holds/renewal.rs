@@ -5,7 +5,7 @@ use tokio::runtime::Id;
 use tokio::time::sleep;
 
 use super::registry::{HoldRegistry, HoldTransport};
-use super::session::Due;
+use super::visit::Due;
 
 /// The task of one runtime that renews the sessions of a limiter, and sends the settlements that were not sent.
 ///

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::session::{Due, Session, Visit};
+use super::session::Session;
+use super::visit::{Due, Visit};
 
 /// The key in Redis, and the parameters of an algorithm that is chosen by the key.
 pub(super) type SessionKey = (Arc<[u8]>, Vec<u64>);

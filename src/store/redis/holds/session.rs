@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::id::random_id;
 use super::target::SessionTarget;
+use super::visit::{Due, UpdateEnd, Visit};
 use crate::store::redis::script::{MAX_EXACT, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
@@ -79,12 +80,6 @@ struct Sums {
 /// The part of the expiry after which an update without an end is sent again.
 const UPDATE_PATIENCE: u32 = 6;
 
-/// Returns a random id of 52 bits (exact in a double), not zero.
-pub(crate) fn random_id() -> u64 {
-    // The operating system provides the keys of the hasher.
-    (RandomState::new().build_hasher().finish() >> 12) | 1
-}
-
 /// The sums that one update carries.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot {
@@ -100,32 +95,6 @@ impl Snapshot {
         let [id, released, charged, held] = [id, self.sums.released, self.sums.charged, self.held].map(to_f64);
         [id, released, charged, f64::from(u8::from(self.ends)), held]
     }
-}
-
-/// What a visit of a session found.
-pub(super) enum Visit {
-    /// No work is due before this time.
-    At(Instant),
-    /// Work is due, and the next visit.
-    Due(Due, Instant),
-    /// The session is over; the registry removes it.
-    Remove,
-}
-
-/// The work that is due for a session.
-pub(super) enum Due {
-    Update,
-    /// A surcharge, to be charged without the session.
-    Charge(u64),
-}
-
-/// How an update ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UpdateEnd {
-    Confirmed,
-    /// It was sent, and has no reply.
-    Lost,
-    NotSent,
 }
 
 impl Session {

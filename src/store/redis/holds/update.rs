@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use super::registry::HoldRegistry;
-use super::session::{Session, Snapshot, UpdateEnd};
+use super::session::{Session, Snapshot};
 use super::target::SessionTarget;
+use super::visit::UpdateEnd;
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
 /// has failed, and the registry sends another one.
