@@ -1,18 +1,15 @@
-use std::time::{Duration, SystemTime};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
-use sfv::{BareItem, List, ListEntry, Parser};
-
+use super::fields::{exhausted_for, retry_after};
 use super::hint::{ReadRetryHint, RetryHint};
-
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// Reads HTTP responses.
 ///
 /// - After a 429, the client retries after `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date. A date is
 ///   relative to the response's `Date` header if present, so that the clocks need not agree. Without a valid
-///   `Retry-After`, the client retries after the longest `t` of the items in `RateLimit` with `r=0`
-///   (draft-ietf-httpapi-ratelimit-headers-10). Without either, the client retries after the policy's backoff.
+///   `Retry-After`, the client retries when the exhausted limits have more available: by `RateLimit` in the spellings of
+///   all drafts (draft-ietf-httpapi-ratelimit-headers), by `x-ratelimit-*` as GitHub and OpenAI send it, or by
+///   `anthropic-ratelimit-*`. Without either, the client retries after the policy's backoff.
 /// - After a 503, the client retries only if there is a `Retry-After` and the request's method is idempotent, because
 ///   the server may have processed the request.
 /// - With the feature `tonic`, a response with a `grpc-status` is read as `GrpcHint` reads it.
@@ -31,7 +28,7 @@ impl HttpHint {
     pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> RetryHint {
         match status {
             StatusCode::TOO_MANY_REQUESTS => {
-                retry_after(headers).or_else(|| next_token_after(headers)).map_or(RetryHint::Backoff, RetryHint::After)
+                retry_after(headers).or_else(|| exhausted_for(headers)).map_or(RetryHint::Backoff, RetryHint::After)
             }
             StatusCode::SERVICE_UNAVAILABLE if method.is_some_and(Method::is_idempotent) => {
                 retry_after(headers).map_or(RetryHint::None, RetryHint::After)
@@ -56,38 +53,4 @@ fn grpc_hint(headers: &HeaderMap) -> RetryHint {
 #[cfg(not(feature = "tonic"))]
 fn grpc_hint(_: &HeaderMap) -> RetryHint {
     RetryHint::None
-}
-
-/// Returns the longest `Retry-After`, if the header is repeated.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let lines = headers.get_all(header::RETRY_AFTER).iter().filter_map(|line| line.to_str().ok());
-    lines.filter_map(|line| delta_seconds(line.trim()).or_else(|| time_until(line.trim(), headers))).max()
-}
-
-/// Parses digits only. A number that overflows is the maximum.
-fn delta_seconds(text: &str) -> Option<Duration> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| Duration::from_secs(text.parse().unwrap_or(u64::MAX)))
-}
-
-/// Returns the time until a date, or zero if the date is past.
-fn time_until(text: &str, headers: &HeaderMap) -> Option<Duration> {
-    let date = httpdate::parse_http_date(text).ok()?;
-    let sent = headers.get(header::DATE).and_then(|line| httpdate::parse_http_date(line.to_str().ok()?).ok());
-    let now = sent.unwrap_or_else(SystemTime::now);
-    Some(date.duration_since(now).unwrap_or_default())
-}
-
-/// Returns the longest time until an exhausted limit has more available.
-fn next_token_after(headers: &HeaderMap) -> Option<Duration> {
-    let lines = headers.get_all(RATELIMIT).iter().map(|line| line.to_str().ok());
-    let text = lines.collect::<Option<Vec<_>>>()?.join(", ");
-    let list: List = Parser::new(&text).parse().ok()?;
-    let exhausted = list.iter().filter_map(|entry| {
-        let ListEntry::Item(item) = entry else { return None };
-        let number = |key| item.params.get(key).and_then(BareItem::as_integer).map(i64::from);
-        let seconds = number("t").filter(|_| number("r").is_some_and(|remaining| remaining <= 0))?;
-        Some(Duration::from_secs(u64::try_from(seconds).ok()?))
-    });
-    exhausted.max()
 }

@@ -14,6 +14,8 @@
 //!
 //! The client bounds the length and the number of its waits, whatever the server sends.
 //!
+//! A [gate](gate) beside the policy pauses all requests to a server that has rejected one.
+//!
 //! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this
 //! example the layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside
 //! of the layer, so that the limit counts them.
@@ -51,6 +53,8 @@
 //! # }
 //! ```
 
+mod fields;
+pub mod gate;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod hint;
@@ -58,6 +62,7 @@ mod http;
 mod policy;
 mod request;
 
+pub use self::gate::{GateClosed, GateLayer, GateSignal, HttpGateSignal};
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;

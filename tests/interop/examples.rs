@@ -192,6 +192,25 @@ fn reqwest_example_waits_and_retries() {
 }
 
 #[test]
+fn gate_example_rejects_fewer_requests() {
+    let mut command = Command::new(executable("gate"));
+    let output = command.env("SECONDS", "0.3").output().expect("the example");
+    let printed = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{printed}");
+    // Name: the example ("gate"). Its numbers depend on the machine; tests with virtual time check the gate itself.
+    let lines: Vec<_> = printed.lines().collect();
+    assert_eq!(lines.len(), 7, "{printed}");
+    for (line, (load, gate)) in
+        lines[1..].iter().zip([0.9, 2.0, 10.0].iter().flat_map(|load| [(load, "without"), (load, "with")]))
+    {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(columns[..2], [load.to_string().as_str(), gate], "{printed}");
+        let sum: f64 = columns[2..].iter().map(|count| count.parse::<f64>().expect("a count")).sum();
+        assert!((9_998.0..=10_002.0).contains(&sum), "{printed}");
+    }
+}
+
+#[test]
 fn admin_example_shows_blocks_and_resets_a_client() {
     let mut server = start("admin");
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();

@@ -22,6 +22,7 @@ mod config;
 mod deadlines;
 mod delays;
 mod fields;
+mod gate;
 mod goodput;
 mod headers;
 mod in_axum;

@@ -1,0 +1,178 @@
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Request;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::future::GateFuture;
+use super::signal::{HttpGateSignal, ReadGateSignal};
+use super::state::Gates;
+use crate::response::BoxError;
+
+/// Returns the key of a request's gate.
+///
+/// A closure `Fn(&Request) -> Key` implements the trait.
+pub trait GateKey<Request> {
+    /// The type of the keys.
+    type Key: Hash;
+
+    /// Returns the key of a request.
+    fn key(&self, request: &Request) -> Self::Key;
+}
+
+impl<Request, Key: Hash, F: Fn(&Request) -> Key> GateKey<Request> for F {
+    type Key = Key;
+
+    fn key(&self, request: &Request) -> Key {
+        self(request)
+    }
+}
+
+/// One gate per origin: the scheme, host and port of the request's URI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByOrigin;
+
+impl<B> GateKey<Request<B>> for ByOrigin {
+    type Key = (Option<http::uri::Scheme>, Option<http::uri::Authority>);
+
+    fn key(&self, request: &Request<B>) -> Self::Key {
+        (request.uri().scheme().cloned(), request.uri().authority().cloned())
+    }
+}
+
+/// Lets the requests of a client wait after a rejection, in order, until the server accepts requests again.
+///
+/// The [module](super) states the rules. All services of a layer and of its clones share the gates.
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing until it wraps a service"]
+pub struct GateLayer<K = ByOrigin, R = HttpGateSignal> {
+    config: GateConfig<K, R>,
+    gates: Arc<Gates>,
+}
+
+#[derive(Clone, Debug)]
+struct GateConfig<K, R> {
+    key: K,
+    reader: R,
+    max_wait: Duration,
+}
+
+impl GateLayer {
+    /// Creates a layer with a gate per origin, which reads HTTP responses with [`HttpGateSignal`].
+    pub fn new() -> Self {
+        let config = GateConfig { key: ByOrigin, reader: HttpGateSignal, max_wait: Duration::from_secs(60) };
+        Self { config, gates: Arc::default() }
+    }
+}
+
+impl Default for GateLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K, R> GateLayer<K, R> {
+    /// Sets the key of the gates, `Fn(&Request) -> Key`: for example an API key, or `|_: &Request| ()` for one gate.
+    ///
+    /// The layer stores a hash of the key. If two keys have the same hash, their requests wait for each other.
+    pub fn keyed_by<L>(self, key: L) -> GateLayer<L, R> {
+        let GateConfig { reader, max_wait, .. } = self.config;
+        GateLayer { config: GateConfig { key, reader, max_wait }, gates: self.gates }
+    }
+
+    /// Sets the reader of the responses, `Fn(&Response) -> GateSignal`.
+    pub fn with_reader<Q>(self, reader: Q) -> GateLayer<K, Q> {
+        let GateConfig { key, max_wait, .. } = self.config;
+        GateLayer { config: GateConfig { key, reader, max_wait }, gates: self.gates }
+    }
+
+    /// Sets the maximum wait of a request. The default is one minute.
+    ///
+    /// A request that would wait longer fails with [`GateClosed`]. The request fails at once if the gate stays closed
+    /// for longer.
+    pub const fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.config.max_wait = max_wait;
+        self
+    }
+}
+
+impl<S, K: Clone, R: Clone> Layer<S> for GateLayer<K, R> {
+    type Service = Gate<S, K, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Gate { inner, config: self.config.clone(), gates: Arc::clone(&self.gates) }
+    }
+}
+
+/// The service of [`GateLayer`].
+///
+/// # Errors
+///
+/// A [`BoxError`] that holds a [`GateClosed`], which `downcast_ref` finds, or the error of the inner service.
+///
+/// # Cancellation
+///
+/// If the future of a request is dropped, the request leaves the queue, and its start goes to the next request. The
+/// futures must be polled: a request whose future is not polled gives up its start after a second.
+#[derive(Clone, Debug)]
+pub struct Gate<S, K = ByOrigin, R = HttpGateSignal> {
+    inner: S,
+    config: GateConfig<K, R>,
+    gates: Arc<Gates>,
+}
+
+impl<S, Request, K, R> Service<Request> for Gate<S, K, R>
+where
+    S: Service<Request, Error: Into<BoxError>> + Clone,
+    K: GateKey<Request>,
+    R: ReadGateSignal<S::Response> + Clone,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = GateFuture<S, Request, R>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let key = self.gates.hash(&self.config.key.key(&request));
+        let reader = self.config.reader.clone();
+        match self.gates.arrive(key) {
+            Ok(pass) => GateFuture::start(self.inner.call(request), pass, reader),
+            // A waiting request holds no readiness of the inner service.
+            Err(waiter) => GateFuture::wait(self.inner.clone(), request, waiter, self.config.max_wait, reader),
+        }
+    }
+}
+
+/// The error of a request for which the gate stays closed longer than the request may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateClosed {
+    retry_after: Duration,
+}
+
+impl GateClosed {
+    pub(super) const fn new(retry_after: Duration) -> Self {
+        Self { retry_after }
+    }
+
+    /// Returns the time until the server accepts requests again, as far as its responses say. Other requests may be
+    /// waiting then.
+    #[must_use]
+    pub const fn retry_after(&self) -> Duration {
+        self.retry_after
+    }
+}
+
+impl fmt::Display for GateClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request not sent: the server rejects requests; retry after {:?}", self.retry_after)
+    }
+}
+
+impl std::error::Error for GateClosed {}

@@ -1,0 +1,55 @@
+//! Gates: a client pauses all requests to a server that has rejected one.
+//!
+//! [`RetryAfter`](super::RetryAfter) acts on one request: of ten concurrent requests, each receives the same 429. A gate
+//! acts on all requests to one origin, or of any other [key](GateLayer::keyed_by), of one process.
+//!
+//! | Response | Gate |
+//! |---|---|
+//! | a rejection, or a response after which nothing remains | closes for the time that the server states, or for one second if the server states none; for one hour at most |
+//! | any other response | stays as it is; after a pause, one more request may be in flight |
+//!
+//! While a gate is closed, requests wait in order of arrival. After the pause one request starts, and its response lets
+//! two start, then four: so a server that still rejects requests rejects one. When no request waits any more, the gate is
+//! open. A response that arrives late changes nothing: a pause only gets longer.
+//!
+//! ```
+//! use http::{Request, Response};
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_ratelimit::response::BoxError;
+//! use tower_ratelimit::retry::{GateLayer, RetryAfter};
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), BoxError> {
+//! # let http = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(())));
+//! // The retries are outside of the gate, so that they wait in order as well.
+//! let mut client = ServiceBuilder::new().retry(RetryAfter::new()).layer(GateLayer::new()).service(http);
+//! let response = client.ready().await?.call(Request::new(())).await?;
+//! assert_eq!(response.status(), 200);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! With reqwest, closures read its requests and responses:
+//!
+//! ```
+//! use reqwest::{Client, Request, Response};
+//! use tower::ServiceBuilder;
+//! use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
+//!
+//! # fn client() {
+//! let gate = GateLayer::new()
+//!     .keyed_by(|request: &Request| request.url().origin())
+//!     .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()));
+//! let client = ServiceBuilder::new().layer(gate).service(Client::new());
+//! # let _ = client;
+//! # }
+//! ```
+
+mod future;
+mod layer;
+mod signal;
+mod state;
+
+pub use self::future::GateFuture;
+pub use self::layer::{ByOrigin, Gate, GateClosed, GateKey, GateLayer};
+pub use self::signal::{GateSignal, HttpGateSignal, ReadGateSignal};
