@@ -157,7 +157,7 @@ async fn replace_keeps_sessions() {
     // The limiter's own connection, and those of this test: `number_of`, and two times `keys` and the lengths.
     assert_eq!(server.number_of("total_connections_received:") - connections, 7, "the limiter opens none");
     for (index, held) in held.into_iter().enumerate() {
-        held.settle(if index % 2 == 0 { 1 } else { 0 }).await.expect("settled");
+        held.settle(u64::from(index.is_multiple_of(2))).await.expect("settled");
     }
     let peeked = limiter.peek(&7, AcquireOptions::cost(0)).await.expect("an answer");
     assert_eq!(peeked.remaining(), Some(1_070 - 36));

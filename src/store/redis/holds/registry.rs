@@ -204,13 +204,13 @@ impl HoldRegistry {
         let mut sessions = self.sessions();
         self.looked_at.store(self.micros(), Ordering::Relaxed);
         let due = sessions.schedule.take_due(max, self.expiry);
-        let Some(until_next) = sessions.schedule.until_next() else {
+        if due.is_empty() && sessions.schedule.is_empty() {
             sessions.schedule.open.clear();
             sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
             self.looked_at.store(Self::NO_SESSIONS, Ordering::Relaxed);
             return None;
-        };
-        Some((due, until_next))
+        }
+        Some((due, sessions.schedule.until_next()))
     }
 
     fn micros(&self) -> u64 {

@@ -65,10 +65,10 @@ impl Schedule {
         due
     }
 
-    /// The time until the next visit.
-    pub(super) fn until_next(&self) -> Option<Duration> {
-        let ((next, _), _) = self.visits.first_key_value()?;
-        Some(next.saturating_duration_since(Instant::now()))
+    /// The time until the next visit. Zero if there is none.
+    pub(super) fn until_next(&self) -> Duration {
+        let first = self.visits.first_key_value();
+        first.map_or(Duration::ZERO, |((next, _), _)| next.saturating_duration_since(Instant::now()))
     }
 
     /// Returns how many updates may be taken now, so that all sessions together take a quarter of the expiry.
