@@ -11,12 +11,12 @@ component() {
 
 formatted() {
     component fmt rustfmt
-    cargo fmt --check
+    cargo fmt --all --check
 }
 
 lint() {
     component clippy clippy
-    cargo clippy --all-targets --all-features -- -D warnings
+    cargo clippy --workspace --all-targets --all-features -- -D warnings
 }
 
 features() {
@@ -69,7 +69,7 @@ impersonal() {
 # Fails if a relative link in a Markdown file has no target.
 linked() {
     local text target broken=0
-    for text in *.md docs/*.md; do
+    for text in *.md docs/*.md simulate/*.md; do
         while read -r target; do
             if [ ! -e "$(dirname "$text")/${target%%#*}" ]; then
                 printf '%s: broken link: %s does not exist\n' "$text" "$target" >&2

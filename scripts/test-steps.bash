@@ -36,7 +36,7 @@ need_tools() {
 
 # The targets of the test binaries but `redis`, as arguments of cargo.
 without_redis=(--lib)
-for main in tests/*/main.rs; do
+for main in tests/*/main.rs simulate/tests/*/main.rs; do
     binary=$(basename "$(dirname "$main")")
     if [ "$binary" != redis ]; then
         without_redis+=(--test "$binary")
@@ -45,15 +45,15 @@ done
 
 build_tests() {
     # With the examples, which some tests run.
-    cargo test --all-features --no-run
+    cargo test --workspace --all-features --no-run
 }
 
 tests_without_redis() {
-    cargo test --all-features --no-fail-fast "${without_redis[@]}"
+    cargo test --workspace --all-features --no-fail-fast "${without_redis[@]}"
 }
 
 documentation_tests() {
-    cargo test --all-features --doc
+    cargo test --workspace --all-features --doc
 }
 
 # More tests at the same time than there are processors, because these tests mostly wait.

@@ -55,7 +55,6 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
-//! | `simulate` | decisions on recorded traffic, to choose limits (feature `simulate`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped. The [`guide`] contains pages on algorithms, keys, responses, costs, Redis, metrics and performance,
@@ -140,7 +139,6 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`.
-//! - **`simulate`**: decisions of policies on access logs and other recorded traffic, and suggested limits, in `simulate`.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -169,8 +167,6 @@ pub mod response;
 pub mod retry;
 mod runtime;
 mod scratch;
-#[cfg(feature = "simulate")]
-pub mod simulate;
 pub mod store;
 mod sync;
 mod table;
@@ -225,6 +221,7 @@ struct Readme;
 pub mod guide {
     /// [costs]: crate::guide::costs
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
+    #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
     #[doc = include_str!("../docs/pictures/fixed-window.md")]
     #[doc = include_str!("../docs/pictures/sliding-window.md")]

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../tests/fuzz/log.rs"]
+#[path = "../../simulate/tests/simulate/log_fuzz.rs"]
 mod log;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| log::check(input));

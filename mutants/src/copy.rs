@@ -36,7 +36,7 @@ impl Copy {
         let list = ["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate"];
         let output = Command::new("git").args(list).current_dir(repository).output().expect("git runs");
         let is_part = |file: &str| {
-            let outside = ["benches/", "fuzz/", "model/", "mutants/", ".ci/", ".github/"];
+            let outside = ["benches/", "fuzz/", "model/", "mutants/", "simulate/", ".ci/", ".github/"];
             !outside.iter().any(|outside| file.starts_with(outside)) && repository.join(file).is_file()
         };
         let text = String::from_utf8(output.stdout).expect("names in UTF-8");
@@ -69,15 +69,15 @@ impl Copy {
         copy
     }
 
-    /// Returns the manifest without lints. Tests run many times, so the package is optimised.
+    /// Returns the manifest without lints and without members. Tests run many times, so the package is optimised.
     fn manifest(&self) -> String {
         let text = self.read("Cargo.toml");
-        let mut is_lint = false;
+        let mut is_left_out = false;
         let kept = text.lines().filter(|line| {
             if line.starts_with('[') {
-                is_lint = line.starts_with("[lints");
+                is_left_out = line.starts_with("[lints") || line.starts_with("[workspace");
             }
-            !is_lint
+            !is_left_out
         });
         let kept: Vec<_> = kept.collect();
         format!("{}\n[workspace]\n[profile.dev.package.tower-ratelimit]\nopt-level = 1\n", kept.join("\n"))

@@ -161,10 +161,3 @@ fn lua_script_has_the_parts_that_it_is_built_from() {
     assert_eq!(script.with_fast_path("fast").fast_path(), Some("fast"));
     assert_eq!(script.with_header().state_encoding(), StateEncoding::Header);
 }
-
-#[cfg(feature = "simulate")]
-#[test]
-fn block_count_is_the_number_of_blocks() {
-    let window = SlidingWindow::new(crate::Quota::per_minute(7));
-    assert_eq!([1, 6, 60].map(|blocks| window.blocks(blocks).block_count()), [1, 6, 60]);
-}

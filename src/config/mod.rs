@@ -34,6 +34,7 @@
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
 mod key_parts;
+mod read;
 
 pub use self::key_parts::KeyParts;
 use crate::algorithm::{
@@ -196,31 +197,30 @@ pub(super) enum BuiltAlgorithm {
 }
 
 /// The fields of a policy in configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct PolicyFields {
     name: String,
     algorithm: AlgorithmName,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     quota: Option<Quota>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     max: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_duration: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_waiting: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     aligned_to_clock: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     blocks: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     weighted: Option<bool>,
     by: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     fixed_cost: Option<u64>,
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_false")]
     shadow: bool,
 }
 
@@ -233,9 +233,7 @@ impl TryFrom<PolicyFields> for Policy {
     type Error = Error;
 
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
-        if fields.name.is_empty() {
-            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
-        }
+        fields.check_name()?;
         fields.reject_inapplicable()?;
         let algorithm = fields.build()?;
         Ok(Self { fields, algorithm })
@@ -249,6 +247,13 @@ impl From<Policy> for PolicyFields {
 }
 
 impl PolicyFields {
+    fn check_name(&self) -> Result<(), Error> {
+        if self.name.is_empty() {
+            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
+        }
+        Ok(())
+    }
+
     fn build(&self) -> Result<BuiltAlgorithm, Error> {
         let quota = || self.quota.ok_or_else(|| Error::config("quota: it is missing; set it, as in \"100/min\""));
         Ok(match self.algorithm {

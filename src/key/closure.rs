@@ -3,6 +3,8 @@ use std::hash::Hash;
 use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
+// With the attribute the compiler reports the part of another extractor that does not fit, such as a predicate.
+#[diagnostic::do_not_recommend]
 impl<Request, F, R> ExtractKey<Request> for F
 where
     F: Fn(&Request) -> R,
@@ -18,7 +20,8 @@ where
 /// A return type of closures that are extractors: `Option`, `Result` or [`Extracted`].
 #[diagnostic::on_unimplemented(
     message = "a key extractor must return `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`, not `{Self}`",
-    note = "wrap the key in `Some(..)` if every request has one"
+    note = "wrap the key in `Some(..)` if every request has one",
+    note = "a key owns its data: `Some(text.to_owned())`, or `Some(KeyText::new(text))`, for a text of the request"
 )]
 pub trait IntoExtracted {
     /// The key type.

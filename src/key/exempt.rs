@@ -40,7 +40,7 @@ where
 /// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a predicate on `{Request}`",
-    note = "a predicate is `Preflight`, `ExactPaths`, `ClientNetworks`, `PeerNetworks` or a closure \
+    note = "a predicate is `Preflight`, `ExactPaths::new([\"/health\"])`, `ClientNetworks`, `PeerNetworks` or a closure \
             `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {

@@ -108,7 +108,10 @@ pub use self::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not extract a key from `{Request}`",
     note = "an extractor is a type that implements `ExtractKey<{Request}>`, or a closure `|request: &{Request}|` that \
-            returns `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`"
+            returns `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`; the key owns its data, so write \
+            `Some(text.to_owned())` for a text of the request",
+    note = "the argument of `exempt_if` is a predicate: `ExactPaths::new([\"/health\"])`, or a closure \
+            `|request: &{Request}| -> bool`"
 )]
 pub trait ExtractKey<Request> {
     /// The key type.

@@ -6,6 +6,11 @@ use crate::decision::Name;
 ///
 /// The trait is sealed. Use it as a bound in functions that build limiters.
 #[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither an algorithm nor a limit",
+    note = "a quota needs an algorithm: for example `Gcra::new(quota)`",
+    note = "several limits are a tuple `(limit, limit)`; a `Vec` for `Memory` has `DynLimit::new(limit)` as elements"
+)]
 pub trait IntoLimit: sealed::Sealed {
     #[doc(hidden)]
     type Selector: AlgorithmSelector;
@@ -26,6 +31,8 @@ mod sealed {
     impl<S, P> Sealed for super::Limit<S, P> {}
 }
 
+// Without the attribute the compiler would suggest to implement `Algorithm` for a quota.
+#[diagnostic::do_not_recommend]
 impl<A: Algorithm> IntoLimit for A {
     type Selector = A;
     type SubKeyFn = WholeKey;

@@ -85,6 +85,23 @@ impl<A> Limit<A> {
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
     ///
     /// If `sub_key` returns an `Option`, `None` is a value like others: all keys with `None` share one count.
+    ///
+    /// The value owns its data. For a part that the key lends, such as a name, use [`keyed_by_ref`](Self::keyed_by_ref):
+    /// with `keyed_by` the compiler reports `lifetime may not live long enough`.
+    ///
+    /// ```compile_fail
+    /// # use tower_ratelimit::{Gcra, Limit, Quota};
+    /// # struct Caller { name: String }
+    /// let limit = Limit::new("name", Gcra::new(Quota::per_second(5)));
+    /// let limit = limit.keyed_by(|caller: &Caller| &caller.name);
+    /// ```
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Gcra, Limit, Quota};
+    /// # struct Caller { name: String }
+    /// let limit = Limit::new("name", Gcra::new(Quota::per_second(5)));
+    /// let limit = limit.keyed_by_ref(|caller: &Caller| &caller.name);
+    /// ```
     pub fn keyed_by<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey>(self, sub_key: F) -> Limit<A, KeyedBy<F, SubKey>> {
         self.with_sub_key(KeyedBy::new(sub_key))
     }

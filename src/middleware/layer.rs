@@ -335,7 +335,22 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     }
 }
 
-impl<S, K: Clone, A: Clone, R: Clone, T: Clone, E> Layer<S> for RateLimitLayer<K, A, R, T, E> {
+/// A service that the layer can limit: any service that is `Clone`.
+///
+/// The bound is on the layer, so the compiler reports a service that is not `Clone` where it meets the layer.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "the inner service of a rate limiter must be `Clone`, and `{Self}` is not",
+    label = "this service is not `Clone`",
+    note = "derive `Clone`, or put a buffer between the layer and the service, whose handle is `Clone`: \
+            `ServiceBuilder::buffer(1024)`, or `tower::buffer::Buffer::new(service, 1024)`"
+)]
+pub trait CloneService {}
+
+#[diagnostic::do_not_recommend]
+impl<S: Clone> CloneService for S {}
+
+impl<S: CloneService, K: Clone, A: Clone, R: Clone, T: Clone, E> Layer<S> for RateLimitLayer<K, A, R, T, E> {
     type Service = RateLimit<S, K, A, R, T, E>;
 
     fn layer(&self, inner: S) -> Self::Service {

@@ -1,10 +1,11 @@
 //! Constraints on the whole crate: allocations of a decision, memory of waiting requests, dependencies between modules,
-//! and the names in the documentation.
+//! messages of the compiler, and the names in the documentation.
 //!
 //! This binary has a counting global allocator, which `allocation_counter` installs.
 
 mod allocations;
 mod architecture;
+mod messages;
 mod readme;
 mod testing_page;
 mod waiting;

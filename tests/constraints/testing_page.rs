@@ -8,9 +8,15 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns whether `tests/BINARY` has this module, and compiles it.
-fn is_module(binary: &str, module: &str) -> bool {
+/// Returns the sources of a test binary, of this package or of the programs.
+fn folder_of(binary: &str) -> PathBuf {
     let folder = root().join("tests").join(binary);
+    if folder.exists() { folder } else { root().join("simulate/tests").join(binary) }
+}
+
+/// Returns whether a test binary has this module, and compiles it.
+fn is_module(binary: &str, module: &str) -> bool {
+    let folder = folder_of(binary);
     let mut parent = folder.join("main.rs");
     let mut path = folder;
     module.split("::").all(|name| {
@@ -57,9 +63,7 @@ fn missing(page: &str) -> Vec<String> {
             && let Some(binary) = words.get(at + 1)
         {
             let module = words.get(at + 2).filter(|word| !word.starts_with(['-', '#', '`']));
-            if !Path::new(&root().join("tests").join(binary)).exists()
-                || module.is_some_and(|module| !is_module(binary, module))
-            {
+            if !folder_of(binary).exists() || module.is_some_and(|module| !is_module(binary, module)) {
                 missing.push(format!("{binary} {module:?}"));
             }
         }

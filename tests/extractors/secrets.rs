@@ -20,6 +20,18 @@ fn pepper(byte: u8, len: usize) -> Pepper {
     Pepper::new(&vec![byte; len]).expect("long enough")
 }
 
+#[test]
+#[should_panic(expected = "it has an upper case letter; write it in lower case, as in \"x-api-key\"")]
+fn api_key_in_upper_case_names_the_remedy() {
+    let _ = ApiKey::from_static("X-Api-Key");
+}
+
+#[test]
+#[should_panic(expected = "it has an upper case letter; write it in lower case")]
+fn header_in_upper_case_names_the_remedy() {
+    let _ = tower_ratelimit::key::Header::from_static("X-Tenant");
+}
+
 // Fingerprints
 
 #[test]

@@ -1,7 +1,8 @@
 //! The checks of the fuzz targets, on the committed corpus and on mutations of it.
 //!
 //! `FUZZ_ROUNDS=1000000` runs longer, `FUZZ_SEED=7` sets another seed. `scripts/fuzz` runs the same checks guided by
-//! coverage. The target `replies` is in the library, because its server is not public.
+//! coverage. The target `log` is in `simulate/tests`, and `replies` in the library,
+//! because its server is not public.
 
 mod config;
 mod decisions;
@@ -11,7 +12,6 @@ mod decisions;
 mod harness;
 mod headers;
 mod hints;
-mod log;
 #[path = "../algorithms/model/mod.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod model;
@@ -43,11 +43,6 @@ fn config() {
 #[test]
 fn quotas() {
     fuzz("quotas", b"/ _019smhdwup:.[]@", 20_000, quotas::check);
-}
-
-#[test]
-fn log() {
-    fuzz("log", b",\"[]{}:-+. \\\n\r/019", 5_000, log::check);
 }
 
 #[test]

@@ -45,7 +45,10 @@ fn setting(name: &str, default: u64) -> u64 {
 
 /// Returns the inputs in `fuzz/corpus`, in the order of their names.
 fn corpus_of(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    // A member of the workspace uses this file too: its folder is below the root.
+    let is_root = |folder: &&Path| folder.join("fuzz/corpus").is_dir();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(is_root).expect("the corpora");
+    let folder = root.join("fuzz/corpus").join(target);
     let inputs = folder.read_dir().unwrap_or_else(|error| panic!("no corpus {}: {error}", folder.display()));
     let mut paths: Vec<_> = inputs.map(|input| input.expect("a file").path()).collect();
     paths.sort();

@@ -273,7 +273,10 @@ fn policies_survive_a_serde_round_trip() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// Invalid settings in TOML from line 3 on, the position of the error, and words in its message.
-const INVALID: [(&str, &str, &[&str]); 26] = [
+///
+/// The position is that of the whole policy if a field is invalid only with another field, which toml reads later: it
+/// reads in alphabetical order.
+const INVALID: [(&str, &str, &[&str]); 29] = [
     ("algorithm = 'gcraa'\nquota = '1/s'", "3, column 13", &["`gcraa`", "`gcra`", "`sliding-log`"]),
     ("algorithm = 'GCRA'\nquota = '1/s'", "3, column 13", &["`GCRA`"]),
     ("algorithm = 7\nquota = '1/s'", "3, column 13", &[]),
@@ -282,23 +285,23 @@ const INVALID: [(&str, &str, &[&str]); 26] = [
     ("algorithm = 'gcra'\nquota = '0/s'", "4, column 9", &["\"0/s\"", "at least 1"]),
     ("algorithm = 'gcra'\nquota = '1 per 0s'", "4, column 9", &["\"1 per 0s\""]),
     ("algorithm = 'gcra'\nquota = 10", "4, column 9", &["\"100/min\""]),
-    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "1, column 1", &["quota: ", "invalid quota"]),
-    ("algorithm = 'gcra'\nquota = '1/s'\nburst = 0", "1, column 1", &["burst: ", "at least 1"]),
+    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "4, column 9", &["quota: ", "invalid quota"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = 0", "5, column 9", &["burst: ", "at least 1"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nburst = -1", "5, column 9", &["`-1`"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nburst = '1'", "5, column 9", &["\"1\""]),
     ("algorithm = 'token-bucket'\nquota = '1/d'\nburst = 100000", "1, column 1", &["burst: ", "200 years"]),
-    ("algorithm = 'leaky-bucket'\nquota = '1/s'\nburst = 0", "1, column 1", &["burst: ", "at least 1"]),
-    ("algorithm = 'leaky-queue'\nquota = '1/s'\nmax_waiting = 9007199254740992", "1, column 1", &["max_waiting: "]),
-    ("algorithm = 'leaky-queue'\nquota = '1/s'\nburst = 5", "1, column 1", &["burst: ", "gcra, token-bucket"]),
-    ("algorithm = 'gcra'\nquota = '1/s'\nmax_waiting = 5", "1, column 1", &["max_waiting: ", "leaky-queue"]),
+    ("algorithm = 'leaky-bucket'\nquota = '1/s'\nburst = 0", "5, column 9", &["burst: ", "at least 1"]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nmax_waiting = 9007199254740992", "5, column 15", &["max_waiting: "]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nburst = 5", "5, column 9", &["burst: ", "gcra, token-bucket"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nmax_waiting = 5", "5, column 15", &["max_waiting: ", "leaky-queue"]),
     (
         "algorithm = 'gcra'\nquota = '1/s'\naligned_to_clock = false",
-        "1, column 1",
+        "5, column 20",
         &["aligned_to_clock: ", "fixed-window"],
     ),
-    ("algorithm = 'fixed-window'\nquota = '1/s'\nblocks = 5", "1, column 1", &["blocks: ", "sliding-window"]),
-    ("algorithm = 'sliding-log'\nquota = '1/s'\nweighted = true", "1, column 1", &["weighted: ", "sliding-window"]),
-    ("algorithm = 'sliding-log'\nquota = '2_000_000/d'", "1, column 1", &["quota: ", "SlidingWindow"]),
+    ("algorithm = 'fixed-window'\nquota = '1/s'\nblocks = 5", "5, column 10", &["blocks: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '1/s'\nweighted = true", "5, column 12", &["weighted: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '2_000_000/d'", "4, column 9", &["quota: ", "SlidingWindow"]),
     ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 7", "1, column 1", &["blocks: ", "whole number"]),
     ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 61", "1, column 1", &["blocks: ", "1 to 60"]),
     (
@@ -306,6 +309,9 @@ const INVALID: [(&str, &str, &[&str]); 26] = [
         "1, column 1",
         &["weighted: ", "more blocks"],
     ),
+    ("burst = 5\nquota = '1/s'\nalgorithm = 'sliding-log'", "3, column 9", &["burst: ", "gcra, token-bucket"]),
+    ("algorithm = 'in-flight'\nmax = 0", "4, column 7", &["max: ", "at least 1"]),
+    ("algorithm = 'in-flight'\nquota = '1/s'", "4, column 9", &["quota: ", "set `max`"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 1", &["`brust`", "`burst`"]),
     ("algorithm = 'gcra'", "1, column 1", &["quota: ", "missing"]),
 ];
@@ -337,6 +343,22 @@ fn configuration_error_points_at_the_invalid_field() {
         let error = policy(text).expect_err(text).to_string();
         assert!(error.contains(expected), "{text}\n{error}");
     }
+}
+
+/// More blocks make this window valid, whichever of the two fields is first.
+#[test]
+fn settings_that_are_valid_together_are_valid_in_any_order() {
+    for settings in ["weighted = true\nblocks = 60", "blocks = 60\nweighted = true"] {
+        let text = format!("name = 'x'\nalgorithm = 'sliding-window'\nquota = '90_000_000/h'\n{settings}\nby = 'user'");
+        policy(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+}
+
+#[test]
+fn field_that_occurs_twice_is_an_error() {
+    let json = r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "quota": "2/s" }"#;
+    let error = serde_json::from_str::<Policy>(json).expect_err("a duplicate").to_string();
+    assert!(error.contains("duplicate field `quota`"), "{error}");
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub(crate) type KeyFn = fn(&TestRequest) -> Extracted<&'static str>;
 /// A service behind a limiter, with rejections as errors.
 pub(crate) type Limited<S, A> = Spawn<RateLimit<S, KeyFn, A, RejectWithError>>;
 
-pub(crate) fn limited<S, A: Clone>(inner: S, limiter: A) -> Limited<S, A> {
+pub(crate) fn limited<S: Clone, A: Clone>(inner: S, limiter: A) -> Limited<S, A> {
     Spawn::new(RateLimitLayer::new(key_of as KeyFn, limiter).responder(RejectWithError).layer(inner))
 }
 

@@ -122,11 +122,6 @@ impl SlidingWindow {
         self.quota
     }
 
-    #[cfg(feature = "simulate")]
-    pub(crate) const fn block_count(&self) -> u64 {
-        self.layout.blocks
-    }
-
     const fn with_blocks(self, blocks: u64) -> Self {
         let width = match self.quota.period_micros().checked_div(blocks) {
             Some(width) => width,

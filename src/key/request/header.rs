@@ -34,8 +34,22 @@ impl Header {
     /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
     #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
-        Self(HeaderName::from_static(name))
+        Self(lower_case_name(name))
     }
+}
+
+/// Returns the name of a header field in lower case. Panics with the remedy if the name is another text.
+pub(in crate::key) const fn lower_case_name(name: &'static str) -> HeaderName {
+    let bytes = name.as_bytes();
+    let mut index = 0;
+    while index < bytes.len() {
+        assert!(
+            !bytes[index].is_ascii_uppercase(),
+            "invalid name of a header field: it has an upper case letter; write it in lower case, as in \"x-api-key\""
+        );
+        index += 1;
+    }
+    HeaderName::from_static(name)
 }
 
 impl<B> ExtractKey<Request<B>> for Header {

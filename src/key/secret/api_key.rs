@@ -2,7 +2,7 @@ use http::{HeaderName, Request};
 
 use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
-use crate::key::request::only_value;
+use crate::key::request::{lower_case_name, only_value};
 use crate::key::{ExtractKey, Extracted};
 
 /// An API key in a header, stored as a [fingerprint](Fingerprint).
@@ -42,7 +42,7 @@ impl ApiKey {
     /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
     #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
-        Self::new(HeaderName::from_static(name))
+        Self::new(lower_case_name(name))
     }
 }
 

@@ -19,24 +19,23 @@ use crate::store::redis::server::RedisServer;
 
 /// A limiter with one limit, by the command `CL.THROTTLE` of the module redis-cell and of Dragonfly.
 ///
-/// The algorithm is GCRA, as in [`Gcra`](crate::Gcra). Use `RedisCell` with a server that has the command already.
-/// [`Redis`](crate::Redis) needs no module, has all algorithms, decides exactly, and supports all operations of a
-/// limiter. The deadline, the circuit breaker and the names of keys are the same as in [`Redis`](crate::Redis); the
-/// script's part of a key's name is `cell`.
+/// The algorithm is GCRA, as in [`Gcra`](crate::Gcra). Use `RedisCell` with a server that has the command already and
+/// permits no scripts. Otherwise use [`Redis`](crate::Redis), which needs no module. The deadline, the circuit breaker and
+/// the names of keys are the same as in [`Redis`](crate::Redis); the script's part of a key's name is `cell`.
 ///
-/// # Limitations
+/// # What `RedisCell` does not promise
 ///
-/// - **Whole seconds.** A period must be whole seconds, and the command replies with whole seconds, which older
-///   versions round down. `RedisCell` therefore returns the next second, or less if what remains shows that less is
-///   sufficient. So `retry_after` and `reset` are never too short. They are too long by at most one second, or by the
-///   time of one request if that is less. With a server that rounds up, or if the time of one request is not a whole
-///   number of microseconds, they can be a second longer.
-/// - **One limit.** `RedisCell` supports no sub-keys, no delay, and no shadow limit.
-/// - **No holds.** [`hold`](Limiter::hold), [`administer`](Limiter::administer) with any operation but a reset return an error for
-///   which [`is_unsupported`](Error::is_unsupported) holds. [`reset`](Self::reset) deletes the key. A peek sends a
-///   quantity of zero.
-/// - **No cluster.** The command declares no keys, so a cluster node never redirects it. Each node would count by
-///   itself, and allow the whole limit. The builder returns an error for a cluster.
+/// | [`Redis`](crate::Redis) | `RedisCell` |
+/// |---|---|
+/// | **Exact times**, in microseconds | A period must be whole seconds, and the command replies with whole seconds. `retry_after` and `reset` are sufficient, and can be too long: by at most one second, or by the time of one request if that is less. With a server that rounds up, or if the time of one request is not a whole number of microseconds, they can be one second longer. |
+/// | **Holds** and requests in flight | [`AcquireOptions::hold`] is an error for which [`is_unsupported`](Error::is_unsupported) holds. So costs that are settled after the response, and `InFlight`, need [`Redis`](crate::Redis). |
+/// | **Blocks** and set usages | [`administer`](Limiter::administer) with any operation but a reset is such an error. [`reset`](Self::reset) deletes the key. |
+/// | **Batches**: concurrent decisions share a call of the script, and calls are shed under overload | Each decision is a command of its own, so the server executes one command for each request. A decision that cannot be answered by the deadline may have been charged. |
+/// | **Events** | `RedisCell` emits no events about its calls and its circuit breaker. |
+/// | All algorithms, several limits, sub-keys, shadow limits, leases, delays | one GCRA limit |
+/// | **Clusters** | The command declares no keys, so a cluster node never redirects it: each node would count by itself, and allow the whole limit. The builder returns an error for a cluster. |
+///
+/// A peek sends a quantity of zero.
 ///
 /// A cost above the burst [exceeds the limit](Verdict::ExceedsLimit), and `RedisCell` sends nothing: the command
 /// replies `-1` to such a cost as it does to an allowed one. The decision then has no limit status.
@@ -116,10 +115,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     ///
     /// If Redis is unavailable.
     pub fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        match self.handle.client.submit(CommandKind::Reset.to_cmd(&self.encode(key), self.handle.rate)) {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(reply) => LimiterFuture::pending(async move { reply.wait().await.map(drop) }),
-        }
+        self.handle.client.submit(CommandKind::Reset.to_cmd(&self.encode(key), self.handle.rate)).map(drop)
     }
 
     /// Returns the name of a key in Redis.
@@ -143,16 +139,13 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
 
     /// Sends CL.THROTTLE. `cost` is that of the decision, and not sent for a peek.
     fn decide(&self, key: &Key, kind: CommandKind, cost: u64) -> LimiterFuture<Decision> {
-        let submitted = self.handle.client.submit(kind.to_cmd(&self.encode(key), self.handle.rate));
+        let reply = self.handle.client.submit(kind.to_cmd(&self.encode(key), self.handle.rate));
         let handle = Arc::clone(&self.handle);
-        match submitted {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(reply) => LimiterFuture::pending(async move {
-                let reply = parse_reply(&reply.wait().await?)?;
-                let is_peek = matches!(kind, CommandKind::Peek);
-                Ok(handle.rate.decision(handle.clock.now(), reply, cost, is_peek))
-            }),
-        }
+        LimiterFuture::pending(async move {
+            let reply = parse_reply(&reply.await?)?;
+            let is_peek = matches!(kind, CommandKind::Peek);
+            Ok(handle.rate.decision(handle.clock.now(), reply, cost, is_peek))
+        })
     }
 }
 

@@ -1,0 +1,189 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::altered::altered;
+use super::report::{Report, ReportBuilder};
+use super::suggestion::MaxDenied;
+use super::traffic::{ALL, Arrival, Traffic};
+use tower_ratelimit::Error;
+use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
+use tower_ratelimit::{AcquireOptions, Decision};
+use tower_ratelimit::{DynLimit, Memory};
+use tower_ratelimit::{ManualClock, Timestamp};
+
+/// Decides traffic as a server with the same limits does.
+///
+/// The limiter is a [`Memory`] on a [`ManualClock`] that is set to the time of each arrival. It has a slot for each key
+/// of the traffic, so it evicts none.
+///
+/// Retries of clients, and requests that wait in the layer's queue, are not simulated. With
+/// [`max_delay`](Self::max_delay), the limiter schedules later starts.
+pub struct Simulation<'a> {
+    policies: Vec<Policy>,
+    traffic: &'a Traffic,
+    keys: Keys,
+    clock: ManualClock,
+    limiter: Memory<[usize], Vec<DynLimit<[usize]>>, ManualClock>,
+    max_delay: Option<Duration>,
+}
+
+impl<'a> Simulation<'a> {
+    /// Creates a simulation of one limit by itself. A shadow limit denies too.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the traffic has no column for the policy.
+    pub fn alone(policy: &Policy, traffic: &'a Traffic) -> Result<Self, Error> {
+        Self::together(&[altered(policy, [("shadow", false.into())])?], traffic)
+    }
+
+    /// Creates a simulation of a limiter with these limits: all of them allow a request, or none is charged.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the traffic has no column for a policy, if two policies have one name, or if a policy limits
+    /// requests in flight.
+    pub fn together(policies: &[Policy], traffic: &'a Traffic) -> Result<Self, Error> {
+        if let Some(policy) = policies.iter().find(|policy| policy.algorithm() == AlgorithmName::InFlight) {
+            return Err(Error::config(format!(
+                "the simulation of policy {:?} failed: traffic has no durations of requests, which `in-flight` needs; \
+                 remove the policy",
+                policy.name()
+            )));
+        }
+        let mut parts = KeyParts::<[usize]>::new().add(ALL, |_: &[usize]| ());
+        for (index, column) in traffic.columns().iter().enumerate() {
+            parts = parts.add(column.clone(), move |row: &[usize]| row.get(index).copied());
+        }
+        let clock = ManualClock::at(Timestamp::EPOCH);
+        let limiter = Memory::builder(parts.limits(policies)?)
+            .max_keys(traffic.rows().len().max(1))
+            // A log takes 16 bytes for each arrival, whatever the product of limit and keys is.
+            .max_heap_bytes(usize::MAX)
+            .clock(clock.clone())
+            .build()?;
+        let keys = Keys::new(policies, traffic);
+        Ok(Self { policies: policies.to_vec(), traffic, keys, clock, limiter, max_delay: None })
+    }
+
+    /// Sets the longest delay that each request accepts: see [`AcquireOptions::max_delay`].
+    #[must_use]
+    pub fn max_delay(self, max_delay: Duration) -> Self {
+        Self { max_delay: Some(max_delay), ..self }
+    }
+
+    /// Decides one arrival of the traffic. Call it in the order of [`Traffic::arrivals`].
+    #[must_use]
+    pub fn decide(&self, arrival: &Arrival) -> Decision {
+        self.clock.set(arrival.time);
+        let mut options = AcquireOptions::cost(arrival.cost);
+        options.max_delay = self.max_delay;
+        self.limiter.check(self.traffic.row(arrival), options)
+    }
+
+    /// Returns the decision on a cost of zero at a time, for the key of an arrival: it contains the remaining cost.
+    #[must_use]
+    pub fn peek(&self, arrival: &Arrival, time: Timestamp) -> Decision {
+        self.decide(&Arrival { time, cost: 0, ..*arrival })
+    }
+
+    /// Decides all arrivals.
+    #[must_use]
+    pub fn run(self) -> Report {
+        self.run_with(|_, _| {})
+    }
+
+    /// Decides all arrivals, and calls `observe` with each decision.
+    #[must_use]
+    pub fn run_with(self, mut observe: impl FnMut(&Arrival, &Decision)) -> Report {
+        let arrivals = self.traffic.arrivals();
+        let mut report = ReportBuilder::new(&self.policies, self.keys.len(), arrivals.len());
+        for arrival in arrivals.iter() {
+            let decision = self.decide(arrival);
+            report.add(self.keys.of(arrival), arrival, decision.verdict());
+            observe(arrival, &decision);
+        }
+        report.finish(|key| self.keys.name(key, self.traffic))
+    }
+
+    /// Returns the number of keys.
+    #[must_use]
+    pub fn keys(&self) -> u64 {
+        self.keys.len() as u64
+    }
+
+    /// Returns the first arrival of a key, which has the name that a [report](Report::top_keys) gives it.
+    #[must_use]
+    pub fn first_arrival(&self, key: &str) -> Option<Arrival> {
+        let is_key = |arrival: &&Arrival| self.keys.name(self.keys.of(arrival), self.traffic) == key;
+        self.traffic.arrivals().iter().find(is_key).copied()
+    }
+
+    /// Decides the arrivals in their order, and returns whether at most this number is denied.
+    pub(super) fn denies_at_most(&self, max_denied: MaxDenied, arrivals: &[Arrival]) -> bool {
+        let mut is_denied = vec![false; self.keys.len()];
+        let (mut keys, mut requests) = (0, 0);
+        arrivals.iter().all(|arrival| {
+            if !self.decide(arrival).is_allowed() {
+                requests += 1;
+                if let Some(is_denied) = is_denied.get_mut(self.keys.of(arrival)) {
+                    keys += u64::from(!std::mem::replace(is_denied, true));
+                }
+            }
+            match max_denied {
+                MaxDenied::Keys(max) => keys <= max,
+                MaxDenied::Requests(max) => requests <= max,
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Simulation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation").field("policies", &self.policies).finish_non_exhaustive()
+    }
+}
+
+/// The keys of a report: the distinct values in the columns by which the policies count.
+struct Keys {
+    columns: Vec<usize>,
+    /// The key of each row of the traffic.
+    of_row: Vec<usize>,
+    values: Vec<Box<[usize]>>,
+}
+
+impl Keys {
+    fn new(policies: &[Policy], traffic: &Traffic) -> Self {
+        let mut columns: Vec<_> = policies.iter().filter_map(|policy| traffic.column_index(policy.by())).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        let mut indices: HashMap<Box<[usize]>, usize> = HashMap::new();
+        let mut values = Vec::new();
+        let of_row = traffic.rows().iter().map(|row| {
+            let key: Box<[usize]> = columns.iter().filter_map(|&column| row.get(column).copied()).collect();
+            *indices.entry(key).or_insert_with_key(|key| {
+                values.push(key.clone());
+                values.len() - 1
+            })
+        });
+        let of_row = of_row.collect();
+        Self { columns, of_row, values }
+    }
+
+    fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    fn of(&self, arrival: &Arrival) -> usize {
+        self.of_row.get(arrival.row).copied().unwrap_or(0)
+    }
+
+    /// Returns the values of a key, separated by commas, or `all` without a column.
+    fn name(&self, key: usize, traffic: &Traffic) -> String {
+        let values = self.values.get(key).map_or(&[][..], |values| values);
+        let names: Vec<_> =
+            self.columns.iter().zip(values).map(|(&column, &value)| traffic.value(column, value)).collect();
+        if names.is_empty() { ALL.to_owned() } else { names.join(", ") }
+    }
+}

@@ -1,0 +1,13 @@
+//! The programs `simulate` and `playground`: decisions, reports, parsers, suggestions, pictures, and the page.
+
+mod browser;
+mod command;
+mod fuzz;
+mod guide;
+mod live;
+mod logs;
+mod pictures;
+mod playground;
+mod reports;
+mod suggestions;
+mod support;

@@ -1,0 +1,148 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit_simulate::{Report, Simulation, Traffic};
+
+use crate::support::{POLICIES, policy, traffic};
+
+fn report(fields: &str, traffic: &Traffic) -> Report {
+    Simulation::alone(&policy(fields), traffic).expect("a simulation").run()
+}
+
+const LOG: &str = "algorithm = 'sliding-log'\nquota = '2 per 10s'";
+
+#[test]
+fn report_counts_requests_and_keys() {
+    let arrivals = [(0, "a", 1), (1, "a", 1), (2, "a", 1), (3, "b", 1), (4, "a", 1), (5, "c", 3), (6, "c", 1)];
+    let report = report(LOG, &traffic(arrivals));
+    assert_eq!((report.requests(), report.admitted, report.denied, report.exceeding), (7, 4, 3, 1));
+    assert_eq!((report.keys, report.denied_keys, report.delayed), (3, 2, 0));
+    let worst: Vec<_> = report.worst_keys().map(|key| (key.key.as_str(), key.requests, key.denied)).collect();
+    assert_eq!(worst, [("a", 4, 2), ("c", 2, 1)]);
+}
+
+/// The hits at 0 and 1 s are admitted. A denial lasts until the hit at 0 s is ten seconds old.
+#[test]
+fn longest_denial_ends_at_the_retry_time() {
+    let denied_twice = traffic([(0, "a", 1), (1_000, "a", 1), (3_000, "a", 1), (9_000, "a", 1)]);
+    assert_eq!(report(LOG, &denied_twice).longest_denial, Duration::from_secs(7));
+    // The request at 30 s comes after the denial.
+    let later = traffic([(0, "a", 1), (1_000, "a", 1), (3_000, "a", 1), (30_000, "a", 1)]);
+    assert_eq!(report(LOG, &later).longest_denial, Duration::from_secs(7));
+}
+
+#[test]
+fn longest_denial_ends_at_an_admission() {
+    // A cost of two is denied until 11 s, and a cost of one is admitted at 4 s.
+    let cheaper = traffic([(1_000, "a", 1), (3_000, "a", 2), (4_000, "a", 1)]);
+    assert_eq!(report(LOG, &cheaper).longest_denial, Duration::from_secs(1));
+}
+
+#[test]
+fn longest_denial_is_that_of_one_key() {
+    let arrivals = (0..20).map(|second| (second * 1_000, if second % 2 == 0 { "a" } else { "b" }, 1));
+    // Each key comes every two seconds: it is denied from 4 s (5 s) until 10 s (11 s).
+    assert_eq!(report(LOG, &traffic(arrivals)).longest_denial, Duration::from_secs(6));
+}
+
+/// Three requests at once start at 0, 2 and 4 s.
+#[test]
+fn delayed_requests_count_at_their_starts() {
+    let queue = "algorithm = 'leaky-queue'\nquota = '5 per 10s'\nmax_waiting = 2";
+    let report = report(queue, &traffic([(0, "a", 1), (0, "a", 1), (0, "a", 1), (0, "a", 1)]));
+    assert_eq!((report.admitted, report.delayed, report.denied), (3, 2, 1));
+    assert_eq!(report.longest_delay, Duration::from_secs(4));
+    assert_eq!(report.longest_denial, Duration::from_secs(2));
+    let bursts = report.bursts.map(|burst| (burst.interval.as_secs(), burst.admitted, burst.bound));
+    assert_eq!(bursts, [(1, 1, Some(1)), (10, 3, Some(5)), (60, 3, Some(30))]);
+}
+
+#[test]
+fn shadow_limit_denies_when_it_is_alone() {
+    let shadow = format!("{LOG}\nshadow = true");
+    let arrivals = traffic([(0, "a", 1), (0, "a", 1), (0, "a", 1)]);
+    assert_eq!(report(&shadow, &arrivals).denied, 1);
+    let together = Simulation::together(&[policy(&shadow)], &arrivals).expect("a simulation").run();
+    assert_eq!((together.denied, together.bursts[0].bound), (0, None));
+}
+
+#[test]
+fn policy_without_its_column_is_an_error() {
+    let error = Simulation::alone(&policy(LOG), &Traffic::new(["team"])).expect_err("no column");
+    assert!(error.to_string().contains("unknown sub-key \"user\""), "{error}");
+}
+
+/// Requests with a fixed cost of two: a limit of five admits two of them, whatever their own cost is.
+#[test]
+fn bursts_of_a_fixed_cost_count_requests() {
+    let fixed = "algorithm = 'sliding-log'\nquota = '5 per 10s'\nfixed_cost = 2";
+    let arrivals = traffic([(0, "a", 7), (0, "a", 7), (0, "a", 7)]);
+    let report = report(fixed, &arrivals);
+    assert_eq!((report.admitted, report.denied), (2, 1));
+    assert_eq!((report.bursts[1].admitted, report.bursts[1].bound), (2, Some(2)));
+    // Beside a limit that charges the cost, the bursts count the cost.
+    let costs = "name = 'b'\nby = 'user'\nalgorithm = 'sliding-log'\nquota = '20 per 10s'";
+    let costs = toml::from_str(costs).expect("a policy");
+    let together = Simulation::together(&[policy(fixed), costs], &arrivals).expect("a simulation").run();
+    assert_eq!((together.bursts[1].admitted, together.bursts[1].bound), (14, Some(20)));
+}
+
+/// Traffic does not say when a request ends.
+#[test]
+fn limit_on_requests_in_flight_is_an_error() {
+    let error = Simulation::alone(&policy("algorithm = 'in-flight'\nmax = 2"), &traffic([])).expect_err("no durations");
+    assert!(error.to_string().contains("traffic has no durations of requests"), "{error}");
+}
+
+#[test]
+fn report_of_no_traffic_is_empty() {
+    let report = report(LOG, &Traffic::new(["user"]));
+    assert_eq!((report.requests(), report.keys, report.top_keys.len()), (0, 0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Bursts of random size, with pauses that end at window edges or between them.
+    #[test]
+    fn largest_burst_is_within_the_published_bound(
+        steps in prop::collection::vec((0_u64..12, 0_u64..1_000, 1_u64..12, 1_u64..4), 1..60),
+        max_delay in prop::option::of(0_u64..3_000),
+    ) {
+        let mut now = 0;
+        let mut arrivals = Vec::new();
+        for (seconds, millis, count, cost) in steps {
+            now += seconds * 1_000 + if millis < 500 { 0 } else { millis };
+            arrivals.extend((0..count).map(|_| (now, "a", cost)));
+        }
+        let traffic = traffic(arrivals);
+        for fields in POLICIES {
+            let mut simulation = Simulation::alone(&policy(fields), &traffic).expect("a simulation");
+            if let Some(millis) = max_delay {
+                simulation = simulation.max_delay(Duration::from_millis(millis));
+            }
+            for burst in simulation.run().bursts {
+                prop_assert!(Some(burst.admitted) <= burst.bound, "{burst:?}: {fields}");
+            }
+        }
+    }
+}
+
+/// Each bound is reached by some schedule: here in ten seconds, the period of the quotas.
+#[test]
+fn published_bound_is_reached() {
+    let at = |times: &[(u64, u64)]| {
+        traffic(times.iter().flat_map(|&(millis, count)| (0..count).map(move |_| (millis, "a", 1))).collect::<Vec<_>>())
+    };
+    let in_ten_seconds = |fields, times: &[(u64, u64)]| {
+        let burst = report(fields, &at(times)).bursts[1];
+        (burst.admitted, burst.bound.expect("an enforced limit"))
+    };
+    // The whole burst, then each token when it is back.
+    assert_eq!(in_ten_seconds(POLICIES[0], &[(0, 8), (2_000, 1), (4_000, 1), (6_000, 1), (8_000, 1)]), (12, 12));
+    assert_eq!(in_ten_seconds(POLICIES[4], &[(0, 1), (9_999, 5), (10_000, 6)]), (11, 11));
+    assert_eq!(in_ten_seconds(POLICIES[5], &[(9_999, 6), (10_000, 6)]), (12, 12));
+    assert_eq!(in_ten_seconds(POLICIES[6], &[(0, 6), (9_999, 6)]), (6, 6));
+    assert_eq!(in_ten_seconds(POLICIES[8], &[(0, 3), (5_000, 3), (9_999, 3)]), (6, 6));
+    assert_eq!(in_ten_seconds(POLICIES[3], &[(0, 4), (4_000, 4), (8_000, 4)]), (5, 5));
+}

@@ -1,0 +1,184 @@
+//! The compiler's messages for mistakes that new users make: each names the remedy.
+//!
+//! The test compiles small programs with rustc, against the libraries that cargo has built for this binary.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The crates that the programs use.
+const CRATES: [&str; 4] = ["axum", "http", "reqwest", "tower"];
+
+/// The folder of the libraries, which is that of this binary.
+fn folder() -> PathBuf {
+    let test = std::env::current_exe().expect("this test's own path");
+    test.parent().expect("a folder").to_owned()
+}
+
+/// The libraries of a crate, the newest first. Builds with other features leave others in the folder.
+fn libraries(name: &str) -> Vec<PathBuf> {
+    let start = format!("lib{name}-");
+    let is_library = |path: &PathBuf| {
+        let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
+        file.starts_with(&start) && path.extension() == Some("rlib".as_ref())
+    };
+    let files = fs::read_dir(folder()).expect("a folder").filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<_> = files.filter(is_library).collect();
+    found.sort_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).ok());
+    found.reverse();
+    found
+}
+
+/// Compiles a program with this version of the crate, and returns whether it compiles, and the messages.
+fn compile_with(library: &Path, name: &str, body: &str) -> (bool, String) {
+    let scratch = std::env::temp_dir().join(format!("tower-ratelimit-messages-{}-{name}", std::process::id()));
+    fs::create_dir_all(&scratch).expect("a folder");
+    let file = scratch.join("program.rs");
+    let text = format!(
+        "#![allow(unused)]\nuse std::net::IpAddr;\nuse tower::{{Layer as _, Service, ServiceBuilder}};\n\
+         use tower_ratelimit::*;\nuse tower_ratelimit::response::RejectWithError;\n{body}\n"
+    );
+    fs::write(&file, text).expect("a file");
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.args(["--edition", "2024", "--crate-type", "lib", "--emit", "metadata", "--out-dir"]).arg(&scratch);
+    rustc.arg("-L").arg(format!("dependency={}", folder().display()));
+    rustc.arg("--extern").arg(format!("tower_ratelimit={}", library.display()));
+    for name in CRATES {
+        let library = libraries(name).into_iter().next().unwrap_or_else(|| panic!("cargo has not built {name}"));
+        rustc.arg("--extern").arg(format!("{name}={}", library.display()));
+    }
+    let output = rustc.arg(&file).output().expect("rustc");
+    let _ = fs::remove_dir_all(&scratch);
+    // Lines may be broken inside of a note.
+    let messages = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+    (output.status.success(), messages)
+}
+
+/// A correct program, with all features that the others use.
+const CORRECT: &str = r#"
+pub fn app() -> axum::Router {
+    let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(key::ExactPaths::new(["/health"]));
+    axum::Router::new().layer(layer)
+}
+pub fn client() {
+    let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    let host = |request: &reqwest::Request| request.url().host_str().map(str::to_owned);
+    let client = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(host, limiter).responder(RejectWithError))
+        .map_err(tower::BoxError::from)
+        .service(reqwest::Client::new());
+    let request = reqwest::Request::new(http::Method::GET, "http://localhost".parse().unwrap());
+    let _ = tower::ServiceExt::oneshot(client, request);
+}
+"#;
+
+/// The newest library with which the correct program compiles.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let mut messages = Vec::new();
+        for library in libraries("tower_ratelimit") {
+            match compile_with(&library, "correct", CORRECT) {
+                (true, _) => return library,
+                (false, message) => messages.push(message),
+            }
+        }
+        panic!("the correct program does not compile: {messages:#?}");
+    })
+}
+
+/// Compiles a wrong program, whose messages must contain all of these texts.
+#[track_caller]
+fn must_explain(name: &str, body: &str, remedies: &[&str]) {
+    let (compiles, messages) = compile_with(library(), name, body);
+    assert!(!compiles, "{name} compiles");
+    for remedy in remedies {
+        assert!(messages.contains(remedy), "{name}: no {remedy:?} in: {messages}");
+    }
+}
+
+#[test]
+fn quota_without_an_algorithm_names_one() {
+    must_explain(
+        "quota",
+        "pub fn f() { let _: Memory<str, _> = Memory::new(Quota::per_second(10)); }",
+        &["`tower_ratelimit::Quota` is neither an algorithm nor a limit", "for example `Gcra::new(quota)`"],
+    );
+}
+
+#[test]
+fn vec_of_limits_names_dyn_limit() {
+    must_explain(
+        "vec",
+        "pub fn f() { let _: Memory<str, _> = Memory::new(vec![Limit::new(\"a\", Gcra::new(Quota::per_second(1)))]); }",
+        &["is neither an algorithm nor a limit", "a `Vec` for `Memory` has `DynLimit::new(limit)` as elements"],
+    );
+}
+
+#[test]
+fn text_as_an_exemption_names_exact_paths() {
+    let app = |exempt: &str| {
+        format!(
+            "pub fn f() -> axum::Router {{
+                let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+                axum::Router::new().layer(RateLimitLayer::new(PeerIp::new(), limiter).exempt_if({exempt}))
+            }}"
+        )
+    };
+    for (name, exempt) in [("exempt-text", "\"/health\""), ("exempt-list", "[\"/health\"]")] {
+        must_explain(name, &app(exempt), &["`ExactPaths::new([\"/health\"])`", "a closure `|request: &"]);
+    }
+}
+
+#[test]
+fn closure_that_returns_a_borrowed_text_names_an_owned_one() {
+    must_explain(
+        "closure",
+        "pub fn f() -> axum::Router {
+            let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+            let path = |request: &axum::extract::Request| request.uri().path();
+            axum::Router::new().layer(RateLimitLayer::new(path, limiter))
+        }",
+        &["`Option<Key>`, `Result<Key, _>` or `Extracted<Key>`", "`Some(text.to_owned())`"],
+    );
+}
+
+#[test]
+fn error_type_without_rejections_names_map_err() {
+    must_explain(
+        "map-err",
+        &CORRECT.replace(".map_err(tower::BoxError::from)\n", "\n"),
+        &["add `.map_err(BoxError::from)` between the layer and the service"],
+    );
+}
+
+#[test]
+fn service_that_is_not_clone_names_the_buffer() {
+    let service = "
+        pub struct Jobs;
+        impl Service<String> for Jobs {
+            type Response = String;
+            type Error = tower::BoxError;
+            type Future = std::future::Ready<Result<String, tower::BoxError>>;
+            fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), tower::BoxError>> {
+                std::task::Poll::Ready(Ok(()))
+            }
+            fn call(&mut self, job: String) -> Self::Future { std::future::ready(Ok(job)) }
+        }
+        fn layer() -> RateLimitLayer<impl ExtractKey<String, Key = u8> + Clone, Memory<u8, Gcra>, RejectWithError> {
+            let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+            RateLimitLayer::new(|_: &String| Some(0_u8), limiter).responder(RejectWithError)
+        }";
+    for (name, service_of) in [
+        ("clone-layer", "pub fn f() { let _ = layer().layer(Jobs); }"),
+        ("clone-builder", "pub fn f() { let _ = ServiceBuilder::new().layer(layer()).service(Jobs); }"),
+    ] {
+        must_explain(
+            name,
+            &format!("{service}\n{service_of}"),
+            &["the inner service of a rate limiter must be `Clone`, and `Jobs` is not", "ServiceBuilder::buffer(1024)"],
+        );
+    }
+}
