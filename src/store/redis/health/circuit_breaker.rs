@@ -182,7 +182,7 @@ mod tests {
         let nothing = Attendance::default;
         assert_eq!(breaker.attend(here, patience).starts_prober, Some(1));
         for _ in 0..3 {
-            advance(patience - Duration::from_millis(1)).await;
+            advance(patience * 9 / 10).await;
             assert_eq!([breaker.attend(here, patience), breaker.attend(there, patience)], [nothing(), nothing()]);
             assert!(breaker.is_probed_by(1));
         }

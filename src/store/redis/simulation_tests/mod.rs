@@ -124,21 +124,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
             state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
         });
     }
-    for fault in scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Undriven) {
-        let at = started_at + Duration::from_millis(fault.at);
-        tokio::spawn(async move {
-            sleep_until(at).await;
-            gate::shut();
-        });
-    }
-    for &(at, client) in &scenario.replaces {
-        let (limiter, limits, world) = (limiters[client].clone(), limits(&scenario), world.clone());
-        tokio::spawn(async move {
-            sleep_until(started_at + Duration::from_millis(at)).await;
-            world.state().note(|| format!("client {client}: replaces its limits"));
-            limiter.replace(limits).expect("valid limits");
-        });
-    }
+    spawn_changes(&scenario, &limiters, &world, started_at);
     let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
         let at = started_at + Duration::from_millis(at);
         let close =
@@ -203,6 +189,25 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         connects: state.connects,
         trace: state.trace.take().unwrap_or_default(),
         scenario,
+    }
+}
+
+/// Spawns the tasks that stop the background tasks, and replace limits.
+fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) {
+    for fault in scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Undriven) {
+        let at = started_at + Duration::from_millis(fault.at);
+        tokio::spawn(async move {
+            sleep_until(at).await;
+            gate::shut();
+        });
+    }
+    for &(at, client) in &scenario.replaces {
+        let (limiter, limits, world) = (limiters[client].clone(), limits(scenario), world.clone());
+        tokio::spawn(async move {
+            sleep_until(started_at + Duration::from_millis(at)).await;
+            world.state().note(|| format!("client {client}: replaces its limits"));
+            limiter.replace(limits).expect("valid limits");
+        });
     }
 }
 
