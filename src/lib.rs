@@ -296,6 +296,8 @@ pub mod guide {
     pub mod recipes {}
 
     /// [sizing]: crate::guide::redis_sizing
+    /// [leases]: crate::guide::leases
+    /// [holds-sizing]: crate::guide::redis_sizing#holds
     /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
     ///
     #[doc = include_str!("../docs/redis.md")]

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tower_ratelimit::limiter::Acquisition;
@@ -103,4 +104,65 @@ fn breaker_opened_in_one_runtime_is_closed_by_another() {
         timeout(LONG_DEADLINE, breaker.closed.notified()).await.expect("a probe of the second runtime");
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
     });
+}
+
+/// A server behind a proxy, and a limiter with a short deadline.
+fn with_short_deadline() -> (Server, Proxy, Redis<str>) {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let redis = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let builder = Redis::builder(redis, "api", Gcra::new(AMPLE)).deadline(Duration::from_millis(500));
+    (server, proxy, builder.build().expect("limits"))
+}
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Decides until the circuit breaker opens, each time in a `block_on` of its own.
+fn open_breaker(runtime: &Runtime, limiter: &Redis<str>) {
+    let is_open = || {
+        let outcome = runtime.block_on(acquire(limiter, "alice", AcquireOptions::default()));
+        outcome.is_err_and(|error| error.to_string().contains("circuit breaker open"))
+    };
+    while !is_open() {}
+}
+
+/// Decides until Redis answers, each time in a `block_on` of its own.
+fn recover(runtime: &Runtime, limiter: &Redis<str>) {
+    let until = Instant::now() + LONG_DEADLINE;
+    while let Err(error) = runtime.block_on(acquire(limiter, "alice", AcquireOptions::default())) {
+        assert!(Instant::now() < until, "no recovery: {error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The task that probes makes no progress while its runtime is not driven. A call takes its place.
+#[test]
+fn undriven_runtime_recovers() {
+    // `block_on` for each call: a call that fails at once drives no task.
+    let (_server, proxy, limiter) = with_short_deadline();
+    let runtime = current_thread();
+    recover(&runtime, &limiter);
+    proxy.shut(true);
+    open_breaker(&runtime, &limiter);
+    proxy.shut(false);
+    recover(&runtime, &limiter);
+
+    // The task belongs to a runtime that is parked, while another runtime goes on.
+    let (_server, proxy, limiter) = with_short_deadline();
+    let (parked, live) = (current_thread(), current_thread());
+    recover(&parked, &limiter);
+    recover(&live, &limiter);
+    proxy.shut(true);
+    open_breaker(&parked, &limiter);
+    proxy.shut(false);
+    live.block_on(async {
+        let until = Instant::now() + LONG_DEADLINE;
+        while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
+            assert!(Instant::now() < until, "no recovery");
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+    recover(&parked, &limiter);
 }

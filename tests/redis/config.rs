@@ -2,7 +2,7 @@
 
 use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Memory, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis};
 
 use crate::helpers::{acquire, hold, is_allowed, redis_limiter};
 use crate::server::Server;
@@ -126,4 +126,60 @@ async fn replace_keeps_the_rotated_secret() {
     limiter.replace(FixedWindow::new(Quota::per_hour(5))).expect("limits");
     assert_ne!(first, second);
     assert_eq!(limiter.redis_key("default", &7).expect("a key"), second);
+}
+
+/// More replacements than a key may have sessions, each while a hold of every earlier generation lasts.
+#[tokio::test]
+async fn replace_keeps_sessions() {
+    let server = Server::start();
+    let limits = |limit: u64| {
+        (
+            Limit::new("first", FixedWindow::new(Quota::per_day(limit))),
+            Limit::new("second", Gcra::new(Quota::per_day(2 * limit))),
+        )
+    };
+    let limiter = redis_limiter::<u64>(server.open(), "api", limits(1_000));
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let mut held = vec![hold(&limiter, &7, 1).await];
+    let (connections, tasks_before) = (server.number_of("total_connections_received:"), tasks());
+    let lengths = |server: &Server| -> Vec<i64> {
+        let mut lengths: Vec<_> = server.keys().iter().map(|key| server.number(&["STRLEN", key])).collect();
+        lengths.sort_unstable();
+        lengths
+    };
+    let lengths_before = lengths(&server);
+    for generation in 1..=70 {
+        limiter.replace(limits(1_000 + generation)).expect("limits");
+        held.push(hold(&limiter, &7, 1).await);
+    }
+    assert_eq!(tasks(), tasks_before);
+    assert_eq!(lengths(&server), lengths_before, "one entry in each key");
+    // The limiter's own connection, and those of this test: `number_of`, and two times `keys` and the lengths.
+    assert_eq!(server.number_of("total_connections_received:") - connections, 7, "the limiter opens none");
+    for (index, held) in held.into_iter().enumerate() {
+        held.settle(u64::from(index.is_multiple_of(2))).await.expect("settled");
+    }
+    let peeked = limiter.peek(&7, AcquireOptions::cost(0)).await.expect("an answer");
+    assert_eq!(peeked.remaining(), Some(1_070 - 36));
+}
+
+/// A hold of a limit that is removed, renamed or of another kind is settled on its own key, by its own script.
+#[tokio::test]
+async fn holds_of_removed_limits_are_settled() {
+    let server = Server::start();
+    let day = Quota::per_day(100);
+    let both = || (Limit::new("a", FixedWindow::new(day)), Limit::new("b", Gcra::new(day)));
+    let limiter = redis_limiter::<u64>(server.open(), "api", both());
+    let first = hold(&limiter, &7, 10).await;
+    limiter.replace(Limit::new("b", Gcra::new(day))).expect("limits");
+    let second = hold(&limiter, &7, 5).await;
+    limiter.replace((Limit::new("b", FixedWindow::new(day)), Limit::new("c", Gcra::new(day)))).expect("limits");
+    let third = hold(&limiter, &7, 3).await;
+    first.settle(7).await.expect("settled");
+    third.settle(2).await.expect("settled");
+    second.settle(1).await.expect("settled");
+    limiter.replace(both()).expect("limits");
+    let peeked = limiter.peek(&7, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    let used: Vec<_> = peeked.limits().iter().map(|limit| 100 - limit.remaining()).collect();
+    assert_eq!(used, [7, 8]);
 }

@@ -9,13 +9,14 @@ use tokio::time::sleep;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::store::IntoRedisLimits;
+use tower_ratelimit::store::{IntoRedisLimits, Lease};
 use tower_ratelimit::{
     AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
     SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
+use crate::leases::until_leased;
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -571,4 +572,94 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
     }
     assert_eq!(admitted, 200);
     assert_eq!(server.keys().len(), 2, "{:?}", server.keys());
+}
+
+/// The runtime that holds is parked, and another one goes on: its calls see that nobody renews.
+#[test]
+fn holds_of_a_parked_runtime_are_renewed_by_another() {
+    let server = Server::start();
+    let limiter = limiter(&server, SHORT_EXPIRY);
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (parked, live) = (runtime(), runtime());
+    let held = parked.block_on(hold(&limiter, "alice", 40));
+    live.block_on(async {
+        let until = Instant::now() + SHORT_EXPIRY * 4;
+        while Instant::now() < until {
+            is_allowed(&limiter, "bob").await;
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(used(&limiter, "alice").await, 40);
+        held.settle(7).await.expect("done");
+        assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
+    });
+}
+
+/// An update that waits in a runtime that is parked does not end, and another one takes its place.
+#[test]
+fn settlement_in_a_parked_runtime_does_not_stop_renewals() {
+    let server = Server::start();
+    let limiter = limiter(&server, SHORT_EXPIRY);
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (parked, live) = (runtime(), runtime());
+    let (first, second) =
+        parked.block_on(async { (hold(&limiter, "alice", 40).await, hold(&limiter, "alice", 20).await) });
+    {
+        // Queues the update, and does not drive it.
+        let _entered = parked.enter();
+        drop(first.settle(5));
+    }
+    live.block_on(async {
+        let until = Instant::now() + SHORT_EXPIRY * 4;
+        while Instant::now() < until {
+            is_allowed(&limiter, "bob").await;
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(used(&limiter, "alice").await, 25, "five are charged, twenty are held");
+        second.settle(1).await.expect("done");
+        assert_eq!(used(&limiter, "alice").await, 6);
+    });
+}
+
+/// The error names the cause, and nothing is held.
+#[tokio::test]
+async fn hold_and_settlement_without_memory_name_the_cause() {
+    let server = Server::start();
+    let limiter = limiter(&server, Duration::from_secs(60));
+    let held = hold(&limiter, "alice", 10).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let failed = acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("no memory");
+    assert!(failed.to_string().contains("out of memory"), "{failed}");
+    let unconfirmed = held.settle(4).await.expect_err("no memory");
+    assert!(!unconfirmed.to_string().contains("did not reply"), "{unconfirmed}");
+    let source = std::error::Error::source(&unconfirmed).expect("a cause").to_string();
+    assert!(source.contains("out of memory"), "{source}");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    wait_for_usage(&limiter, "alice", 4).await;
+}
+
+/// Leases and holds have bounds of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_64_processes_leave_room_for_holds() {
+    let server = Server::start();
+    let day = || FixedWindow::new(Quota::per_day(1_000_000));
+    let mut lessees = Vec::new();
+    for _ in 0..64 {
+        let lease = Lease::new(Duration::from_secs(5));
+        let builder = Redis::<str>::builder(server.open(), "api", day()).lease(lease).deadline(LONG_DEADLINE);
+        let limiter = builder.build().expect("limits");
+        until_leased(&limiter, "alice").await;
+        lessees.push(limiter);
+    }
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(hold(&limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day()), "alice", 1).await);
+    }
+    let one_more = limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day());
+    let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
+    assert!(full.to_string().contains("64 sessions"), "{full}");
+    assert!(is_allowed(&one_more, "alice").await, "the value of the key is valid");
+    join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
+    for lessee in lessees {
+        lessee.close().await.expect("released");
+    }
 }

@@ -24,6 +24,7 @@ mod faults;
 mod fixed_costs;
 mod goodput;
 mod helpers;
+mod hold_ladder;
 mod holds;
 mod idle_connections;
 mod in_flight;

@@ -33,7 +33,7 @@ impl Goodput {
 }
 
 /// Starts `rate` decisions per second for `span`, and waits until all have ended.
-async fn offer<F>(rate: u32, span: Duration, decide: impl Fn(u64) -> F) -> (u64, Vec<Duration>)
+pub(crate) async fn offer<F>(rate: u32, span: Duration, decide: impl Fn(u64) -> F) -> (u64, Vec<Duration>)
 where
     F: Future<Output = bool> + Send + 'static,
 {

@@ -84,7 +84,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// Sets the time after which Redis charges a [held](crate::limiter::Held) cost that the process does not renew, as
     /// when the process has died. Default: [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
     ///
-    /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. If
+    /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. With
+    /// tens of thousands of holds, a longer time saves work of Redis: see the page "Redis sizing" of the guide. If
     /// the process cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name
     /// should have the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {

@@ -58,7 +58,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             Some((keys[start..offsets[limit]].into(), quota))
         };
         if leases.count_demand(parts, new_lease) {
-            leases.ensure_task(&Arc::downgrade(&self.client));
+            leases.ensure_task(&Arc::downgrade(&self.lease_sender));
         }
     }
 }

@@ -27,7 +27,9 @@ use crate::observe::Event;
 /// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error
 /// for which [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens,
 /// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, a
-/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker.
+/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker. If the
+/// runtime of that task is not driven (`block_on` for each call, a parked runtime), one call per second, from any runtime,
+/// is sent to Redis instead of failing.
 ///
 /// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead,
 /// and [`FailOpen`](crate::limiter::FailOpen) allows the request.
@@ -53,8 +55,8 @@ use crate::observe::Event;
 ///   expires, and Redis charges it. A hold that is dropped before its reply is released.
 /// - **Without a runtime** nothing can be sent: a guard may be dropped outside of tokio, or with the last runtime.
 ///   Another runtime that uses the limiter settles the hold, or it expires.
-/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. A
-///   further hold returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
+/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. Leases
+///   count apart. A further hold returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
 ///
 /// # Keys
 ///
@@ -130,7 +132,7 @@ impl<Key: ?Sized> Redis<Key> {
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
         let settings = Mutex::new(builder.with_limits(Vec::new()));
-        let (state, conflicts) = LimiterState::new(builder)?;
+        let (state, conflicts) = LimiterState::new(builder, None)?;
         for message in &conflicts {
             state.client.config.health.observers.emit(|| Event::Warning { message });
         }
@@ -147,9 +149,10 @@ impl<Key: ?Sized> Redis<Key> {
     /// because these name the keys in Redis. In a cluster without [`slot_by`](RedisBuilder::slot_by), a limiter with one
     /// limit names its keys differently than one with several.
     ///
-    /// Decisions that are in flight end under the earlier limits, and so do holds. All clones of this limiter have the
-    /// new limits at once. Other processes keep theirs until they call this method; until then each process decides by its
-    /// own limits on the shared usage. The limiter opens a new connection.
+    /// Decisions that are in flight end under the earlier limits. So do holds, until another hold of this process on the same
+    /// key begins: the process then renews and settles the two together, by the later limits. The limiter keeps its
+    /// connection. All clones of this limiter have the new limits at once. Other processes keep theirs until they call this method; until then each process decides by its
+    /// own limits on the shared usage.
     ///
     /// # Errors
     ///
@@ -159,7 +162,7 @@ impl<Key: ?Sized> Redis<Key> {
         let builder = settings.with_limits(limits.into_limits());
         builder.check()?;
         // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
-        let (state, _conflicts) = LimiterState::new(builder)?;
+        let (state, _conflicts) = LimiterState::new(builder, Some(&*self.state()))?;
         self.shared.state.store(Arc::new(state));
         capacity_added();
         Ok(())
@@ -209,7 +212,7 @@ impl<Key: ?Sized> Redis<Key> {
     pub async fn close(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         let Some(leases) = &state.leases else { return Ok(()) };
-        leases.release_all(&*state.client, state.client.config.deadline * 2).await
+        leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }
 
     admin_methods!(Key);

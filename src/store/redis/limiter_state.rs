@@ -2,38 +2,47 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use redis::Cmd;
 use tokio::sync::oneshot;
 
 use super::bound_limit::RedisBoundLimit;
 use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load};
+use super::client::{
+    Client, ClientConfig, LeaseSender, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load,
+};
 use super::conflicts::Registration;
 use super::connect::Failure;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
-use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, Operation, OperationTemplate, Script};
-use crate::clock::micros_floor;
+use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, LimitSet, Operation, OperationTemplate};
+use super::server::RedisServer;
+use crate::clock::{Clock, micros_floor};
 use crate::decision::AcquireOptions;
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, LimiterFuture};
+use crate::observe::Observers;
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
+    limits: Arc<LimitSet>,
     pub(super) limit_fns: Arc<[Box<dyn RedisBoundLimit<Key>>]>,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
+    pub(super) lease_sender: Arc<LeaseSender>,
+    /// Registers this limiter for the conflict warnings of other limiters.
+    _registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
     last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
 }
 
 impl<Key: ?Sized> LimiterState<Key> {
-    /// Returns the state, and the conflicts with other limiters of this process.
-    pub(super) fn new(builder: RedisBuilder<Key>) -> Result<(Self, Vec<String>), Error> {
+    /// Returns the state, and the conflicts with other limiters of this process. `earlier` is the state that it replaces.
+    pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
         let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
         crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
@@ -44,14 +53,6 @@ impl<Key: ?Sized> LimiterState<Key> {
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
         }
-        let script = Script::for_limits(
-            &limits,
-            match builder.lease {
-                None => LeaseScript::None,
-                Some(_) if builder.charges_leases_at_grant => LeaseScript::ChargedAtGrant,
-                Some(_) => LeaseScript::Leases,
-            },
-        );
         let leases = builder.lease.map(|lease| {
             let clock = builder.clock.clone();
             #[cfg(test)]
@@ -59,30 +60,40 @@ impl<Key: ?Sized> LimiterState<Key> {
             let clock = LeaseClock::new(clock);
             Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
         });
-        let client = Arc::new_cyclic(|client: &Weak<Client>| {
-            let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
-            let holds = HoldRegistry::new(builder.hold_expiry, &builder.name, &builder.observers, transport);
-            let health = ServerHealth::new(
+        let lease_script = match builder.lease {
+            None => LeaseScript::None,
+            Some(_) if builder.charges_leases_at_grant => LeaseScript::ChargedAtGrant,
+            Some(_) => LeaseScript::Leases,
+        };
+        let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
+        let limits = Arc::new(LimitSet::new(generation, limits, lease_script));
+        let probe_command = script_load(&limits.script);
+        let client = match earlier {
+            None => new_client(
                 builder.name,
                 builder.server,
                 builder.observers,
                 builder.prefix,
-                script_load(&script),
-                Failure::from_redis,
-            );
-            Client::new(ClientConfig {
-                health: Arc::new(health),
-                deadline: builder.deadline,
-                limits,
-                script,
-                holds: Arc::new(holds),
-                clock: builder.clock,
-                _registration: registration,
-            })
-        });
-        let hash_tag = builder.hash_tag;
-        let last_template = ArcSwapOption::empty();
-        let state = Self { client, limit_fns, key_format, hash_tag, leases, last_template };
+                (builder.deadline, builder.hold_expiry),
+                builder.clock,
+                probe_command,
+            ),
+            Some(earlier) => {
+                earlier.client.config.health.set_probe_command(probe_command);
+                Arc::clone(&earlier.client)
+            }
+        };
+        let state = Self {
+            lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
+            client,
+            limits,
+            limit_fns,
+            key_format,
+            hash_tag: builder.hash_tag,
+            leases,
+            _registration: registration,
+            last_template: ArcSwapOption::empty(),
+        };
         Ok((state, conflicts))
     }
 
@@ -91,10 +102,13 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
         Ok(Self {
             client: Arc::clone(&self.client),
+            limits: Arc::clone(&self.limits),
             limit_fns: Arc::clone(&self.limit_fns),
             key_format: self.key_format.with_secret(secret)?,
             hash_tag: self.hash_tag.clone(),
             leases: self.leases.as_ref().map(|leases| Arc::new(leases.without_leases(self.limits()))),
+            lease_sender: Arc::clone(&self.lease_sender),
+            _registration: Arc::clone(&self._registration),
             last_template: ArcSwapOption::empty(),
         })
     }
@@ -227,7 +241,8 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Result<QueuedOperation, Error> {
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
-        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+        let limits = Arc::clone(&self.limits);
+        Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
     }
 
     /// Submits a decision that charges or holds.
@@ -269,11 +284,12 @@ impl<Key: ?Sized> LimiterState<Key> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, &algorithms, options);
         let (keys, key_offsets) = self.encode(key)?;
-        let weight = self.weight(&algorithms);
+        let (weight, limits) = (self.weight(&algorithms), Arc::clone(&self.limits));
         self.client.submit_hold(move |reply| {
             let kind = OperationKind::Hold(options, Arc::clone(&template), None);
             let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
-            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+            let limits = Arc::clone(&limits);
+            Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
         })
     }
 
@@ -297,14 +313,33 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     pub(super) fn limits(&self) -> &[LimitInfo] {
-        &self.client.config.limits
+        &self.limits.limits
     }
+}
+
+fn new_client(
+    name: String,
+    server: RedisServer,
+    observers: Observers,
+    prefix: String,
+    (deadline, hold_expiry): (Duration, Duration),
+    clock: Option<Arc<dyn Clock>>,
+    probe_command: Cmd,
+) -> Arc<Client> {
+    Arc::new_cyclic(|client: &Weak<Client>| {
+        let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
+        let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
+        let prefix_and_deadline = (prefix, deadline);
+        let health =
+            ServerHealth::new(name, server, observers, prefix_and_deadline, probe_command, Failure::from_redis);
+        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock })
+    })
 }
 
 impl<Key: ?Sized> Drop for LimiterState<Key> {
     fn drop(&mut self) {
         if let Some(leases) = &self.leases {
-            leases.release_on_drop(&*self.client);
+            leases.release_on_drop(&*self.lease_sender);
         }
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! | Module | Responsibility |
 //! |---|---|
+//! | `background` | tasks that work for all runtimes |
 //! | `connect` | connections, and the meaning of their errors |
 //! | `cluster` | Redis Cluster: slots, nodes, redirections |
 //! | `server`, `pool` | `RedisServer`: one server, a cluster or Sentinel; a pool that the user brings |
@@ -15,6 +16,7 @@
 //! | `limiter_state`, `leased_decision`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
+mod background;
 mod bound_limit;
 mod builder;
 #[cfg(feature = "redis-cell")]

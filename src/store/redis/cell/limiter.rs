@@ -89,7 +89,8 @@ impl<Key: ?Sized> RedisCell<Key> {
     pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, key_format: KeyFormat) -> Self {
         let probe = CommandKind::Peek.to_cmd(format!("{}:cell:probe", builder.prefix).as_bytes(), rate);
         let observers = Observers::default();
-        let health = ServerHealth::new(builder.name, builder.server, observers, builder.prefix, probe, classify);
+        let prefix_and_deadline = (builder.prefix, builder.deadline);
+        let health = ServerHealth::new(builder.name, builder.server, observers, prefix_and_deadline, probe, classify);
         let client = CellClient::new(health, builder.deadline);
         let handle = CellState { client, rate, key_format, clock: SystemClock::new() };
         Self { handle: Arc::new(handle), key: PhantomData }

@@ -9,9 +9,10 @@ use super::operation::{OperationKind, QueuedOperation};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::store::redis::connect::Failure;
 use crate::store::redis::holds::{HoldRegistry, NewSessions};
 use crate::store::redis::script::{
-    LimitInfo, OperationTemplate, Replay, ReplyReader, Script, StepEncoder, catch_panic, push_f64, push_u16, to_f64,
+    LimitSet, OperationTemplate, Replay, ReplyReader, StepEncoder, catch_panic, push_f64, push_u16, to_f64,
 };
 
 /// The key index of a limit without part in an operation. The script receives 0 for it.
@@ -20,6 +21,7 @@ const NO_KEY: u16 = u16::MAX;
 /// The operations of one call, and the encoded input of the script: `read.lua` documents the format.
 pub(super) struct Batch {
     operations: Vec<QueuedOperation>,
+    pub(super) limits: Arc<LimitSet>,
     holds: Arc<HoldRegistry>,
     /// For each operation and limit the index of its key in `keys`.
     key_indices: Vec<u16>,
@@ -32,24 +34,25 @@ impl Batch {
     /// The fewest operations of a batch that is answered in two halves. Benchmark: `redis callers`.
     const LARGE: usize = 32;
 
-    /// Encodes operations. `now` replaces the server's time in tests. The script makes no decisions after
-    /// `latest_start`.
+    /// Encodes operations, which have the same limits. `now` replaces the server's time in tests. The script makes no
+    /// decisions after `latest_start`.
     pub(super) fn new(
+        limits: Arc<LimitSet>,
         mut operations: Vec<QueuedOperation>,
-        limits: &[LimitInfo],
         holds: &Arc<HoldRegistry>,
         now: Option<Timestamp>,
         latest_start: Option<Timestamp>,
     ) -> Self {
-        load_sessions(&mut operations, limits, holds);
-        let (keys, key_indices) = dedup_keys(&operations, limits);
+        load_sessions(&mut operations, &limits, holds);
+        let limit_count = limits.limits.len();
+        let (keys, key_indices) = dedup_keys(&operations, &limits);
         // Distinct templates with the numbers of a hold, an update or a report behind them.
         let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
-        let mut steps = StepEncoder::new(limits.len());
-        for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limits.len())) {
+        let mut steps = StepEncoder::new(limit_count);
+        for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limit_count)) {
             let mut push = |template, extra: Vec<f64>| {
                 let is_same = |known: &(&Arc<OperationTemplate>, Vec<f64>)| {
-                    (Arc::ptr_eq(known.0, template) || known.0 == template) && known.1 == extra
+                    known.1 == extra && (Arc::ptr_eq(known.0, template) || known.0 == template)
                 };
                 let index = templates.iter().rposition(is_same).unwrap_or_else(|| {
                     templates.push((template, extra));
@@ -64,7 +67,7 @@ impl Batch {
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {
-                            push(&update.session.template, numbers.to_vec());
+                            push(&update.target.template, numbers.to_vec());
                         }
                     }
                 }
@@ -84,7 +87,7 @@ impl Batch {
         push_u16(usize::from(uses_fast_path), &mut input);
         push_u16(templates.len(), &mut input);
         push_u16(steps.count(), &mut input);
-        for limit in 0..limits.len() {
+        for limit in 0..limit_count {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
         for (template, extra) in templates {
@@ -94,11 +97,12 @@ impl Batch {
             }
         }
         input.extend_from_slice(steps.encoded());
-        Self { operations, holds: Arc::clone(holds), key_indices, keys, input }
+        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, input }
     }
 
     /// The call of the script, by its hash or with its text.
-    pub(super) fn command(&self, script: &Script, by_hash: bool) -> Cmd {
+    pub(super) fn command(&self, by_hash: bool) -> Cmd {
+        let script = &self.limits.script;
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
         command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len());
         for &(operation, limit) in &self.keys {
@@ -118,7 +122,8 @@ impl Batch {
     /// # Errors
     ///
     /// If the reply is malformed. The error has completed the remaining operations.
-    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value, sent_at: Instant) -> Result<ScriptRun, Error> {
+    pub(super) fn complete(self, reply: &Value, sent_at: Instant) -> Result<ScriptRun, Error> {
+        let limits = &self.limits.limits[..];
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
@@ -160,14 +165,15 @@ pub(super) struct ScriptRun {
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {
     let error =
         Error::unavailable("unexpected reply to the rate limit script; check that all processes run the same version");
+    let failure = Failure::server_responded(error.clone());
     for operation in operations {
-        operation.complete(Err(error.clone()));
+        operation.fail(&failure);
     }
     error
 }
 
 /// Sets what is known only when a batch is sent: the sessions of holds, and the sums of updates.
-fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds: &Arc<HoldRegistry>) {
+fn load_sessions(operations: &mut [QueuedOperation], limits: &Arc<LimitSet>, holds: &Arc<HoldRegistry>) {
     let (mut new, mut updated) = (NewSessions::default(), HashSet::new());
     for operation in operations {
         let (keys, offsets) = (&operation.keys, &operation.key_offsets);
@@ -196,7 +202,8 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds
 ///
 /// The keys are ordered by limit. Limits whose state does not travel come last, because the script reads all others at
 /// once.
-fn dedup_keys(operations: &[QueuedOperation], limits: &[LimitInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
+fn dedup_keys(operations: &[QueuedOperation], limits: &LimitSet) -> (Vec<(usize, usize)>, Vec<u16>) {
+    let limits = &limits.limits;
     let count = operations.len() * limits.len();
     let mut keys: Vec<(usize, usize)> = Vec::with_capacity(count);
     let mut key_indices = vec![NO_KEY; count];

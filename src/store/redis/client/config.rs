@@ -4,22 +4,17 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::clock::Clock;
-use crate::store::redis::conflicts::Registration;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::holds::HoldRegistry;
-use crate::store::redis::script::{LimitInfo, Script};
+use crate::store::redis::script::Script;
 
-/// The configuration and state that all worker tasks of a limiter share.
+/// The configuration and state that all worker tasks of a limiter share. They outlive a replacement of the limits.
 pub(crate) struct ClientConfig {
     pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
-    pub(crate) limits: Vec<LimitInfo>,
-    pub(crate) script: Arc<Script>,
     pub(crate) holds: Arc<HoldRegistry>,
     /// For tests: replaces the server's clock.
     pub(crate) clock: Option<Arc<dyn Clock>>,
-    /// Registers this limiter for the conflict warnings of other limiters.
-    pub(crate) _registration: Arc<Registration>,
 }
 
 impl ClientConfig {

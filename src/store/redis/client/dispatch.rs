@@ -74,8 +74,10 @@ pub(super) async fn execute(
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
-        let batch = new_batch(config, operations, latest_start);
-        vec![send(&route, 0, batch, TryAgain::Fail).await.0]
+        match new_batch(config, operations, latest_start) {
+            Some(batch) => vec![send(&route, 0, batch, TryAgain::Fail).await.0],
+            None => Vec::new(),
+        }
     };
     record_results(&route, &results, (size, measured_from));
     CallEnd {
@@ -125,7 +127,7 @@ async fn send_to_slot(
     operations: Vec<QueuedOperation>,
 ) -> Result<Option<ScriptRun>, Failure> {
     let try_again = if operations.len() > 1 { TryAgain::Return } else { TryAgain::Wait };
-    let batch = new_batch(route.config, operations, None);
+    let Some(batch) = new_batch(route.config, operations, None) else { return Ok(None) };
     let (mut result, returned) = send(route, slot, batch, try_again).await;
     if let Ok(Some(run)) = &mut result {
         // The calls to other slots may take longer.
@@ -139,15 +141,20 @@ async fn send_to_slot(
             )));
             continue;
         }
-        let batch = new_batch(route.config, vec![operation], None);
+        let Some(batch) = new_batch(route.config, vec![operation], None) else { continue };
         result = send(route, slot, batch, TryAgain::Wait).await.0.and(result);
     }
     result
 }
 
-fn new_batch(config: &ClientConfig, operations: Vec<QueuedOperation>, latest_start: Option<Timestamp>) -> Batch {
-    let now = config.clock.as_ref().map(Clock::now);
-    Batch::new(operations, &config.limits, &config.holds, now, latest_start)
+/// Returns `None` if there is no operation.
+fn new_batch(
+    config: &ClientConfig,
+    operations: Vec<QueuedOperation>,
+    latest_start: Option<Timestamp>,
+) -> Option<Batch> {
+    let (now, limits) = (config.clock.as_ref().map(Clock::now), Arc::clone(&operations.first()?.limits));
+    Some(Batch::new(limits, operations, &config.holds, now, latest_start))
 }
 
 /// Sends a batch, and completes its operations. Returns the run of the script, and operations that were not run.
@@ -160,7 +167,8 @@ async fn send(
     let config = route.config;
     let failure = match call_until_given_up(route, slot, &batch, try_again).await {
         Some(Ok((reply, sent_at))) => {
-            let run = batch.complete(&config.limits, &reply, sent_at).map(Some);
+            batch.limits.set_loaded();
+            let run = batch.complete(&reply, sent_at).map(Some);
             return (run.map_err(Failure::server_responded), Vec::new());
         }
         Some(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
@@ -171,7 +179,7 @@ async fn send(
         None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {
-        operation.complete(Err(failure.error.clone()));
+        operation.fail(&failure);
     }
     (Err(failure), Vec::new())
 }
@@ -186,7 +194,7 @@ async fn call_until_given_up(
     let (config, deadline) = (route.config, route.deadline());
     let mut call = pin!(async {
         loop {
-            match call_script(config, route.connection, slot, batch).await {
+            match call_script(route.connection, slot, batch).await {
                 Err(error) if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < deadline => {
                     sleep(TRYAGAIN_DELAY).await;
                 }
@@ -204,18 +212,16 @@ async fn call_until_given_up(
 
 /// Sends a batch once, or a second time if the server replied that it did not run the first. Returns the reply, and when
 /// the command was sent that it answers: only that command shows how long a call takes.
-async fn call_script(
-    config: &ClientConfig,
-    connection: &dyn Connection,
-    slot: u16,
-    batch: &Batch,
-) -> Result<(Value, Instant), RedisError> {
+///
+/// A script that no server has run is sent as text at once. So the first decision, and the first one after a replacement of
+/// the limits, takes one round trip.
+async fn call_script(connection: &dyn Connection, slot: u16, batch: &Batch) -> Result<(Value, Instant), RedisError> {
     let mut sent_at = Instant::now();
-    let mut reply = connection.call(slot, Arc::new(batch.command(&config.script, true))).await;
+    let mut reply = connection.call(slot, Arc::new(batch.command(batch.limits.is_loaded()))).await;
     // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
     if reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
         sent_at = Instant::now();
-        reply = connection.call(slot, Arc::new(batch.command(&config.script, false))).await;
+        reply = connection.call(slot, Arc::new(batch.command(false))).await;
     }
     Ok((reply?, sent_at))
 }

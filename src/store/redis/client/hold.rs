@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
@@ -14,8 +14,10 @@ use super::{Client, no_runtime};
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::runtime::sleep;
-use crate::store::redis::holds::{Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionUpdate};
-use crate::store::redis::script::Operation;
+use crate::store::redis::holds::{
+    Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
+};
+use crate::store::redis::script::{Operation, group_by_limits};
 
 impl Client {
     /// Queues a hold, and once more in a new session if the server does not know the session of the first.
@@ -104,7 +106,7 @@ fn settle(
             hold.settle(actual(hold.held));
             registry.track(&hold.session);
         }
-        registry.send_update(&**client, &sessions)
+        registry.send_update(&**client, &sessions, None)
     };
     match reply {
         Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
@@ -127,36 +129,63 @@ async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Res
 
 fn not_confirmed(error: Error) -> Error {
     Error::unavailable(
-        "settling a held cost is not confirmed: Redis did not reply; the settlement is tried again until the hold \
-         expires, and then the whole held cost is charged",
+        "settling a held cost is not confirmed: see the source of this error; the settlement is tried again until the \
+         hold expires, and then the whole held cost is charged",
     )
     .with_source(error)
 }
 
 impl HoldTransport for Client {
-    fn send_update(
-        &self,
-        sessions: &[Arc<Session>],
-        updates: Vec<SessionUpdate>,
-    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        self.send(sessions, OperationKind::Update(updates))
+    fn send_update(&self, mut updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        // Holds before and after a replacement of the limits have different scripts.
+        updates.sort_by_key(|update| update.target.limit);
+        let mut replies = Vec::new();
+        for updates in group_by_limits(updates, |update| &update.target.limits) {
+            let key_of = |update: &SessionUpdate| (Arc::clone(&update.session.key), Arc::clone(&update.target));
+            let sessions: Vec<_> = updates.iter().map(key_of).collect();
+            replies.push(self.send(&sessions, OperationKind::Update(updates))?);
+        }
+        Ok(all(replies))
     }
 
     fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let templates = sessions.iter().filter_map(|session| {
-            let limit = &self.config.limits[session.limit];
-            let algorithm = limit.algorithm(session.algorithm.as_ref())?;
-            Some(Arc::new(limit.template(session.limit, Operation::Charge, algorithm, cost, cost)))
-        });
-        self.send(sessions, OperationKind::Mutate(templates.collect()))
+        let mut sessions: Vec<_> =
+            sessions.iter().map(|session| (Arc::clone(&session.key), session.target())).collect();
+        sessions.sort_by_key(|(_, target)| target.limit);
+        let mut replies = Vec::new();
+        for sessions in group_by_limits(sessions, |(_, target)| &target.limits) {
+            let templates = sessions.iter().filter_map(|(_, target)| {
+                let limit = &target.limits.limits[target.limit];
+                let algorithm = limit.algorithm(target.algorithm.as_ref())?;
+                Some(Arc::new(limit.template(target.limit, Operation::Charge, algorithm, cost, cost)))
+            });
+            let kind = OperationKind::Mutate(templates.collect());
+            replies.push(self.send(&sessions, kind)?);
+        }
+        Ok(all(replies))
     }
 }
 
+/// Waits for all replies. Returns the first error.
+fn all(mut replies: Vec<BoxFuture<Result<(), Error>>>) -> BoxFuture<Result<(), Error>> {
+    if replies.len() == 1
+        && let Some(reply) = replies.pop()
+    {
+        return reply;
+    }
+    Box::pin(async move { join_all(replies).await.into_iter().collect() })
+}
+
 impl Client {
-    fn send(&self, sessions: &[Arc<Session>], kind: OperationKind) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let limits = self.config.limits.len();
+    /// Queues an operation on some sessions with the same limits.
+    fn send(
+        &self,
+        sessions: &[(Arc<[u8]>, Arc<SessionTarget>)],
+        kind: OperationKind,
+    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let Some((_, first)) = sessions.first() else { return Ok(Box::pin(std::future::ready(Ok(())))) };
         let reply =
-            self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)), None)?;
+            self.enqueue(|reply| Ok(QueuedOperation::on_sessions(&first.limits, sessions, kind, reply)), None)?;
         Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
     }
 }

@@ -5,10 +5,17 @@ use std::sync::Arc;
 use super::Client;
 use super::operation::{OperationKind, QueuedOperation};
 use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
+use crate::store::redis::script::LimitSet;
 
-impl LeaseTransport for Client {
+/// Sends the reports of leases under these limits.
+pub(crate) struct LeaseSender {
+    pub(crate) client: Arc<Client>,
+    pub(crate) limits: Arc<LimitSet>,
+}
+
+impl LeaseTransport for LeaseSender {
     fn send(&self, renewal: LeaseRenewal) {
-        let limits = self.config.limits.len();
+        let limits = self.limits.limits.len();
         let operation = |reply| {
             let (quota, keys) = (Arc::clone(&renewal.quota), renewal.key.to_vec());
             // The other limits have no part in it.
@@ -19,9 +26,10 @@ impl LeaseTransport for Client {
                 algorithms.push(Some(Arc::clone(own)));
             }
             let kind = OperationKind::Lease(Box::new(renewal));
-            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight: quota.weight, answer_by: None, reply })
+            let (limits, weight) = (Arc::clone(&self.limits), quota.weight);
+            Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
         };
         // The renewal receives the result by itself.
-        drop(self.enqueue(operation, None));
+        drop(self.client.enqueue(operation, None));
     }
 }

@@ -77,7 +77,7 @@ impl LoadControl {
     /// Whether another call may be sent for the waiting operations.
     pub(super) fn accepts_call(&mut self, waiting: Waiting) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting.weight == 0 || self.is_stalled() {
+        if waiting.weight == 0 && !waiting.has_renewals || self.is_stalled() {
             return false;
         }
         if in_flight >= self.limit.full() {

@@ -25,6 +25,7 @@ mod future;
 mod hold;
 mod in_flight;
 mod lease;
+mod link;
 mod load_control;
 mod moving_average;
 mod operation;
@@ -44,6 +45,7 @@ pub(crate) use self::completion::OperationResult;
 pub(crate) use self::config::{ClientConfig, script_load};
 use self::future::PendingReply;
 pub use self::future::RedisFuture;
+pub(crate) use self::lease::LeaseSender;
 pub(crate) use self::operation::{OperationKind, QueuedOperation};
 use self::queue::OperationQueue;
 use self::worker::run_worker;
@@ -53,7 +55,7 @@ use crate::error::Error;
 use crate::limiter::LimiterFuture;
 use crate::runtime::sleep;
 
-/// The queues and worker tasks of a limiter.
+/// The queues and worker tasks of a limiter. They outlive a replacement of the limits.
 pub(crate) struct Client {
     pub(crate) config: Arc<ClientConfig>,
     /// One for each runtime and node: a worker task, and its connection, end with their runtime.
@@ -124,6 +126,7 @@ impl Client {
             // Before the operation is built, so that a rejected one costs nothing.
             health.check_breaker(&health.node(0))?;
         }
+        self.config.holds.attend();
         let (sender, receiver) = oneshot::channel();
         let mut operation = operation(sender)?;
         operation.answer_by = answer_by;

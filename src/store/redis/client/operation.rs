@@ -7,13 +7,16 @@ use super::completion::OperationResult;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
-use crate::store::redis::holds::{PendingHold, Session, SessionUpdate};
+use crate::store::redis::connect::Failure;
+use crate::store::redis::holds::{PendingHold, SessionTarget, SessionUpdate};
 use crate::store::redis::lease::LeaseRenewal;
-use crate::store::redis::script::{DynLuaAlgorithm, OperationTemplate};
+use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, OperationTemplate};
 
 /// An operation from its queueing to its reply.
 pub(crate) struct QueuedOperation {
     pub(crate) kind: OperationKind,
+    /// The limits that the keys and templates belong to. All operations of a batch have the same.
+    pub(crate) limits: Arc<LimitSet>,
     /// The keys of all limits, concatenated. The key of a limit without part in the operation is empty.
     pub(crate) keys: Vec<u8>,
     /// For each limit the end of its key in `keys`.
@@ -41,28 +44,34 @@ pub(crate) enum OperationKind {
 }
 
 impl QueuedOperation {
-    /// An operation on the keys of some sessions, each of another limit, in the order of the limits.
-    pub(crate) fn on_sessions<'a>(
-        sessions: impl Iterator<Item = &'a Arc<Session>>,
-        limits: usize,
+    /// An operation on the keys of some sessions, each of another one of these limits, in the order of the limits.
+    pub(crate) fn on_sessions(
+        limits: &Arc<LimitSet>,
+        sessions: &[(Arc<[u8]>, Arc<SessionTarget>)],
         kind: OperationKind,
         reply: oneshot::Sender<OperationResult>,
     ) -> Self {
-        let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(limits), Vec::new());
+        let count = limits.limits.len();
+        let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(count), Vec::new());
         let mut weight = 1;
-        for session in sessions {
+        for (key, target) in sessions {
             // Each of the steps concerns one limit, so the maximum weight bounds them.
-            weight = weight.max(session.weight);
-            key_offsets.resize(session.limit, keys.len());
-            keys.extend_from_slice(&session.key);
+            weight = weight.max(target.weight);
+            key_offsets.resize(target.limit, keys.len());
+            keys.extend_from_slice(key);
             key_offsets.push(keys.len());
-            if session.algorithm.is_some() {
-                algorithms.resize(session.limit, None);
-                algorithms.push(session.algorithm.clone());
+            if target.algorithm.is_some() {
+                algorithms.resize(target.limit, None);
+                algorithms.push(target.algorithm.clone());
             }
         }
-        key_offsets.resize(limits, keys.len());
-        Self { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply }
+        key_offsets.resize(count, keys.len());
+        Self { kind, limits: Arc::clone(limits), keys, key_offsets, algorithms, weight, answer_by: None, reply }
+    }
+
+    /// Whether a renewal task has queued the operation: no caller waits for it.
+    pub(crate) fn is_renewal(&self) -> bool {
+        matches!(&self.kind, OperationKind::Update(updates) if updates.iter().any(SessionUpdate::is_renewal))
     }
 
     /// The key of the limit with this index.
@@ -104,9 +113,14 @@ impl QueuedOperation {
     }
 
     pub(crate) fn complete(self, result: OperationResult) {
-        let may_be_held = matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
-        let result = result.map_err(|error| if may_be_held { hold_unknown(error) } else { error });
         let _ = self.reply.send(result);
+    }
+
+    /// Completes the operation after a call without a result.
+    pub(crate) fn fail(self, failure: &Failure) {
+        let may_be_held = !failure.is_rejected && matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
+        let error = failure.error.clone();
+        self.complete(Err(if may_be_held { hold_unknown(error) } else { error }));
     }
 }
 

@@ -1,13 +1,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::batch_weight::BatchWeight;
-use super::operation::{OperationKind, QueuedOperation};
+use super::operation::QueuedOperation;
 use crate::error::Error;
 
 /// The operations that wait for the worker task of one runtime and node.
@@ -21,6 +21,17 @@ use crate::error::Error;
 /// grow to the length at which every decision is answered just before its deadline: decisions fail after half of the
 /// time that they could wait, as in `CoDel` (RFC 8289). The other half is left for delays that the
 /// estimate of the call time does not know.
+///
+/// # Renewals
+///
+/// Renewals of sessions wait in a queue of their own, because they are not urgent. The next batch takes all other operations
+/// first. Renewals are at most a half of a batch, so that a decision does not wait long behind them, and at least an
+/// eighth, so that no session expires under overload.
+///
+/// # Batches
+///
+/// All operations of a batch have the same limits. After a replacement of the limits, batches of the earlier limits and of
+/// the later ones alternate.
 pub(crate) struct OperationQueue {
     state: Mutex<QueueState>,
     notify: Notify,
@@ -29,12 +40,15 @@ pub(crate) struct OperationQueue {
 }
 
 struct QueueState {
+    /// All operations but renewals.
     pending: VecDeque<QueuedOperation>,
-    /// The total weight of the operations.
+    /// Their total weight.
     weight: usize,
-    /// The number of updates of sessions, which have no deadline.
-    updates: usize,
+    /// The number of holds among them.
     holds: usize,
+    renewals: VecDeque<QueuedOperation>,
+    /// The last batch could take no renewals, because they have other limits than its operations.
+    skipped_renewals: bool,
     /// The weight of a full batch.
     full_weight: usize,
     /// When the queue was last empty.
@@ -46,9 +60,10 @@ struct QueueState {
 /// The queued operations.
 #[derive(Clone, Copy)]
 pub(super) struct Waiting {
-    /// Zero if there is no operation.
+    /// Zero if there is no operation but renewals.
     pub(super) weight: usize,
     pub(super) has_holds: bool,
+    pub(super) has_renewals: bool,
 }
 
 /// The operations that leave the queue together.
@@ -56,6 +71,15 @@ pub(super) struct Taken {
     pub(super) batch: Vec<QueuedOperation>,
     /// Decisions that cannot be answered in time. They are not sent.
     pub(super) late: Vec<QueuedOperation>,
+}
+
+/// The operations that a batch takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// All but renewals.
+    Pending,
+    Renewals,
+    Both,
 }
 
 /// What a batch may contain.
@@ -73,16 +97,17 @@ pub(super) struct Admission {
 }
 
 impl OperationQueue {
-    /// The maximum number of queued updates. The update of a session carries all its settlements, so an update that is
-    /// rejected loses nothing: the renewal task sends the next one.
-    const MAX_UPDATES: usize = 10_000;
+    /// The maximum and the minimum part of a batch that renewals have.
+    const MAX_RENEWALS: usize = 2;
+    const MIN_RENEWALS: usize = 8;
 
     pub(crate) fn new() -> Self {
         let state = QueueState {
             pending: VecDeque::new(),
             weight: 0,
-            updates: 0,
             holds: 0,
+            renewals: VecDeque::new(),
+            skipped_renewals: false,
             full_weight: BatchWeight::INITIAL,
             empty_at: Instant::now(),
             is_stopped: false,
@@ -101,13 +126,14 @@ impl OperationQueue {
         if state.is_stopped {
             return Err(operation);
         }
-        if is_update(&operation) {
-            if state.updates >= Self::MAX_UPDATES {
-                drop(state);
-                operation.complete(Err(too_many_updates()));
-                return Ok(());
+        if operation.is_renewal() {
+            state.renewals.push_back(operation);
+            let must_notify = state.renewals.len() == 1;
+            drop(state);
+            if must_notify {
+                self.notify.notify_one();
             }
-            state.updates += 1;
+            return Ok(());
         }
         state.holds += usize::from(operation.is_hold());
         let before = state.weight;
@@ -143,37 +169,28 @@ impl OperationQueue {
 
     pub(super) fn waiting(&self) -> Waiting {
         let state = self.state();
-        Waiting { weight: state.weight, has_holds: state.holds > 0 }
+        Waiting { weight: state.weight, has_holds: state.holds > 0, has_renewals: !state.renewals.is_empty() }
     }
 
     /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
     pub(super) fn take_batch(&self, admission: &Admission) -> Taken {
         let mut state = self.state();
         state.full_weight = admission.max_weight;
-        let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
-        let (mut batch, mut late) = (Vec::with_capacity(state.pending.len().min(admission.max_weight)), Vec::new());
-        let earliest = state.earliest_answer(admission);
-        while let Some(next) = state.pending.front() {
-            let fits = (weight + next.total_weight() <= admission.max_weight || batch.is_empty())
-                && (decisions < admission.max_decisions || next.answer_by.is_none());
-            let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
-            if !fits && !is_late {
-                break;
+        let mut taken =
+            Taken { batch: Vec::with_capacity(state.pending.len().min(admission.max_weight)), late: Vec::new() };
+        let max_weight = admission.max_weight;
+        let [most, least] = [Self::MAX_RENEWALS, Self::MIN_RENEWALS].map(|part| (max_weight / part).max(1));
+        let turn = state.turn();
+        match turn {
+            Turn::Pending => drop(state.take_pending(admission, max_weight, &mut taken)),
+            Turn::Renewals => state.take_renewals(most, &mut taken.batch),
+            Turn::Both => {
+                let weight = state.take_pending(admission, max_weight - least, &mut taken);
+                state.take_renewals(most.min(max_weight.saturating_sub(weight)).max(least), &mut taken.batch);
             }
-            let Some(operation) = state.pop() else { break };
-            if operation.is_cancelled() {
-                continue;
-            }
-            if is_late && !(probes && batch.is_empty()) {
-                late.push(operation);
-                continue;
-            }
-            probes = false;
-            weight += operation.total_weight();
-            decisions += usize::from(operation.answer_by.is_some());
-            batch.push(operation);
         }
-        Taken { batch, late }
+        state.skipped_renewals = turn == Turn::Pending && !state.renewals.is_empty();
+        taken
     }
 
     /// Drops cancelled operations. Without this they would accumulate while no connection can be opened.
@@ -188,10 +205,10 @@ impl OperationQueue {
 
     pub(crate) fn fail_all(&self, error: &Error) {
         let mut state = self.state();
-        let pending = std::mem::take(&mut state.pending);
-        (state.weight, state.updates, state.holds) = (0, 0, 0);
+        let (pending, renewals) = (std::mem::take(&mut state.pending), std::mem::take(&mut state.renewals));
+        (state.weight, state.holds) = (0, 0);
         drop(state);
-        for operation in pending {
+        for operation in pending.into_iter().chain(renewals) {
             operation.complete(Err(error.clone()));
         }
     }
@@ -216,9 +233,59 @@ impl QueueState {
     fn pop(&mut self) -> Option<QueuedOperation> {
         let operation = self.pending.pop_front()?;
         self.weight -= operation.total_weight();
-        self.updates -= usize::from(is_update(&operation));
         self.holds -= usize::from(operation.is_hold());
         Some(operation)
+    }
+
+    /// Returns which operations the next batch takes. Operations of different limits take turns.
+    fn turn(&self) -> Turn {
+        match (self.pending.front(), self.renewals.front()) {
+            (None, Some(_)) => Turn::Renewals,
+            (Some(first), Some(renewal)) if Arc::ptr_eq(&first.limits, &renewal.limits) => Turn::Both,
+            (Some(_), Some(_)) if self.skipped_renewals => Turn::Renewals,
+            _ => Turn::Pending,
+        }
+    }
+
+    /// Takes operations of at most this weight, at least one. Returns their weight.
+    fn take_pending(&mut self, admission: &Admission, max_weight: usize, taken: &mut Taken) -> usize {
+        let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
+        let earliest = self.earliest_answer(admission);
+        while let Some(next) = self.pending.front() {
+            let fits = (weight + next.total_weight() <= max_weight || taken.batch.is_empty())
+                && (decisions < admission.max_decisions || next.answer_by.is_none())
+                && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.limits, &next.limits));
+            let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
+            if !fits && !is_late {
+                break;
+            }
+            let Some(operation) = self.pop() else { break };
+            if operation.is_cancelled() {
+                continue;
+            }
+            if is_late && !(probes && taken.batch.is_empty()) {
+                taken.late.push(operation);
+                continue;
+            }
+            probes = false;
+            weight += operation.total_weight();
+            decisions += usize::from(operation.answer_by.is_some());
+            taken.batch.push(operation);
+        }
+        weight
+    }
+
+    /// Adds renewals of at most this weight, or one if the batch is empty.
+    fn take_renewals(&mut self, max_weight: usize, batch: &mut Vec<QueuedOperation>) {
+        let mut weight = 0;
+        while let Some(next) = self.renewals.front()
+            && (weight + next.total_weight() <= max_weight || batch.is_empty())
+            && batch.first().is_none_or(|first| Arc::ptr_eq(&first.limits, &next.limits))
+            && let Some(renewal) = self.renewals.pop_front()
+        {
+            weight += renewal.total_weight();
+            batch.push(renewal);
+        }
     }
 
     /// Returns the earliest deadline at which a decision that is sent now is worth sending.
@@ -227,14 +294,4 @@ impl QueueState {
         let is_standing = admission.now.saturating_duration_since(self.empty_at) > admission.deadline;
         admission.now + admission.call_time + if is_standing { spare / 2 } else { Duration::ZERO }
     }
-}
-
-fn is_update(operation: &QueuedOperation) -> bool {
-    matches!(operation.kind, OperationKind::Update(_))
-}
-
-fn too_many_updates() -> Error {
-    Error::unavailable(
-        "the settlement was not sent to Redis yet: too many settlements are queued; the client sends it again by itself",
-    )
 }

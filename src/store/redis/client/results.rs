@@ -104,18 +104,18 @@ impl QueuedOperation {
         if ScriptVerdict::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
-        let index = update.session.limit;
+        let index = update.target.limit;
         let (now, limit) = (replay.now, &replay.limits[index]);
         let state = replay.state(index);
         let is_known = released != ScriptVerdict::EXPIRED;
         if is_known {
             state.held = state.held.saturating_add_signed(-released);
         }
-        if update.session.is_in_flight() {
+        if update.session.is_in_flight {
             update.finish(is_known, charged.unsigned_abs());
             return Some(Ok(()));
         }
-        let algorithm = limit.algorithm(update.session.algorithm.as_ref());
+        let algorithm = limit.algorithm(update.target.algorithm.as_ref());
         if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }

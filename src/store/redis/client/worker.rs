@@ -26,18 +26,17 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
 
 use super::completion::DelayedResults;
 use super::config::ClientConfig;
 use super::dispatch::execute;
+use super::link::Link;
 use super::load_control::LoadControl;
 use super::operation::QueuedOperation;
 use super::queue::{OperationQueue, Taken};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::observe::ShedCause;
-use crate::store::redis::connect::Connection;
 use crate::store::redis::health::NodeState;
 
 /// Sends a queue's operations until the limiter is dropped.
@@ -55,7 +54,7 @@ pub(super) fn run_worker(
 }
 
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
-    let (mut connection, mut is_lost) = (None, false);
+    let mut link = Link::new(config, node, queue);
     let mut calls = FuturesUnordered::new();
     let mut delayed = DelayedResults::default();
     let mut control = LoadControl::new(config.deadline);
@@ -63,11 +62,10 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         while control.accepts_call(queue.waiting()) {
             // Callers with delayed results must not wait for a connection. Their call has just ended on this one.
             if calls.is_empty() && delayed.is_empty() {
-                connection = usable_connection(connection, config, node, queue, (&mut control, is_lost)).await;
-                is_lost &= connection.is_none();
+                link.prepare(&mut control).await;
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
-            let Some(connection) = &connection else { break };
+            let Some(connection) = link.connection() else { break };
             let Taken { batch, late } = queue.take_batch(&control.admission());
             if batch.is_empty() && late.is_empty() {
                 break;
@@ -85,13 +83,13 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             if queue.is_closed() {
                 return;
             }
-            wait_for_operations(queue).await;
+            link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
             continue;
         }
         if let Either::Left((Some((sent, end)), _)) = select(calls.next(), pin!(wait_for_operations(queue))).await {
             control.record_ended(sent, end.replied, end.run.as_ref());
             if end.must_reconnect {
-                (connection, is_lost) = (None, true);
+                link.lose();
             }
             if let Some(run) = end.run
                 && calls.is_empty()
@@ -136,70 +134,6 @@ fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOpe
     }
     // The decisions of a batch were queued one shortly after the other.
     control.latest_start(batch.iter().filter_map(|operation| operation.answer_by).max()?)
-}
-
-/// Returns the node's idle connection, else the last one, if it is still open, else a new one.
-///
-/// A probe has tested the idle connection after the last call. The last connection may have been lost in the outage
-/// before the probe, without an end of file: its next call would fail by the deadline.
-///
-/// The server may have closed an idle connection, or restarted. So a connection is checked before the first of several
-/// concurrent calls: operations that were not sent on a closed connection can be sent on another one, and nothing is
-/// ever sent twice.
-async fn usable_connection(
-    last: Option<Arc<dyn Connection>>,
-    config: &Arc<ClientConfig>,
-    node: &Arc<NodeState>,
-    queue: &OperationQueue,
-    (control, is_lost): (&mut LoadControl, bool),
-) -> Option<Arc<dyn Connection>> {
-    if let Some(connection) = node.take_idle()
-        && connection.is_open().await
-    {
-        control.reset_connection(is_lost);
-        return Some(connection);
-    }
-    if let Some(connection) = last
-        && connection.is_open().await
-    {
-        return Some(connection);
-    }
-    control.reset_connection(is_lost);
-    connect(config, node, queue).await
-}
-
-/// Opens a connection. Callers meanwhile wait by their own deadlines.
-async fn connect(
-    config: &Arc<ClientConfig>,
-    node: &Arc<NodeState>,
-    queue: &OperationQueue,
-) -> Option<Arc<dyn Connection>> {
-    let health = &config.health;
-    let mut connecting = health.server.connect(node.index);
-    loop {
-        let started_at = Instant::now();
-        let error = match select(&mut connecting, pin!(sleep(config.deadline))).await {
-            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
-            Either::Left((Err(failure), _)) => {
-                health.record_failure(node, started_at, &failure.error);
-                queue.fail_all(&failure.error);
-                return None;
-            }
-            Either::Right(_) => Error::unavailable(format!(
-                "connecting to Redis ({}) failed: no connection within the deadline of {:?}; check that the server is \
-                 reachable",
-                health.server.describe(),
-                config.deadline
-            )),
-        };
-        health.record_failure(node, started_at, &error);
-        queue.drop_cancelled();
-        // While the breaker is open, the probing task connects, and leaves its connection as the node's idle one.
-        if node.breaker.check().is_err() {
-            queue.fail_all(&error);
-            return None;
-        }
-    }
 }
 
 /// Drop guard of the worker task: fails queued operations; the next caller spawns a new worker.

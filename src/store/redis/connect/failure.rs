@@ -10,28 +10,31 @@ pub(crate) struct Failure {
     pub(crate) reconnect: bool,
     /// The server processed the call, so the failure does not count for the circuit breaker.
     pub(crate) server_responded: bool,
+    /// The server has rejected the call, and run nothing of it.
+    pub(crate) is_rejected: bool,
 }
 
 impl Failure {
     /// Classifies an error of the redis crate or of the server.
     pub(crate) fn from_redis(error: RedisError) -> Self {
         let (message, reconnect, server_responded) = classify(&error);
-        Self { error: Error::unavailable(message).with_source(error), reconnect, server_responded }
+        let is_rejected = error.code().is_some() && !server_responded;
+        Self { error: Error::unavailable(message).with_source(error), reconnect, server_responded, is_rejected }
     }
 
-    /// The server responded with an error or an unexpected reply.
+    /// The server responded with an unexpected reply.
     pub(crate) fn server_responded(error: Error) -> Self {
-        Self { error, reconnect: false, server_responded: true }
+        Self { error, reconnect: false, server_responded: true, is_rejected: false }
     }
 
     /// No connection can be opened from here.
     pub(crate) fn unusable(error: Error) -> Self {
-        Self { error, reconnect: true, server_responded: false }
+        Self { error, reconnect: true, server_responded: false, is_rejected: false }
     }
 
     /// No reply in time. The connection may be half open, so the next call needs a new one.
     pub(crate) fn timed_out(message: String) -> Self {
-        Self { error: Error::unavailable(message), reconnect: true, server_responded: false }
+        Self { error: Error::unavailable(message), reconnect: true, server_responded: false, is_rejected: false }
     }
 }
 

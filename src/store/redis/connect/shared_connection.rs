@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, yield_now};
 
 use super::connection::Connection;
@@ -39,6 +40,8 @@ pub(crate) struct SharedConnection<C = MultiplexedConnection> {
 struct WatchedSocket {
     /// A duplicate of the socket. The task owns it, so the `Weak` is dead once the task has ended.
     socket: Weak<dyn PeekSocket>,
+    /// Closed once the task has ended.
+    end: watch::Receiver<()>,
     _task: Arc<AbortOnDrop>,
 }
 
@@ -110,13 +113,13 @@ impl SharedConnection {
         let (connection, driver) =
             MultiplexedConnection::new_with_config(settings, stream, connection_config()).await?;
         let socket: Arc<dyn PeekSocket> = Arc::new(socket);
-        let watched = Arc::downgrade(&socket);
+        let (watched, (ended, end)) = (Arc::downgrade(&socket), watch::channel(()));
         let task = tokio::spawn(async move {
-            let _socket = socket;
+            let (_socket, _ended) = (socket, ended);
             driver.await;
         });
         let task = Arc::new(AbortOnDrop(task.abort_handle()));
-        Ok(Self { connection, socket: Some(WatchedSocket { socket: watched, _task: task }), renewal: None })
+        Ok(Self { connection, socket: Some(WatchedSocket { socket: watched, end, _task: task }), renewal: None })
     }
 }
 
@@ -195,5 +198,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for SharedCon
             yield_now().await;
             connection.accepts_commands()
         })
+    }
+
+    fn closed(&self) -> BoxFuture<()> {
+        match &self.socket {
+            None => Box::pin(std::future::pending()),
+            Some(socket) => {
+                let mut end = socket.end.clone();
+                Box::pin(async move { while end.changed().await.is_ok() {} })
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Id;
 use tokio::time::Instant;
 
 use crate::error::Error;
@@ -10,6 +11,10 @@ use crate::error::Error;
 ///
 /// The breaker opens after [`MAX_FAILURES`](Self::MAX_FAILURES) consecutive failures. While it is open, every decision
 /// fails at once, and a task probes the node. The first probe that succeeds closes the breaker.
+///
+/// The task ends with its runtime, and makes no progress while its runtime is not driven. If the node was not probed for
+/// a while, one call takes the place of the probe: it is sent although the breaker is open. The task of another runtime
+/// then replaces the earlier one.
 ///
 /// A failure counts only if its call started after the previous counted failure was recorded. Calls that were in flight
 /// together thus count as one failure. Otherwise one stall, or one lost connection, would open the breaker: many calls
@@ -24,8 +29,26 @@ struct BreakerState {
     consecutive_failures: u32,
     /// The time at which the last counted failure was recorded, and its error.
     last_failure: Option<(Instant, Error)>,
-    /// A task probes the node.
-    is_probed: bool,
+    /// The task that probes the node.
+    prober: Option<Prober>,
+    /// The number of tasks that were started.
+    probers: u64,
+    /// When the task made progress, or a call took its place.
+    probed_at: Option<Instant>,
+}
+
+struct Prober {
+    runtime: Id,
+    number: u64,
+}
+
+/// What a call that finds the breaker open must do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Attendance {
+    /// Start a probing task with this number, which must call [`end_probing`](CircuitBreaker::end_probing) when it ends.
+    pub(super) starts_prober: Option<u64>,
+    /// Take the place of the probe: nobody has probed the node for a while.
+    pub(super) is_trial: bool,
 }
 
 impl CircuitBreaker {
@@ -52,16 +75,40 @@ impl CircuitBreaker {
         })
     }
 
-    /// Whether the caller must start a probing task, which must call `end_probing` when it ends.
-    pub(super) fn begin_probing(&self) -> bool {
+    /// Returns what a call in this runtime must do, if the node was not probed for `patience`.
+    pub(super) fn attend(&self, runtime: Id, patience: Duration) -> Attendance {
         let mut state = self.lock();
-        let begins = self.open.load(Ordering::Acquire) && !state.is_probed;
-        state.is_probed |= begins;
-        begins
+        if !self.open.load(Ordering::Acquire) {
+            return Attendance::default();
+        }
+        let is_trial = state.probed_at.is_none_or(|at| at.elapsed() >= patience);
+        // A task of the same runtime goes on when the runtime is driven.
+        let starts = state.prober.as_ref().is_none_or(|prober| is_trial && prober.runtime != runtime);
+        if starts {
+            state.probers += 1;
+            state.prober = Some(Prober { runtime, number: state.probers });
+        }
+        if starts || is_trial {
+            state.probed_at = Some(Instant::now());
+        }
+        Attendance { starts_prober: starts.then_some(state.probers), is_trial }
     }
 
-    pub(super) fn end_probing(&self) {
-        self.lock().is_probed = false;
+    /// Records that a probing task makes progress. Returns whether the task must go on.
+    pub(super) fn is_probed_by(&self, number: u64) -> bool {
+        let mut state = self.lock();
+        let goes_on = state.is_prober(number) && self.open.load(Ordering::Acquire);
+        if goes_on {
+            state.probed_at = Some(Instant::now());
+        }
+        goes_on
+    }
+
+    pub(super) fn end_probing(&self, number: u64) {
+        let mut state = self.lock();
+        if state.is_prober(number) {
+            state.prober = None;
+        }
     }
 
     /// Records a response. Returns whether that closed the breaker.
@@ -87,13 +134,20 @@ impl CircuitBreaker {
     }
 }
 
+impl BreakerState {
+    fn is_prober(&self, number: u64) -> bool {
+        self.prober.as_ref().is_some_and(|prober| prober.number == number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use tokio::runtime::{Builder, Handle};
     use tokio::time::{Instant, advance};
 
-    use super::CircuitBreaker;
+    use super::{Attendance, CircuitBreaker};
     use crate::error::Error;
 
     #[tokio::test(start_paused = true)]
@@ -115,15 +169,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn begin_probing_is_true_once_while_open() {
-        let (breaker, error) = (CircuitBreaker::new(), Error::unavailable("no response"));
-        assert!(!breaker.begin_probing());
+    async fn one_task_at_a_time_probes_and_a_call_takes_its_place() {
+        let (breaker, error, patience) =
+            (CircuitBreaker::new(), Error::unavailable("no response"), Duration::from_secs(1));
+        let other = Builder::new_current_thread().build().expect("a runtime");
+        let (here, there) = (Handle::current().id(), other.handle().id());
+        assert_eq!(breaker.attend(here, patience), Attendance::default(), "closed");
         for _ in 0..CircuitBreaker::MAX_FAILURES {
             breaker.failure(Instant::now(), &error);
             advance(Duration::from_millis(1)).await;
         }
-        assert!(breaker.begin_probing() && !breaker.begin_probing());
-        breaker.end_probing();
-        assert!(breaker.begin_probing());
+        let nothing = Attendance::default;
+        assert_eq!(breaker.attend(here, patience).starts_prober, Some(1));
+        for _ in 0..3 {
+            advance(patience * 9 / 10).await;
+            assert_eq!([breaker.attend(here, patience), breaker.attend(there, patience)], [nothing(), nothing()]);
+            assert!(breaker.is_probed_by(1));
+        }
+        // The task makes no progress.
+        advance(patience).await;
+        assert_eq!(breaker.attend(here, patience), Attendance { starts_prober: None, is_trial: true });
+        assert_eq!([breaker.attend(here, patience), breaker.attend(there, patience)], [nothing(), nothing()]);
+        advance(patience).await;
+        assert_eq!(breaker.attend(there, patience), Attendance { starts_prober: Some(2), is_trial: true });
+        assert!(!breaker.is_probed_by(1) && breaker.is_probed_by(2));
+        // The end of the replaced task is not that of the other one.
+        breaker.end_probing(1);
+        assert_eq!(breaker.attend(here, patience), nothing());
+        breaker.end_probing(2);
+        assert_eq!(breaker.attend(here, patience), Attendance { starts_prober: Some(3), is_trial: false });
+        breaker.success();
+        assert!(!breaker.is_probed_by(3));
+        other.shutdown_background();
     }
 }

@@ -1,17 +1,20 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use futures_util::future::{Either, select};
 use redis::{Cmd, RedisError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::circuit_breaker::CircuitBreaker;
+use super::circuit_breaker::{Attendance, CircuitBreaker};
 use super::node::{NodeState, Nodes};
 use crate::error::Error;
 use crate::observe::{Event, Observers, ShedCause};
 use crate::runtime;
+use crate::store::redis::background;
 use crate::store::redis::connect::{CONNECT_TIMEOUT, Failure, no_runtime};
 use crate::store::redis::server::RedisServer;
 
@@ -24,23 +27,35 @@ pub(crate) struct ServerHealth {
     /// The prefix of all keys.
     pub(crate) prefix: String,
     nodes: Nodes,
+    /// If a node was not probed for so long, a call takes the place of the probe.
+    patience: Duration,
     /// The command that a probe sends after a write, such as SCRIPT LOAD.
-    probe_command: Arc<Cmd>,
+    probe_command: ArcSwap<Cmd>,
     /// Classifies an error of a probe.
     classify: fn(RedisError) -> Failure,
 }
 
 impl ServerHealth {
+    /// Some intervals of the probing task.
+    const MIN_PATIENCE: Duration = Duration::from_secs(1);
+
     pub(crate) fn new(
         limiter: String,
         server: RedisServer,
         observers: Observers,
-        prefix: String,
+        (prefix, deadline): (String, Duration),
         probe_command: Cmd,
         classify: fn(RedisError) -> Failure,
     ) -> Self {
-        let probe_command = Arc::new(probe_command);
-        Self { limiter, server, observers, prefix, nodes: Nodes::new(), probe_command, classify }
+        let probe_command = ArcSwap::from_pointee(probe_command);
+        // A call that takes the place of a probe lasts for at most its deadline, so there is one at a time.
+        let patience = deadline.max(Self::MIN_PATIENCE);
+        Self { limiter, server, observers, prefix, nodes: Nodes::new(), patience, probe_command, classify }
+    }
+
+    /// Replaces the command that probes send.
+    pub(crate) fn set_probe_command(&self, command: Cmd) {
+        self.probe_command.store(Arc::new(command));
     }
 
     pub(crate) fn node(&self, index: usize) -> Arc<NodeState> {
@@ -48,11 +63,13 @@ impl ServerHealth {
     }
 
     /// Returns an error if the node's breaker is open, and then makes sure that a task probes the node.
+    ///
+    /// If nobody has probed the node for a while, the call takes the place of the probe, and no error is returned.
     pub(crate) fn check_breaker(self: &Arc<Self>, node: &Arc<NodeState>) -> Result<(), Error> {
         let result = node.breaker.check();
-        if result.is_err() {
-            // The probing task may have ended with its runtime.
-            self.start_probing(node);
+        // The probing task may have ended with its runtime, or makes no progress because its runtime is not driven.
+        if result.is_err() && self.attend(node) {
+            return Ok(());
         }
         result
     }
@@ -69,7 +86,7 @@ impl ServerHealth {
     /// A misconfigured runtime is not a failure of the node: other runtimes may use the same limiter.
     pub(crate) fn record_failure(self: &Arc<Self>, node: &Arc<NodeState>, started_at: Instant, error: &Error) {
         if !error.is_config() && node.breaker.failure(started_at, error) {
-            self.start_probing(node);
+            self.attend(node);
             self.emit(|| Event::Breaker { store: &self.limiter, error: Some(error) });
         }
     }
@@ -117,36 +134,17 @@ impl ServerHealth {
         }
     }
 
-    /// Starts the task that probes a node while its breaker is open.
-    ///
-    /// Does nothing if that task runs already, or outside of a tokio runtime.
-    fn start_probing(self: &Arc<Self>, node: &Arc<NodeState>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !node.breaker.begin_probing() {
-            return;
+    /// Makes sure that a task probes a node whose breaker is open. Returns whether the caller must take the place of the
+    /// probe.
+    fn attend(self: &Arc<Self>, node: &Arc<NodeState>) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let Attendance { starts_prober, is_trial } = node.breaker.attend(runtime.id(), self.patience);
+        if let Some(number) = starts_prober {
+            // Created before the task is spawned: a runtime that shuts down drops the task before the first poll.
+            let guard = ProbingGuard { node: Arc::clone(node), number };
+            background::spawn(&runtime, run_prober(Arc::downgrade(self), guard));
         }
-        // Created before the task is spawned: a runtime that shuts down drops the task before the first poll.
-        let guard = ProbingGuard(Arc::clone(node));
-        let health = Arc::downgrade(self);
-        runtime.spawn(async move {
-            let node = Arc::clone(&guard.0);
-            // The upgrade fails once the limiter is dropped.
-            while let Some(health) = health.upgrade() {
-                match timeout(CONNECT_TIMEOUT, health.probe(&node)).await {
-                    Ok(Ok(())) => {
-                        // Dropped before the breaker closes: if the breaker opens again at once, another task must
-                        // start.
-                        drop(guard);
-                        health.record_success(&node);
-                        return;
-                    }
-                    // This runtime cannot connect. A caller in another runtime starts another task.
-                    Ok(Err(error)) if error.is_config() => return,
-                    _ => drop(health),
-                }
-                sleep(CircuitBreaker::PROBE_INTERVAL).await;
-            }
-        });
+        is_trial
     }
 
     /// Checks that a node is reachable and accepts writes, and runs the probe command. Stores the connection as idle.
@@ -156,7 +154,7 @@ impl ServerHealth {
         let connection = self.server.connect(node.index).await.map_err(|failure| failure.error)?;
         let mut write = redis::cmd("SET");
         write.arg(key).arg("").arg("PX").arg(1);
-        for command in [Arc::new(write), Arc::clone(&self.probe_command)] {
+        for command in [Arc::new(write), self.probe_command.load_full()] {
             if let Err(error) = connection.call(slot, command).await {
                 return Err((self.classify)(error).error);
             }
@@ -166,11 +164,47 @@ impl ServerHealth {
     }
 }
 
+/// Probes a node until a probe succeeds, the breaker is closed, or another task probes.
+async fn run_prober(health: Weak<ServerHealth>, guard: ProbingGuard) {
+    let node = Arc::clone(&guard.node);
+    // The upgrade fails once the limiter is dropped.
+    while let Some(health) = health.upgrade() {
+        match probe_until_replaced(&health, &guard).await {
+            None => return,
+            Some(Ok(())) => {
+                // Dropped before the breaker closes: if the breaker opens again at once, another task must start.
+                drop(guard);
+                health.record_success(&node);
+                return;
+            }
+            // This runtime cannot connect. A caller in another runtime starts another task.
+            Some(Err(error)) if error.is_config() => return,
+            Some(Err(_)) => drop(health),
+        }
+        sleep(CircuitBreaker::PROBE_INTERVAL).await;
+    }
+}
+
+/// Probes a node once. Returns `None` if the task must end.
+async fn probe_until_replaced(health: &ServerHealth, guard: &ProbingGuard) -> Option<Result<(), Error>> {
+    let mut probe = pin!(timeout(CONNECT_TIMEOUT, health.probe(&guard.node)));
+    while guard.node.breaker.is_probed_by(guard.number) {
+        let progress = pin!(sleep(CircuitBreaker::PROBE_INTERVAL));
+        if let Either::Left((result, _)) = select(&mut probe, progress).await {
+            return Some(result.unwrap_or_else(|_| Err(Error::unavailable("the probe has timed out"))));
+        }
+    }
+    None
+}
+
 /// Drop guard of the probing task: if its runtime drops the task, another runtime may start one.
-struct ProbingGuard(Arc<NodeState>);
+struct ProbingGuard {
+    node: Arc<NodeState>,
+    number: u64,
+}
 
 impl Drop for ProbingGuard {
     fn drop(&mut self) {
-        self.0.breaker.end_probing();
+        self.node.breaker.end_probing(self.number);
     }
 }

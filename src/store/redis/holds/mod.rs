@@ -21,16 +21,24 @@
 //!
 //! # Expiry
 //!
-//! The process renews each session three times per expiry. If it cannot, the server charges what the session still
+//! The process renews each session three times per expiry: the one that expires first comes first, and the renewals of many
+//! sessions are spread over the interval. If the process cannot, the server charges what the session still
 //! holds, as of the expiry. From then on the session is over, and only a surcharge (actual cost above the held one) is
 //! charged, without the session.
 
+mod id;
 mod pending_hold;
 mod registry;
+mod renewal;
+mod schedule;
 mod session;
+mod target;
 mod update;
+mod visit;
 
+pub(crate) use self::id::random_id;
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
-pub(crate) use self::session::{Session, random_id};
+pub(crate) use self::session::Session;
+pub(crate) use self::target::SessionTarget;
 pub(crate) use self::update::SessionUpdate;

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -13,7 +14,8 @@ use crate::store::redis::script::LimitInfo;
 /// If the guard is dropped before one of its methods is called, the reply is missing, and the hold may have been
 /// granted.
 pub(crate) struct PendingHold {
-    sessions: Vec<Option<Arc<Session>>>,
+    /// With the time at which a hold ends at the latest.
+    sessions: Vec<Option<(Arc<Session>, Option<Duration>)>>,
     sent_at: Instant,
     registry: Arc<HoldRegistry>,
 }
@@ -24,25 +26,26 @@ impl PendingHold {
     }
 
     /// Adds the next limit's session, which the hold has joined. `None` for a limit that is charged.
-    pub(super) fn push(&mut self, session: Option<Arc<Session>>) {
+    pub(super) fn push(&mut self, session: Option<(Arc<Session>, Option<Duration>)>) {
         self.sessions.push(session);
     }
 
     pub(crate) fn ids(&self) -> Vec<f64> {
-        self.sessions.iter().map(|session| session.as_ref().map_or(0.0, |session| session.signed_id())).collect()
+        self.sessions.iter().map(|session| session.as_ref().map_or(0.0, |(session, _)| session.signed_id())).collect()
     }
 
     /// The hold was granted. `held` has the cost for each limit that holds one.
     pub(crate) fn granted(mut self, options: AcquireOptions, held: &[Option<u64>], limits: &[LimitInfo]) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
         for ((session, held), limit) in self.sessions.drain(..).zip(held).zip(limits) {
-            let Some(session) = session else { continue };
+            let Some((session, max_duration)) = session else { continue };
             let deadline = if let Some(held) = held.filter(|held| *held > 0) {
-                let deadline = session.hold_granted(held, self.sent_at);
+                let deadline = session.hold_granted(held, self.sent_at, max_duration);
                 self.registry.open(&session);
                 deadline
             } else {
                 session.hold_not_granted();
+                self.registry.revisit(&session);
                 None
             };
             let until_end = limit.held_until_end;
@@ -56,26 +59,28 @@ impl PendingHold {
 
     /// The hold was denied, or not sent.
     pub(crate) fn denied(mut self) {
-        for session in self.sessions.drain(..).flatten() {
+        for (session, _) in self.sessions.drain(..).flatten() {
             session.hold_not_granted();
+            self.registry.revisit(&session);
         }
     }
 
     /// The hold was not granted, because the server does not know the sessions in `unknown`.
     pub(crate) fn expired(mut self, unknown: &[bool]) {
         for (session, unknown) in self.sessions.drain(..).zip(unknown) {
-            let Some(session) = session else { continue };
+            let Some((session, _)) = session else { continue };
             session.hold_not_granted();
             if *unknown {
                 session.lose();
             }
+            self.registry.revisit(&session);
         }
     }
 }
 
 impl Drop for PendingHold {
     fn drop(&mut self) {
-        for session in self.sessions.drain(..).flatten() {
+        for (session, _) in self.sessions.drain(..).flatten() {
             session.hold_unknown();
             self.registry.track(&session);
         }

@@ -1,73 +1,81 @@
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::pending_hold::PendingHold;
-use super::session::{Due, InFlightHolds, Session};
+use super::renewal::RenewalTask;
+use super::schedule::{Schedule, SessionKey};
+use super::session::Session;
+use super::target::SessionTarget;
 use super::update::SessionUpdate;
+use super::visit::Due;
 use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 use crate::observe::{Event, Observers};
 use crate::runtime;
-use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, limit_has_no_algorithm};
+use crate::store::redis::background;
+use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algorithm};
 
 /// Queues operations on sessions. The client implements it.
 ///
 /// The returned futures wait for the reply. An update is sent even if its future is dropped; a charge is not.
 pub(crate) trait HoldTransport: Send + Sync {
-    fn send_update(
-        &self,
-        sessions: &[Arc<Session>],
-        updates: Vec<SessionUpdate>,
-    ) -> Result<BoxFuture<Result<(), Error>>, Error>;
+    fn send_update(&self, updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error>;
 
     fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error>;
 }
 
-/// The sessions of a limiter, and the tasks that renew them.
+/// The sessions of a limiter, and the tasks that renew them. Both outlive a replacement of the limits.
 pub(crate) struct HoldRegistry {
     /// The time without renewal after which the server settles a session.
     pub(crate) expiry: Duration,
     limiter: String,
     observers: Observers,
     transport: Weak<dyn HoldTransport>,
+    epoch: Instant,
+    /// When a task looked at the sessions last, in microseconds since `epoch`. [`NO_SESSIONS`](Self::NO_SESSIONS) if there
+    /// are none.
+    looked_at: AtomicU64,
     sessions: Mutex<Sessions>,
 }
 
-#[derive(Default)]
 struct Sessions {
-    /// The sessions that accept more holds.
-    open: HashMap<SessionKey, Arc<Session>>,
-    /// The sessions that the renewal task visits.
-    listed: Vec<Arc<Session>>,
+    schedule: Schedule,
     /// The runtimes that run a renewal task.
     renewing_runtimes: Vec<Id>,
 }
-
-/// The key in Redis, and the parameters of an algorithm that is chosen by the key.
-type SessionKey = (Arc<[u8]>, Vec<u64>);
 
 /// The sessions that one call creates. Holds of this call on the same key share a session.
 #[derive(Default)]
 pub(crate) struct NewSessions(HashMap<SessionKey, Arc<Session>>);
 
 impl HoldRegistry {
+    const NO_SESSIONS: u64 = u64::MAX;
+
     pub(crate) fn new(
         expiry: Duration,
         limiter: &str,
         observers: &Observers,
         transport: Weak<dyn HoldTransport>,
     ) -> Self {
-        let (limiter, observers) = (limiter.to_owned(), observers.clone());
-        Self { expiry, limiter, observers, transport, sessions: Mutex::default() }
+        Self {
+            expiry,
+            limiter: limiter.to_owned(),
+            observers: observers.clone(),
+            transport,
+            epoch: Instant::now(),
+            looked_at: AtomicU64::new(Self::NO_SESSIONS),
+            sessions: Mutex::new(Sessions { schedule: Schedule::new(), renewing_runtimes: Vec::new() }),
+        }
     }
 
-    /// The interval of the renewal task.
+    /// The maximum time between two visits of a renewal task.
     pub(super) fn tick(&self) -> Duration {
         (self.expiry / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
@@ -77,12 +85,12 @@ impl HoldRegistry {
         self: &Arc<Self>,
         key: impl Fn(usize) -> &'a [u8],
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
-        limits: &[LimitInfo],
+        limits: &Arc<LimitSet>,
         options: AcquireOptions,
         new: &mut NewSessions,
     ) -> Result<PendingHold, Error> {
         let mut pending = PendingHold::new(Arc::clone(self));
-        for (index, limit) in limits.iter().enumerate() {
+        for (index, limit) in limits.limits.iter().enumerate() {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
             if !limit.options(options).hold {
@@ -96,19 +104,17 @@ impl HoldRegistry {
                 params.extend(max_duration.map(micros_floor));
             }
             let key = (Arc::<[u8]>::from(key(index)), params);
-            let open = self.sessions().open.get(&key).filter(|open| open.join(self.expiry)).cloned();
+            let open = self.sessions().schedule.open.get(&key).filter(|open| open.join(self.expiry)).cloned();
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
+            let target = || Arc::new(SessionTarget::new(limits, index, own, algorithm, self.expiry));
             let session = known.unwrap_or_else(|| {
-                let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
-                let weight = usize::from(algorithm.weight());
-                let in_flight = limit.held_until_end.then_some(InFlightHolds { max_duration });
-                let session = Session::new(index, key.clone(), own.cloned(), weight, in_flight, Arc::new(template));
-                let session = Arc::new(session);
+                let session = Arc::new(Session::new(key.clone(), limit.held_until_end, target()));
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session
             });
-            pending.push(Some(session));
+            let target = session.join_target(limits.generation, target);
+            pending.push(Some((session, target.max_duration)));
         }
         Ok(pending)
     }
@@ -117,7 +123,7 @@ impl HoldRegistry {
     pub(super) fn open(self: &Arc<Self>, session: &Arc<Session>) {
         let key = (Arc::clone(&session.key), session.params.clone());
         let mut sessions = self.sessions();
-        let known = sessions.open.entry(key).or_insert_with(|| Arc::clone(session));
+        let known = sessions.schedule.open.entry(key).or_insert_with(|| Arc::clone(session));
         if known.is_closed() {
             *known = Arc::clone(session);
         }
@@ -125,25 +131,49 @@ impl HoldRegistry {
         self.track(session);
     }
 
-    /// Lists a session for renewal, and makes sure that a task of this runtime renews.
+    /// Adds a session to the schedule, and makes sure that a task of this runtime renews.
     ///
     /// Outside of a runtime only the first happens: a task of another runtime sends the updates, or the session
     /// expires.
     pub(crate) fn track(self: &Arc<Self>, session: &Arc<Session>) {
         let mut sessions = self.sessions();
-        if session.mark_listed() {
-            sessions.listed.push(Arc::clone(session));
+        if sessions.schedule.is_empty() {
+            self.looked_at.store(self.micros(), Ordering::Relaxed);
         }
-        let (Ok(runtime), Some(_)) = (Handle::try_current(), runtime::sleep(Duration::ZERO)) else { return };
-        let Some(transport) = self.transport.upgrade() else { return };
-        if sessions.renewing_runtimes.contains(&runtime.id()) {
+        sessions.schedule.plan(session, self.expiry, true);
+        self.ensure_task(sessions);
+    }
+
+    /// Plans the next visit of a session again, if the session is in the schedule.
+    pub(super) fn revisit(&self, session: &Arc<Session>) {
+        self.sessions().schedule.plan(session, self.expiry, false);
+    }
+
+    /// Starts a renewal task in this runtime if no task has looked at the sessions for a while: their runtimes may be
+    /// parked. Each operation calls this.
+    pub(crate) fn attend(self: &Arc<Self>) {
+        let looked_at = self.looked_at.load(Ordering::Relaxed);
+        if looked_at != Self::NO_SESSIONS && self.micros().saturating_sub(looked_at) > micros_floor(self.tick() * 2) {
+            self.ensure_task(self.sessions());
+        }
+    }
+
+    /// Makes sure that a task of this runtime renews.
+    fn ensure_task(self: &Arc<Self>, mut sessions: MutexGuard<'_, Sessions>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        if sessions.renewing_runtimes.contains(&runtime.id()) || !runtime::has_timer() {
             return;
         }
+        let Some(transport) = self.transport.upgrade() else { return };
         sessions.renewing_runtimes.push(runtime.id());
         // Unlocked before `spawn`: a runtime that shuts down drops the task, and with it `RenewalTask`, within `spawn`.
         drop(sessions);
         let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
-        runtime.spawn(task.run(transport));
+        background::spawn(&runtime, task.run(transport));
+    }
+
+    pub(super) fn end_task(&self, runtime: Id) {
+        self.sessions().renewing_runtimes.retain(|renewing| *renewing != runtime);
     }
 
     /// Sends what some sessions have settled. If that fails, the renewal task sends it.
@@ -152,39 +182,39 @@ impl HoldRegistry {
             self.track(session);
         }
         if let Some(transport) = self.transport.upgrade() {
-            drop(self.send_update(&*transport, sessions));
+            drop(self.send_update(&*transport, sessions, None));
         }
     }
 
-    /// Queues one update for each of these sessions.
+    /// Queues one update for each of these sessions. Those of a renewal task have a clone of `in_flight`.
     pub(crate) fn send_update(
         self: &Arc<Self>,
         transport: &dyn HoldTransport,
         sessions: &[Arc<Session>],
+        in_flight: Option<&Arc<()>>,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let new = |session: &Arc<Session>| SessionUpdate::new(Arc::clone(session), Arc::clone(self));
-        transport.send_update(sessions, sessions.iter().map(new).collect())
+        let new =
+            |session: &Arc<Session>| SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned());
+        transport.send_update(sessions.iter().map(new).collect())
     }
 
-    /// Returns the work that is due now, or `None` if no session is listed; the task of this runtime then ends.
-    fn due(&self, runtime: Id) -> Option<Vec<(Arc<Session>, Due)>> {
-        let (mut due, now) = (Vec::new(), Instant::now());
+    /// Returns the work that is due now, of at most `max` sessions, and the time until the next visit. `None` if there is
+    /// no session; the task of this runtime then ends.
+    pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, Due)>, Duration)> {
         let mut sessions = self.sessions();
-        sessions.open.retain(|_, session| !session.is_closed());
-        sessions.listed.retain(|session| match session.due(now, self.expiry) {
-            Due::Remove => false,
-            Due::Nothing => true,
-            work => {
-                due.push((Arc::clone(session), work));
-                true
-            }
-        });
-        if sessions.listed.is_empty() {
-            sessions.open.clear();
+        self.looked_at.store(self.micros(), Ordering::Relaxed);
+        let due = sessions.schedule.take_due(max, self.expiry);
+        if due.is_empty() && sessions.schedule.is_empty() {
+            sessions.schedule.open.clear();
             sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
+            self.looked_at.store(Self::NO_SESSIONS, Ordering::Relaxed);
             return None;
         }
-        Some(due)
+        Some((due, sessions.schedule.until_next()))
+    }
+
+    fn micros(&self) -> u64 {
+        micros_floor(self.epoch.elapsed())
     }
 
     /// Emits an event if the server has settled holds on expiry.
@@ -203,40 +233,5 @@ impl HoldRegistry {
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The task of one runtime that renews the sessions of a limiter.
-struct RenewalTask {
-    registry: Arc<HoldRegistry>,
-    runtime: Id,
-}
-
-impl RenewalTask {
-    async fn run(self, transport: Arc<dyn HoldTransport>) {
-        loop {
-            sleep(self.registry.tick()).await;
-            let Some(due) = self.registry.due(self.runtime) else { return };
-            for (session, due) in due {
-                let sessions = [session];
-                match due {
-                    Due::Charge(cost) => {
-                        // Tried once: a charge without a reply may have been applied, and a second one could charge
-                        // twice.
-                        if let Ok(reply) = transport.send_charge(&sessions, cost) {
-                            // A charge whose future is dropped is not sent.
-                            tokio::spawn(reply);
-                        }
-                    }
-                    _ => drop(self.registry.send_update(&*transport, &sessions)),
-                }
-            }
-        }
-    }
-}
-
-impl Drop for RenewalTask {
-    fn drop(&mut self) {
-        self.registry.sessions().renewing_runtimes.retain(|renewing| *renewing != self.runtime);
     }
 }

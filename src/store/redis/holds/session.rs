@@ -1,35 +1,24 @@
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::redis::script::{DynLuaAlgorithm, MAX_EXACT, OperationTemplate, to_f64};
+use super::id::random_id;
+use super::target::SessionTarget;
+use super::visit::{Due, UpdateEnd, Visit};
+use crate::store::redis::script::{MAX_EXACT, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
     pub(super) id: u64,
-    /// The index of the limit.
-    pub(crate) limit: usize,
+    /// The key in Redis. It names the limit and the kind of its algorithm.
     pub(crate) key: Arc<[u8]>,
-    /// The algorithm, if it is chosen by the key.
-    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
     /// The algorithm's parameters, if it is chosen by the key: keys with different algorithms have different sessions.
     pub(super) params: Vec<u64>,
-    /// The run time of one step in the script.
-    pub(crate) weight: usize,
     /// The costs are held until their requests end, and never charged.
-    in_flight: Option<InFlightHolds>,
-    /// The template of the session's updates.
-    pub(crate) template: Arc<OperationTemplate>,
+    pub(crate) is_in_flight: bool,
     state: Mutex<SessionState>,
-}
-
-/// What holds until the end of requests.
-pub(super) struct InFlightHolds {
-    /// The time after which a hold ends, also if the request has not.
-    pub(super) max_duration: Option<Duration>,
 }
 
 /// The time at which a hold ends at the latest, made unique by a number.
@@ -41,6 +30,7 @@ pub(crate) struct Deadline {
 
 #[allow(clippy::struct_excessive_bools, reason = "the flags are independent")]
 struct SessionState {
+    target: Arc<SessionTarget>,
     /// Holds that were sent and not answered.
     pending: usize,
     /// Guards that have not settled.
@@ -60,16 +50,17 @@ struct SessionState {
     sent_surcharge: u64,
     /// Surcharges that are charged without the session, because it is over.
     detached_surcharge: u64,
-    /// Updates that were sent and not answered.
+    /// Updates that were queued and have not ended, and when the last one was queued.
     updates: usize,
+    updating_since: Instant,
     /// The server has granted a hold, so it has an entry for the session.
     is_confirmed: bool,
     /// The session accepts no more holds.
     is_closed: bool,
     /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
     is_over: bool,
-    /// The registry's list of renewed sessions contains the session.
-    is_listed: bool,
+    /// When the registry's schedule visits the session, if it contains the session.
+    visited_at: Option<Instant>,
     created_at: Instant,
     /// When the last confirmed call was sent: the server's entry lasts at least one expiry from then.
     renewed_at: Instant,
@@ -86,11 +77,8 @@ struct Sums {
     surcharge: u64,
 }
 
-/// Returns a random id of 52 bits (exact in a double), not zero.
-pub(crate) fn random_id() -> u64 {
-    // The operating system provides the keys of the hasher.
-    (RandomState::new().build_hasher().finish() >> 12) | 1
-}
+/// The part of the expiry after which an update without an end is sent again.
+const UPDATE_PATIENCE: u32 = 6;
 
 /// The sums that one update carries.
 #[derive(Clone, Copy)]
@@ -109,27 +97,11 @@ impl Snapshot {
     }
 }
 
-/// The work that is due for a session.
-pub(super) enum Due {
-    Nothing,
-    Update,
-    /// A surcharge, to be charged without the session.
-    Charge(u64),
-    /// The session is over; the registry removes it.
-    Remove,
-}
-
 impl Session {
-    pub(super) fn new(
-        limit: usize,
-        (key, params): (Arc<[u8]>, Vec<u64>),
-        algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
-        weight: usize,
-        in_flight: Option<InFlightHolds>,
-        template: Arc<OperationTemplate>,
-    ) -> Self {
+    pub(super) fn new((key, params): (Arc<[u8]>, Vec<u64>), is_in_flight: bool, target: Arc<SessionTarget>) -> Self {
         let now = Instant::now();
         let state = SessionState {
+            target,
             pending: 0,
             guards: 0,
             held: 0,
@@ -141,17 +113,35 @@ impl Session {
             sent_surcharge: 0,
             detached_surcharge: 0,
             updates: 0,
+            updating_since: now,
             is_confirmed: false,
             is_closed: false,
             is_over: false,
-            is_listed: false,
+            visited_at: None,
             created_at: now,
             renewed_at: now,
             retry_at: now,
             failures: 0,
         };
-        let (id, state) = (random_id(), Mutex::new(state));
-        Self { id, limit, key, algorithm, params, weight, in_flight, template, state }
+        Self { id: random_id(), key, params, is_in_flight, state: Mutex::new(state) }
+    }
+
+    /// The limit of the latest hold.
+    pub(crate) fn target(&self) -> Arc<SessionTarget> {
+        Arc::clone(&self.state().target)
+    }
+
+    /// Sets the limit of a hold that joins, unless a hold under later limits has joined before.
+    pub(super) fn join_target(
+        &self,
+        generation: u64,
+        target: impl FnOnce() -> Arc<SessionTarget>,
+    ) -> Arc<SessionTarget> {
+        let mut state = self.state();
+        if state.target.limits.generation < generation {
+            state.target = target();
+        }
+        Arc::clone(&state.target)
     }
 
     /// Adds a pending hold, unless the session accepts none.
@@ -169,20 +159,15 @@ impl Session {
         if self.state().is_confirmed { id } else { -id }
     }
 
-    /// Returns whether the costs are held until their requests end.
-    pub(crate) fn is_in_flight(&self) -> bool {
-        self.in_flight.is_some()
-    }
-
     /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
-    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant) -> Option<Deadline> {
+    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant, max_duration: Option<Duration>) -> Option<Deadline> {
         let mut state = self.state();
         state.pending -= 1;
         state.guards += 1;
         state.held = state.held.saturating_add(cost);
         state.is_confirmed = true;
         state.renewed_at = state.renewed_at.max(sent_at);
-        let at = sent_at.checked_add(self.in_flight.as_ref()?.max_duration?)?;
+        let at = sent_at.checked_add(max_duration?)?;
         state.last_deadline += 1;
         let deadline = Deadline { at, id: state.last_deadline };
         state.deadlines.insert(deadline, cost);
@@ -208,7 +193,7 @@ impl Session {
     /// Requests in flight have not ended by that: the next update holds their costs again, if there is room.
     pub(super) fn lose(&self) {
         let mut state = self.state();
-        if self.is_in_flight() && state.guards > 0 {
+        if self.is_in_flight && state.guards > 0 {
             state.is_closed = true;
         } else {
             state.lose();
@@ -219,38 +204,52 @@ impl Session {
     pub(crate) fn settle(&self, held: u64, actual: u64, deadline: Option<Deadline>) {
         let mut state = self.state();
         if deadline.is_none_or(|deadline| state.deadlines.remove(&deadline).is_some()) {
-            state.settle(held, if self.is_in_flight() { 0 } else { actual });
+            state.settle(held, if self.is_in_flight { 0 } else { actual });
         }
     }
 
-    /// Returns the work that is due now.
-    pub(super) fn due(&self, now: Instant, expiry: Duration) -> Due {
+    /// Returns the work that is due now. The caller removes the session from the schedule, and adds it again for the next
+    /// visit.
+    pub(super) fn visit(&self, now: Instant, expiry: Duration) -> Visit {
         let mut state = self.state();
         while let Some(overdue) = state.deadlines.first_entry().filter(|first| first.key().at <= now) {
             let held = overdue.remove();
             state.settle(held, 0);
         }
-        if state.detached_surcharge > 0 {
-            return Due::Charge(std::mem::take(&mut state.detached_surcharge));
+        let surcharge = std::mem::take(&mut state.detached_surcharge);
+        // An update in a runtime that is parked does not end. The reply to any other one may bring a surcharge.
+        let has_update = state.updates > 0 && now < state.updating_since + expiry * 2;
+        // The server has settled an idle session on expiry by then.
+        let has_ended = !has_update && (state.is_over || now > state.renewed_at + expiry * 2);
+        state.visited_at = None;
+        if surcharge == 0 && state.is_idle() && has_ended {
+            return Visit::Remove;
         }
-        let is_idle = state.guards == 0 && state.pending == 0;
-        if state.is_over {
-            state.is_listed = !is_idle || state.updates > 0;
-            return if state.is_listed { Due::Nothing } else { Due::Remove };
-        }
-        // By then the server has settled the session on expiry.
-        if is_idle && now > state.renewed_at + expiry * 2 {
-            state.is_listed = false;
-            return Due::Remove;
-        }
-        let is_behind = is_idle || state.settled != state.acknowledged;
-        let is_due = is_behind || now >= state.renewed_at + expiry / 3;
-        if is_due && state.updates == 0 && now >= state.retry_at { Due::Update } else { Due::Nothing }
+        let next = state.next_visit(now, expiry);
+        let (visit, next) = match surcharge {
+            0 if next > now => (Visit::At(next), next),
+            0 => {
+                let next = now + expiry / UPDATE_PATIENCE;
+                (Visit::Due(Due::Update, next), next)
+            }
+            surcharge => (Visit::Due(Due::Charge(surcharge), next), next),
+        };
+        state.visited_at = Some(next);
+        visit
     }
 
-    /// Marks the session as listed. Returns whether it was not.
-    pub(super) fn mark_listed(&self) -> bool {
-        !std::mem::replace(&mut self.state().is_listed, true)
+    /// Moves the next visit to the time of the next work, unless it is earlier. Returns the previous time and the new one,
+    /// or `None` if nothing changes. `adds` is whether a session that is not in the schedule is added.
+    pub(super) fn plan_visit(&self, expiry: Duration, adds: bool) -> Option<(Option<Instant>, Instant)> {
+        let mut state = self.state();
+        if state.visited_at.is_none() && !adds {
+            return None;
+        }
+        let next = state.next_visit(Instant::now(), expiry);
+        if state.visited_at.is_some_and(|planned| planned <= next) {
+            return None;
+        }
+        Some((state.visited_at.replace(next), next))
     }
 
     /// Whether the session accepts no more holds.
@@ -260,19 +259,21 @@ impl Session {
 
     /// Adds an update in flight.
     pub(super) fn start_update(&self) {
-        self.state().updates += 1;
+        let mut state = self.state();
+        state.updates += 1;
+        state.updating_since = Instant::now();
     }
 
-    /// Ends an update in flight. After a failure the next update waits: twice as long after each, up to a third of the
+    /// Ends an update in flight. The next update waits: after a lost one twice as long each time, up to a third of the
     /// expiry.
-    pub(super) fn end_update(&self, has_failed: bool, tick: Duration, expiry: Duration) {
+    pub(super) fn end_update(&self, end: UpdateEnd, tick: Duration, expiry: Duration) {
         let mut state = self.state();
         state.updates -= 1;
-        if has_failed {
+        if end == UpdateEnd::Lost {
             state.failures = state.failures.saturating_add(1);
         }
-        if state.failures > 0 {
-            let pause = tick * 2_u32.saturating_pow(state.failures.min(8) - 1);
+        if state.failures > 0 || end == UpdateEnd::NotSent {
+            let pause = tick * 2_u32.saturating_pow(state.failures.clamp(1, 8) - 1);
             state.retry_at = Instant::now() + pause.min(expiry / 3);
         }
     }
@@ -320,7 +321,7 @@ impl Session {
     /// Returns by how much the held cost that the server does not count has grown: requests in flight have not ended.
     pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
-        if self.is_in_flight() && state.guards > 0 {
+        if self.is_in_flight && state.guards > 0 {
             state.is_closed = true;
             state.retry_at = Instant::now() + expiry / 3;
             return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
@@ -342,6 +343,27 @@ impl Session {
 }
 
 impl SessionState {
+    /// Whether the session holds nothing.
+    fn is_idle(&self) -> bool {
+        self.guards == 0 && self.pending == 0
+    }
+
+    /// Returns when the next work is due, which may be now.
+    fn next_visit(&self, now: Instant, expiry: Duration) -> Instant {
+        let next = if self.detached_surcharge > 0 || self.is_over && self.is_idle() && self.updates == 0 {
+            now
+        } else if self.is_over {
+            // The ends of its guards and updates move the visit.
+            now + expiry
+        } else {
+            let is_behind = self.is_idle() || self.settled != self.acknowledged;
+            let due = if is_behind { self.retry_at } else { self.retry_at.max(self.renewed_at + expiry / 3) };
+            // An update in a runtime that is not driven does not end, so another one takes its place.
+            if self.updates == 0 { due } else { due.max(self.updating_since + expiry / UPDATE_PATIENCE) }
+        };
+        self.deadlines.first_key_value().map_or(next, |(first, _)| next.min(first.at))
+    }
+
     fn settle(&mut self, held: u64, actual: u64) {
         let surcharge = actual.saturating_sub(held);
         self.guards -= 1;

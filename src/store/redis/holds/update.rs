@@ -2,20 +2,33 @@ use std::sync::Arc;
 
 use super::registry::HoldRegistry;
 use super::session::{Session, Snapshot};
+use super::target::SessionTarget;
+use super::visit::UpdateEnd;
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
 /// has failed, and the registry sends another one.
 pub(crate) struct SessionUpdate {
     pub(crate) session: Arc<Session>,
+    /// The limit by which the update is made.
+    pub(crate) target: Arc<SessionTarget>,
     /// The sums, taken when the update is sent. `None` if another update of the same call carries them.
     snapshot: Option<Snapshot>,
     registry: Arc<HoldRegistry>,
+    end: UpdateEnd,
+    /// Counts the updates of a renewal task that have not ended.
+    in_flight: Option<Arc<()>>,
 }
 
 impl SessionUpdate {
-    pub(super) fn new(session: Arc<Session>, registry: Arc<HoldRegistry>) -> Self {
+    pub(super) fn new(session: Arc<Session>, registry: Arc<HoldRegistry>, in_flight: Option<Arc<()>>) -> Self {
         session.start_update();
-        Self { session, snapshot: None, registry }
+        let target = session.target();
+        Self { session, target, snapshot: None, registry, end: UpdateEnd::NotSent, in_flight }
+    }
+
+    /// Whether a renewal task sends the update: no caller waits for it.
+    pub(crate) fn is_renewal(&self) -> bool {
+        self.in_flight.is_some()
     }
 
     /// Takes all settlements until now, if this is the first update of the session in its call.
@@ -23,6 +36,7 @@ impl SessionUpdate {
     /// Settlements that arrive while the update is queued thus travel with it.
     pub(crate) fn load(&mut self, is_first: bool) {
         self.snapshot = if is_first { self.session.snapshot() } else { None };
+        self.end = UpdateEnd::Lost;
     }
 
     /// The session's id, so that a batch can find several updates of one session.
@@ -38,20 +52,20 @@ impl SessionUpdate {
     /// Records the reply: whether the server has an entry for the session, and which part of the costs in flight it
     /// does not count.
     pub(crate) fn finish(mut self, is_known: bool, uncounted: u64) {
+        self.end = UpdateEnd::Confirmed;
         if let Some(snapshot) = self.snapshot.take() {
             self.registry.emit_uncounted(if is_known {
                 self.session.acknowledge(&snapshot, uncounted)
             } else {
                 self.session.update_missed(&snapshot, self.registry.expiry)
             });
-            self.registry.track(&self.session);
         }
     }
 }
 
 impl Drop for SessionUpdate {
     fn drop(&mut self) {
-        let has_failed = self.snapshot.take().is_some();
-        self.session.end_update(has_failed, self.registry.tick(), self.registry.expiry);
+        self.session.end_update(self.end, self.registry.tick(), self.registry.expiry);
+        self.registry.track(&self.session);
     }
 }

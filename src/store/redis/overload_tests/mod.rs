@@ -2,6 +2,7 @@
 
 mod below_capacity;
 mod lost_replies;
+mod renewals;
 mod simulation;
 
 use std::sync::{Arc, Mutex};

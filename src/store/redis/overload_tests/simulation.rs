@@ -1,5 +1,6 @@
 //! A simulated Redis with a fixed service time, behind a link with a fixed round trip and jitter, in virtual time.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::clock::micros_floor;
 use crate::limiter::BoxFuture;
 use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure};
 use crate::store::redis::simulation_tests::quota::{Form, Quota};
-use crate::store::redis::simulation_tests::wire::{Input, LATE, Reply, Step, to_f64};
+use crate::store::redis::simulation_tests::wire::{Input, LATE, Reply, Step, Template, to_f64};
 use crate::store::redis::{Redis, RedisServer};
 use crate::{Error, Gcra};
 
@@ -43,6 +44,9 @@ pub(super) struct State {
     pub(super) calls: u64,
     pub(super) charged: u64,
     pub(super) updates: u64,
+    /// When each session expires, by its id.
+    sessions: HashMap<u64, Instant>,
+    expired: usize,
     /// The longest time of one call.
     pub(super) longest: Duration,
 }
@@ -61,6 +65,8 @@ impl Simulation {
             calls: 0,
             charged: 0,
             updates: 0,
+            sessions: HashMap::new(),
+            expired: 0,
             longest: Duration::ZERO,
         })))
     }
@@ -82,6 +88,27 @@ impl Simulation {
 }
 
 impl State {
+    /// The sessions that have expired until now.
+    pub(super) fn expired_sessions(&self) -> usize {
+        let now = Instant::now();
+        self.expired + self.sessions.values().filter(|expires_at| **expires_at <= now).count()
+    }
+
+    /// Creates, renews or ends the session of a hold or an update that runs at this time.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of some seconds")]
+    fn record_session(&mut self, template: &Template, at: Instant) {
+        let (expiry, ends) = match template.operation {
+            Input::HOLD => (template.arg2 as u64, false),
+            Input::UPDATE => (template.arg1, template.ids[3] > 0.0),
+            _ => return,
+        };
+        let id = template.ids[0].abs().to_bits();
+        self.expired += usize::from(self.sessions.remove(&id).is_some_and(|expires_at| expires_at <= at));
+        if !ends {
+            self.sessions.insert(id, at + Duration::from_micros(expiry));
+        }
+    }
+
     fn jitter(&mut self) -> Duration {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.link.jitter.mul_f64(f64::from(u32::try_from(self.random >> 32).expect("32 bits")) / f64::from(u32::MAX))
@@ -113,6 +140,9 @@ impl State {
         let decisions = operations.iter().filter(|&&operation| operation <= Input::HOLD).count() as u64;
         self.updates += operations.len() as u64 - decisions;
         self.charged += if is_late { 0 } else { decisions };
+        for step in &steps {
+            self.record_session(&templates[step.template], start);
+        }
         for &operation in &operations {
             let result = if is_late && operation <= Input::HOLD { LATE } else { 0.0 };
             results.extend(std::iter::repeat_n(result, if is_fast && !is_late { 1 } else { 2 }));

@@ -155,6 +155,19 @@ local function make_holds()
     values[index] = packed
   end
 
+  -- Returns whether a key has the maximum number of entries of sessions, or of leases.
+  local function is_full(index, of_leases)
+    local h, count = holds[index], 0
+    if not h or h.count < MAX_ENTRIES then
+      return false
+    end
+    local entries = entries_of(index, h)
+    for i = 1, #entries do
+      if (entries[i][1] >= LEASE_IDS) == of_leases then count = count + 1 end
+    end
+    return count >= MAX_ENTRIES
+  end
+
   local function find(index, id)
     local h = holds[index]
     if h then
@@ -186,14 +199,14 @@ local function make_holds()
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
-      local h, problem = holds[index], nil
+      local problem
       local holding = id ~= 0 and charged_limits[l]
       if holding and not kernels[l].charge then
         problem = UNSUPPORTED
       elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
-        elseif h and h.count >= MAX_ENTRIES then
+        elseif is_full(index, false) then
           problem = FULL
         end
       end
@@ -224,8 +237,8 @@ local function make_holds()
   -- there is room. Returns by how much the held costs have shrunk, and the costs for which there is no room.
   local function update_in_flight(template, index, p)
     local ids = template.ids
-    local ends, known, entry, position = ids[4] == 1, holds[index], find(index, ids[1])
-    if not entry and (ends or known and known.count >= MAX_ENTRIES) then
+    local ends, entry, position = ids[4] == 1, find(index, ids[1])
+    if not entry and (ends or is_full(index, false)) then
       return EXPIRED, 0
     end
     local before, h, added, missing = entry and entry[2] or 0, with_holds(index), 0, 0
@@ -291,7 +304,8 @@ local function make_holds()
   end
 
   -- For lease.lua.
-  this.copy, this.find, this.with_holds, this.refresh, this.entries_of = copy, find, with_holds, refresh, entries_of
+  this.copy, this.find, this.is_full, this.with_holds = copy, find, is_full, with_holds
+  this.refresh, this.entries_of = refresh, entries_of
 
   return this
 end

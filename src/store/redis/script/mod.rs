@@ -14,6 +14,7 @@
 
 mod encode;
 mod limit_info;
+mod limit_set;
 mod replay;
 mod reply;
 mod source;
@@ -22,6 +23,7 @@ mod verdict;
 
 pub(crate) use self::encode::{StepEncoder, push_f64, push_u16};
 pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
+pub(crate) use self::limit_set::{LimitSet, group_by_limits};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
 pub(crate) use self::source::{LeaseScript, Script};

@@ -41,7 +41,7 @@ local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 -
 local LATE = 4 - MAX_EXACT
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
--- key.
+-- key: of sessions, and of leases.
 local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 11, 5, 64
 
 local limits = #kernels
@@ -113,7 +113,7 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  if count <= words or count % 1 ~= 0 or count > 500 then
+  if count <= words or count % 1 ~= 0 or count > 1000 then
     return false
   end
   local known = count
@@ -134,7 +134,7 @@ local function decode(index, kernel, value)
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD_WORDS]
-    if not entries or entries > MAX_ENTRIES or entries % 1 ~= 0
+    if not entries or entries > 2 * MAX_ENTRIES or entries % 1 ~= 0
         or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
       return false
     end

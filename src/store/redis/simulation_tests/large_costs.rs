@@ -8,7 +8,7 @@ use super::model::Verdict;
 use super::quota::{Form, Quota};
 use super::random::Random;
 use super::scenario::{Call, Kind, LeaseEnd, Scenario};
-use super::{Run, laws, simulate};
+use super::{Run, laws};
 
 /// The classes of costs, in percent of the burst.
 const CLASSES: [u64; 5] = [10, 30, 50, 80, 100];
@@ -84,10 +84,11 @@ impl Load {
             service_micros: 0,
             has_unique_costs: false,
             calls: self.calls(),
+            replaces: Vec::new(),
             faults: Vec::new(),
             faults_end: 0,
         };
-        let run = super::runtime().block_on(simulate(scenario, false));
+        let run = super::run_scenario(scenario, false);
         assert_eq!(laws::check(&run), Vec::<String>::new(), "{self:?}");
         run
     }

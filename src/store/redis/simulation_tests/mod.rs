@@ -5,6 +5,7 @@
 //! The server reads the client's bytes, and runs the script's input by an independent model.
 
 mod callers;
+pub(super) mod gate;
 mod large_costs;
 mod laws;
 mod lease_laws;
@@ -14,6 +15,7 @@ mod random;
 mod scenario;
 mod server;
 mod sessions;
+mod slow_link;
 mod stream;
 pub(super) mod wire;
 mod world;
@@ -90,7 +92,12 @@ fn runtime() -> Runtime {
 }
 
 fn run(seed: u64, is_traced: bool) -> Run {
-    runtime().block_on(simulate(Scenario::new(seed), is_traced))
+    run_scenario(Scenario::new(seed), is_traced)
+}
+
+fn run_scenario(scenario: Scenario, is_traced: bool) -> Run {
+    gate::open();
+    runtime().block_on(simulate(scenario, is_traced))
 }
 
 async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
@@ -122,6 +129,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
             state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
         });
     }
+    spawn_changes(&scenario, &limiters, &world, started_at);
     let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
         let at = started_at + Duration::from_millis(at);
         let close =
@@ -147,6 +155,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     for closing in closing {
         closed.push(closing.await.expect("no panic"));
     }
+    gate::open();
     if scenario.lease_end == LeaseEnd::Dropped {
         // A probe of the server, and an attempt to connect, go on for so long.
         sleep(Duration::from_millis(scenario.recovery())).await;
@@ -188,6 +197,25 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     }
 }
 
+/// Spawns the tasks that stop the background tasks, and replace limits.
+fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) {
+    for fault in scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Undriven) {
+        let at = started_at + Duration::from_millis(fault.at);
+        tokio::spawn(async move {
+            sleep_until(at).await;
+            gate::shut();
+        });
+    }
+    for &(at, client) in &scenario.replaces {
+        let (limiter, limits, world) = (limiters[client].clone(), limits(scenario), world.clone());
+        tokio::spawn(async move {
+            sleep_until(started_at + Duration::from_millis(at)).await;
+            world.state().note(|| format!("client {client}: replaces its limits"));
+            limiter.replace(limits).expect("valid limits");
+        });
+    }
+}
+
 /// Closes a limiter at a time.
 async fn close(client: usize, limiter: Redis<u64>, at: Instant, world: World) -> Closed {
     sleep_until(at).await;
@@ -206,10 +234,9 @@ fn limiter(
     world: &World,
     observe: impl Fn(&Event<'_>) + Send + Sync + 'static,
 ) -> Redis<u64> {
-    let limits: Vec<_> = scenario.quotas.iter().enumerate().map(|(index, quota)| limit(index, quota)).collect();
     let settings = redis::Client::open("redis://127.0.0.1").expect("an address");
     let server = RedisServer::from_connector(Arc::new(SimulatedConnector { world: world.clone(), client, settings }));
-    let mut builder = Redis::builder(server, "api", limits)
+    let mut builder = Redis::builder(server, "api", limits(scenario))
         .deadline(Duration::from_millis(scenario.deadline))
         .hold_expiry(Duration::from_millis(scenario.hold_expiry))
         .observe(observe);
@@ -220,6 +247,10 @@ fn limiter(
         builder.lease_clock = Some(Arc::new(TokioClock::new()));
     }
     builder.build().expect("valid limits")
+}
+
+fn limits(scenario: &Scenario) -> Vec<RedisLimit<u64>> {
+    scenario.quotas.iter().enumerate().map(|(index, quota)| limit(index, quota)).collect()
 }
 
 /// Returns the limit with this index: the first one counts each key, the second one all keys together.

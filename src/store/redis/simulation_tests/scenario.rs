@@ -26,8 +26,10 @@ pub(super) struct Scenario {
     /// In the order of their times.
     pub(super) calls: Vec<Call>,
     pub(super) faults: Vec<Fault>,
-    /// When the last fault ends.
+    /// When the last fault ends, but for `Undriven`.
     pub(super) faults_end: u64,
+    /// When a client replaces its limits by the same ones.
+    pub(super) replaces: Vec<(u64, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,12 +113,16 @@ pub(super) enum FaultKind {
     Foreign(u64),
     /// The client's thread runs nothing.
     Stall,
+    /// The client's background tasks are not polled before the last call has ended, as in a runtime that is parked.
+    Undriven,
 }
 
 impl Scenario {
     const KEYS: u64 = 3;
     /// The time between two probes of an open circuit breaker.
     const PROBE_INTERVAL: u64 = 200;
+    /// Without a task that probes, a call takes the place of the probe once in a second.
+    const TRIAL_INTERVAL: u64 = 1_001;
 
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -143,10 +149,12 @@ impl Scenario {
             calls: Vec::new(),
             faults: Vec::new(),
             faults_end: 0,
+            replaces: Vec::new(),
         };
         // The circuit breaker can open twice in a long span.
         let span = if random.percent(20) { random.between(500, 3_000) } else { random.between(50, 500) };
         scenario.add_faults(span, &mut random);
+        scenario.add_replaces(span);
         scenario.add_load(span, &mut random);
         scenario.add_calls_after_faults(span, &mut random);
         if lease.is_some() {
@@ -169,7 +177,16 @@ impl Scenario {
     /// Two connections may be half open, the used and the idle one: each is given up after two deadlines.
     pub(super) fn recovery(&self) -> u64 {
         let connect = u64::try_from(CONNECT_TIMEOUT.as_millis()).expect("a short time");
-        connect + Self::PROBE_INTERVAL + 7 * self.deadline
+        connect + Self::PROBE_INTERVAL + 7 * self.call_interval()
+    }
+
+    /// The time between two of the calls by which the client notices lost connections.
+    fn call_interval(&self) -> u64 {
+        if self.is_undriven() { Self::TRIAL_INTERVAL } else { self.deadline }
+    }
+
+    pub(super) fn is_undriven(&self) -> bool {
+        self.faults.iter().any(|fault| fault.kind == FaultKind::Undriven)
     }
 
     /// Whether the server and the link are fast enough for every call, also for the first one: to connect takes two round
@@ -196,6 +213,18 @@ impl Scenario {
             _ => fault.at + fault.lasts,
         });
         self.faults_end = ends.max().unwrap_or(0);
+    }
+
+    /// Also adds the fault of tasks that are not polled.
+    fn add_replaces(&mut self, span: u64) {
+        let mut random = Random::new(self.seed ^ 0x9e91);
+        if random.percent(15) {
+            self.faults.push(Fault { at: random.below(span), lasts: 0, kind: FaultKind::Undriven });
+        }
+        if self.lease.is_none() && random.percent(25) {
+            let count = random.between(1, 4);
+            self.replaces = (0..count).map(|_| (random.below(span), random.index(self.clients))).collect();
+        }
     }
 
     fn fault(&self, random: &mut Random) -> FaultKind {
@@ -270,7 +299,7 @@ impl Scenario {
         let mut calls = Vec::new();
         for client in 0..self.clients {
             for index in 0..7 {
-                calls.push(call(faults_end + index * self.deadline, client, 1 + index, false));
+                calls.push(call(faults_end + index * self.call_interval(), client, 1 + index, false));
             }
             for index in 0..3 {
                 let at = faults_end + self.recovery() + index * (self.deadline + random.below(20));

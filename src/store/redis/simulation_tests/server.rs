@@ -20,6 +20,8 @@ pub(super) struct Server {
     pub(super) store: Store,
     snapshot: Option<Store>,
     has_script: bool,
+    /// The inputs of the calls that were answered NOSCRIPT.
+    refused: Vec<Vec<u8>>,
     /// The number of fail-overs. Connections that were opened before the last one lead to a replica.
     pub(super) master: u64,
     queue: VecDeque<Command>,
@@ -91,6 +93,7 @@ impl Server {
             store: Store::default(),
             snapshot: None,
             has_script: false,
+            refused: Vec::new(),
             master: 0,
             queue: VecDeque::new(),
             busy_until: 0,
@@ -161,6 +164,7 @@ impl Server {
         } else if self.is_busy {
             Some("-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n")
         } else if name == b"EVALSHA" && !self.has_script {
+            self.refused.extend(arguments.last().map(|input| input.to_vec()));
             Some("-NOSCRIPT No matching script. Please use EVAL.\r\n")
         } else if name != b"SCRIPT" && connection.master != self.master {
             Some("-READONLY You can't write against a read only replica.\r\n")
@@ -186,11 +190,12 @@ impl Server {
             b"EVAL" | b"EVALSHA" => {
                 self.has_script = true;
                 let call = self.calls.len();
+                let refused = self.refused.iter().position(|input| Some(&&input[..]) == arguments.last());
                 self.calls.push(CallRecord {
                     connection: command.connection,
                     sent_at: command.written_at,
                     ran_at: at,
-                    is_repeated: name == b"EVAL",
+                    is_repeated: refused.map(|index| self.refused.swap_remove(index)).is_some(),
                     answered_at: None,
                 });
                 let before = self.executions.len();

@@ -1,0 +1,54 @@
+//! Renewals of many holds: none expires, and decisions do not wait behind them.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::simulation::{Link, Simulation};
+use super::{MS, connect, offer, slow_server};
+use crate::limiter::Held;
+use crate::store::redis::{Redis, RedisBuilder};
+use crate::{AcquireOptions, Limiter};
+
+const EXPIRY: Duration = RedisBuilder::<u64>::DEFAULT_HOLD_EXPIRY;
+
+/// Holds on so many keys.
+async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
+    connect(limiter).await;
+    let mut held = Vec::new();
+    for first in (0..count).step_by(40) {
+        let holds =
+            (first..first + 40).map(|key| limiter.acquire(&key, AcquireOptions::default().hold()).into_future());
+        held.extend(
+            join_all(holds).await.into_iter().map(|outcome| outcome.expect("an answer").held.expect("allowed")),
+        );
+    }
+    held
+}
+
+/// All holds begin within a second, so all are due for renewal at about the same time.
+#[tokio::test(start_paused = true)]
+async fn renewals_of_100_000_holds() {
+    let simulation = Simulation::new(Link { per_operation: Duration::from_micros(8), ..slow_server(1) });
+    let limiter = simulation.limiter(MS * 50);
+    let held = hold(&limiter, 100_000).await;
+    let before = simulation.state().updates;
+    tokio::time::sleep(EXPIRY * 11 / 10).await;
+    let updates = simulation.state().updates - before;
+    assert_eq!((simulation.state().expired_sessions(), held.len()), (0, 100_000));
+    // Each is renewed three times per expiry.
+    assert!((290_000..=360_000).contains(&updates), "{updates} updates");
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_beside_20_000_holds_are_answered() {
+    for (round_trip, deadline) in [(0, 50), (25, 60)] {
+        let simulation = Simulation::new(slow_server(round_trip));
+        let limiter = simulation.limiter(MS * deadline);
+        let held = hold(&limiter, 20_000).await;
+        let goodput = offer(&simulation, &limiter, 1, EXPIRY * 3 / 4).await;
+        assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms: {goodput:?}");
+        assert!(goodput.p99 <= MS * (round_trip + 6), "{round_trip} ms: {goodput:?}");
+        assert_eq!((simulation.state().expired_sessions(), held.len()), (0, 20_000));
+    }
+}

@@ -1,0 +1,47 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::limit_info::LimitInfo;
+use super::source::{LeaseScript, Script};
+
+/// The limits of a limiter until they are replaced, and their script.
+pub(crate) struct LimitSet {
+    /// Counts the replacements: a later set has a higher number.
+    pub(crate) generation: u64,
+    pub(crate) limits: Vec<LimitInfo>,
+    pub(crate) script: Arc<Script>,
+    /// A server has run the script, so calls name it by its hash.
+    is_loaded: AtomicBool,
+}
+
+impl LimitSet {
+    pub(crate) fn new(generation: u64, limits: Vec<LimitInfo>, leases: LeaseScript) -> Self {
+        let script = Script::for_limits(&limits, leases);
+        Self { generation, limits, script, is_loaded: AtomicBool::new(false) }
+    }
+
+    /// Whether a server has run the script. The server may have lost it since then.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.is_loaded.load(Ordering::Relaxed)
+    }
+
+    /// Records that a server has run the script.
+    pub(crate) fn set_loaded(&self) {
+        if !self.is_loaded() {
+            self.is_loaded.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Groups items by their limits. The groups, and the items of each, keep their order.
+pub(crate) fn group_by_limits<T>(items: Vec<T>, limits_of: impl Fn(&T) -> &Arc<LimitSet>) -> Vec<Vec<T>> {
+    let mut groups: Vec<Vec<T>> = Vec::new();
+    for item in items {
+        let is_same = |group: &&mut Vec<T>| Arc::ptr_eq(limits_of(&group[0]), limits_of(&item));
+        match groups.iter_mut().find(is_same) {
+            Some(group) => group.push(item),
+            None => groups.push(vec![item]),
+        }
+    }
+    groups
+}
