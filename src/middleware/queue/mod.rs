@@ -38,8 +38,8 @@ mod ticket;
 mod waiters;
 mod waiting;
 
-pub(crate) use self::ids::QueueIds;
+pub(crate) use self::ids::{QueueIds, visit_limits};
 pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError, Refused};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Start};
-pub(crate) use self::waiting::{GrantedStart, Waited, Waiting};
+pub(crate) use self::waiting::{GrantedStart, StartHold, Waited, Waiting, release_and_wake};
