@@ -65,11 +65,7 @@ async fn served_per_tenant(
                 loop {
                     service.call(u32::try_from(tenant).expect("few")).await.expect("a start");
                     served[tenant].fetch_add(1, Ordering::Relaxed);
-                    if work.is_zero() {
-                        yield_now().await;
-                    } else {
-                        sleep(work).await;
-                    }
+                    sleep(work).await;
                 }
             });
         }
@@ -96,13 +92,15 @@ async fn nobody_starves() {
             ("bucket, log", tenants_below_one_capacity(Gcra::new(tenant), SlidingLog::new(all), tenant_first)),
         ];
         for (name, limiter) in limiters {
+            // A round trip of 25 ms, and a start each 20 ms that the limiter does not schedule ahead.
+            let is_late = name == "burst 1";
             let loads = [
-                (0, 4, 0, 0),
-                (0, 4, 3, 0),
+                (0, 4, 0, 1),
+                (0, 4, 3, 1),
                 (0, 4, 3, 20),
                 (0, 20, 3, 20),
-                (0, 20, 3, 0),
-                (25, 4, 3, 0),
+                (0, 20, 3, 1),
+                (25, 4, 3, 1),
                 (25, 20, 3, 20),
             ];
             for (delay, workers, gap, work) in loads {
@@ -118,7 +116,13 @@ async fn nobody_starves() {
                 );
                 let part = total / 3;
                 let is_fair = served.iter().all(|served| served.abs_diff(part) * 5 <= part);
-                let least = if is_remote { 1200 } else { 1425 };
+                let least = if is_remote && is_late {
+                    1050
+                } else if is_remote {
+                    1350
+                } else {
+                    1425
+                };
                 if !is_fair || total < least {
                     failed.push((name, tenant_first, workers, delay, gap, work, served));
                 }
@@ -137,9 +141,9 @@ async fn tenant_at_its_own_limit_leaves_the_rest_to_others() {
         BoxLimiter::new(Memory::builder((tenant, all)).clock(TokioClock::new()).build().expect("limits"))
     };
     // Two tenants are stopped by their own limits (10/s), and use 20/s of 25/s together.
-    let served = served_per_tenant(limiter(), &[4, 4], SECOND, Duration::ZERO).await;
+    let served = served_per_tenant(limiter(), &[4, 4], SECOND, ms(1)).await;
     assert!(served.iter().all(|&served| (285..=301).contains(&served)), "{served:?} of 300");
-    let served = served_per_tenant(Remote::new(limiter(), ms(25)), &[4, 4], SECOND, Duration::ZERO).await;
+    let served = served_per_tenant(Remote::new(limiter(), ms(25)), &[4, 4], SECOND, ms(1)).await;
     assert!(served.iter().all(|&served| (240..=301).contains(&served)), "{served:?} of 300");
 }
 
@@ -182,7 +186,8 @@ async fn newcomers_do_not_overtake() {
     // (user, organisation)
     type Key = (u32, u32);
     let user = Limit::new("user", FixedWindow::new(Quota::per_hour(1))).keyed_by(|key: &Key| key.0);
-    let organisation = Limit::new("organisation", FixedWindow::new(Quota::per_second(10))).keyed_by(|key: &Key| key.1);
+    let organisation = Gcra::new(Quota::per_second(100)).burst(1);
+    let organisation = Limit::new("organisation", organisation).keyed_by(|key: &Key| key.1);
     let limiter: Memory<Key, _, _> =
         Memory::builder((user, organisation)).clock(TokioClock::new()).build().expect("limits");
     let (calls, inner) = recorder();
@@ -196,11 +201,18 @@ async fn newcomers_do_not_overtake() {
         waiting.push(second);
     }
     calls.lock().unwrap().clear();
-    open_loop(service, 15, 100 * SECOND, 60 * SECOND, |index| (10_000 + index, 7)).await;
+    // Two starts and three arrivals each 20 ms. The arrivals come first, when both are due.
+    let (started, mut arrivals) = (Instant::now(), tokio::task::JoinSet::new());
+    for index in 0..600 {
+        if index % 3 == 0 {
+            sleep_until(started + ms(20) * (index / 3)).await;
+        }
+        arrivals.spawn(service.call((10_000 + index, 7)));
+    }
     let calls = calls.lock().unwrap();
     let overtaken = calls.windows(2).filter(|pair| pair[0].1.0 > pair[1].1.0).count();
     println!("{overtaken} of {} starts overtook a waiting request", calls.len());
-    assert!(calls.len() >= 590, "{}", calls.len());
+    assert!(calls.len() >= 390, "{}", calls.len());
     assert_eq!(overtaken, 0, "of {} starts", calls.len());
 }
 
