@@ -83,7 +83,9 @@ fn notify(ids: Option<&[u64]>) {
         listener.on_capacity(ids, &mut wakers);
     }
     wakers.sort_by_key(|(arrived_at, _)| *arrived_at);
-    wakers.into_iter().for_each(|(_, waker)| waker.wake());
+    for (_, waker) in wakers {
+        waker.wake();
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -186,7 +186,7 @@ async fn newcomers_do_not_overtake() {
     // (user, organisation)
     type Key = (u32, u32);
     let user = Limit::new("user", FixedWindow::new(Quota::per_hour(1))).keyed_by(|key: &Key| key.0);
-    let organisation = Gcra::new(Quota::per_second(100)).burst(1);
+    let organisation = Gcra::new(Quota::per_second(50)).burst(1);
     let organisation = Limit::new("organisation", organisation).keyed_by(|key: &Key| key.1);
     let limiter: Memory<Key, _, _> =
         Memory::builder((user, organisation)).clock(TokioClock::new()).build().expect("limits");
@@ -201,7 +201,7 @@ async fn newcomers_do_not_overtake() {
         waiting.push(second);
     }
     calls.lock().unwrap().clear();
-    // Two starts and three arrivals each 20 ms. The arrivals come first, when both are due.
+    // One start and three arrivals each 20 ms. The arrivals come before the queue is woken for the start.
     let (started, mut arrivals) = (Instant::now(), tokio::task::JoinSet::new());
     for index in 0..600 {
         if index % 3 == 0 {
@@ -210,9 +210,9 @@ async fn newcomers_do_not_overtake() {
         arrivals.spawn(service.call((10_000 + index, 7)));
     }
     let calls = calls.lock().unwrap();
-    let overtaken = calls.windows(2).filter(|pair| pair[0].1.0 > pair[1].1.0).count();
+    let overtaken = (10_000..).zip(calls.iter()).filter(|(oldest, (_, (user, _)))| oldest != user).count();
     println!("{overtaken} of {} starts overtook a waiting request", calls.len());
-    assert!(calls.len() >= 390, "{}", calls.len());
+    assert!(calls.len() >= 195, "{}", calls.len());
     assert_eq!(overtaken, 0, "of {} starts", calls.len());
 }
 

@@ -203,7 +203,9 @@ impl Queues {
     fn finish_moves(self: &Arc<Self>, mut effects: Effects) {
         let moved = std::mem::take(&mut effects.moved);
         self.finish(effects);
-        moved.into_iter().for_each(|moved| self.move_to_queue(moved));
+        for moved in moved {
+            self.move_to_queue(moved);
+        }
     }
 
     /// Moves a request to another queue. The request keeps its order of arrival.

@@ -102,22 +102,22 @@ impl Drop for GrantedStart {
 
 /// The held cost of a start that no request has used yet. Dropping it releases the cost, and wakes the queues that can
 /// use it.
-pub(crate) struct StartHold(Option<(Held, QueueIds)>);
+pub(crate) struct StartHold(Option<Box<(Held, QueueIds)>>);
 
 impl StartHold {
     /// `queues` returns the queues of the request for which the cost is held.
     pub(crate) fn new(held: Option<Held>, queues: impl FnOnce() -> QueueIds) -> Self {
-        Self(held.map(|held| (held, queues())))
+        Self(held.map(|held| Box::new((held, queues()))))
     }
 
     pub(crate) fn into_held(mut self) -> Option<Held> {
-        self.0.take().map(|(held, _)| held)
+        self.0.take().map(|hold| hold.0)
     }
 }
 
 impl Drop for StartHold {
     fn drop(&mut self) {
-        if let Some((held, ids)) = self.0.take() {
+        if let Some((held, ids)) = self.0.take().map(|hold| *hold) {
             release_and_wake(held, ids);
         }
     }
