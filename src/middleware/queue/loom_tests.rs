@@ -273,3 +273,24 @@ fn request_that_leaves_while_it_moves_waits_nowhere() {
         assert_ends(queues, &slots, 0);
     });
 }
+
+/// The only slot is released while a request moves to the queue of another limit: one of the two queues sees it.
+#[test]
+fn release_while_a_request_moves_is_not_lost() {
+    model(2, || {
+        let (queues, slots) = without_a_slot();
+        let mut moving = slots.clone();
+        moving.queue = OTHER_QUEUE;
+        let waiting = arrive(&queues, &moving);
+        let release = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                slots.release();
+                capacity_released(&[QUEUE, OTHER_QUEUE]);
+            })
+        };
+        serve(waiting);
+        release.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
+    });
+}
