@@ -264,6 +264,11 @@ pub mod guide {
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
+    /// [tiers]: crate::guide::choosing#tiers
+    ///
+    #[doc = include_str!("../docs/gateways.md")]
+    pub mod gateways {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
