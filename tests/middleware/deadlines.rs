@@ -132,7 +132,7 @@ async fn refused_call_is_not_charged() {
             let value = timeout.map_or_else(String::new, |timeout| format!("{timeout}m"));
             let arrived_at = started.elapsed();
             let start = free_at.max(arrived_at);
-            let wait = start - arrived_at;
+            let wait = start.saturating_sub(arrived_at);
             let is_served = wait <= ms(100 * MAX_WAITING) && timeout.is_none_or(|timeout| wait <= ms(timeout));
             if is_served {
                 free_at = start + ms(100);

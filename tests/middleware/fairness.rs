@@ -47,7 +47,7 @@ fn tenants_below_one_capacity<A: Algorithm, B: Algorithm>(
 /// Returns how many requests of each tenant are served in 30 s. The tenants begin one after another. Each worker sends
 /// its next request when the one before is served, which takes the time `work`.
 async fn served_per_tenant(
-    limiter: impl Limiter<u32> + Clone + Send + Sync + 'static,
+    limiter: impl Limiter<u32> + Clone + 'static,
     workers: &[usize],
     gap: Duration,
     work: Duration,
@@ -227,11 +227,8 @@ fn nothing<T>(_: u64, _: Result<&T, &BoxError>) -> u64 {
 type Starts<R> = Arc<Mutex<Vec<(Instant, R)>>>;
 
 /// A service whose requests take as long as they say. It records the starts.
-fn timed<K: Send + 'static>()
--> (Starts<K>, impl Service<(K, Duration), Response = (), Error = BoxError, Future: Send> + Clone + Send + 'static)
-where
-    K: Copy,
-{
+fn timed<K: Copy + Send + 'static>()
+-> (Starts<K>, impl Service<(K, Duration), Response = (), Error = BoxError, Future: Send> + Clone + Send + 'static) {
     let starts = Starts::default();
     let recorded = Arc::clone(&starts);
     let service = service_fn(move |(key, time): (K, Duration)| {
