@@ -260,6 +260,7 @@ pub mod guide {
     /// [keys]: crate::guide::keys
     /// [responses]: crate::guide::responses
     /// [several]: crate::guide::choosing#several-limits
+    /// [waiting]: crate::guide::costs#waiting-queueing
     ///
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}

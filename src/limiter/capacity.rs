@@ -1,11 +1,38 @@
-//! Notifies the queues of this process when an operation may have added capacity to a limiter.
+//! Notifies the queues of this process of capacity: released by a request, or added by an operation.
+//!
+//! All layers of the process are notified, because several layers can share a limiter.
 
+use std::sync::atomic::AtomicUsize as CounterOfProcess;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
-/// Waits for limiters.
+use crate::runtime::Instant;
+use crate::sync::{Ordering, fence};
+
+/// The queues of a layer.
 pub(crate) trait CapacityListener: Send + Sync {
-    /// An administrative operation or a replacement of limits may have added capacity to any key.
-    fn on_capacity(&self);
+    /// There may be capacity for the queues with these ids; for any queue without ids. Adds the wakers of the queues,
+    /// with the arrival of their first requests.
+    fn on_capacity(&self, ids: Option<&[u64]>, wakers: &mut Vec<(Option<Instant>, Waker)>);
+}
+
+/// The number of queues of the process: a layer's release of capacity takes no lock while no request waits.
+static QUEUES: CounterOfProcess = CounterOfProcess::new(0);
+
+/// Counts a new queue. The caller's next ask sees capacity that was released before, or
+/// [`capacity_released`] sees the queue.
+pub(crate) fn queue_created() {
+    QUEUES.fetch_add(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+pub(crate) fn queues_removed(count: usize) {
+    QUEUES.fetch_sub(count, Ordering::Relaxed);
+}
+
+/// Whether any layer of the process has a queue. loom runs models side by side, which would share the counter.
+pub(crate) fn any_queue() -> bool {
+    cfg!(loom) || QUEUES.load(Ordering::Relaxed) != 0
 }
 
 type Listeners = Mutex<Vec<Weak<dyn CapacityListener>>>;
@@ -33,11 +60,31 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
     listeners.push(listener);
 }
 
-/// Calls all listeners.
+/// Lets all queues ask at once: an administrative operation or a replacement of limits may have added capacity to any
+/// key.
 pub(crate) fn capacity_added() {
+    notify(None);
+}
+
+/// Lets the queues with these ids ask at once. The caller has released the capacity before the call. A queue that this
+/// call misses was created after it, and asks when the request has joined.
+pub(crate) fn capacity_released(ids: &[u64]) {
+    fence(Ordering::SeqCst);
+    if any_queue() {
+        notify(Some(ids));
+    }
+}
+
+/// Wakes the queues in the order in which their first requests have arrived.
+fn notify(ids: Option<&[u64]>) {
     let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
+    let mut wakers = Vec::new();
     for listener in listeners {
-        listener.on_capacity();
+        listener.on_capacity(ids, &mut wakers);
+    }
+    wakers.sort_by_key(|(arrived_at, _)| *arrived_at);
+    for (_, waker) in wakers {
+        waker.wake();
     }
 }
 
@@ -50,7 +97,7 @@ mod tests {
     struct Calls(AtomicUsize);
 
     impl CapacityListener for Calls {
-        fn on_capacity(&self) {
+        fn on_capacity(&self, _: Option<&[u64]>, _: &mut Vec<(Option<Instant>, Waker)>) {
             self.0.fetch_add(1, Relaxed);
         }
     }

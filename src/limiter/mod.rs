@@ -32,14 +32,15 @@ mod until_ready;
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
-pub(crate) use self::capacity::{CapacityListener, capacity_added, listen};
+pub(crate) use self::capacity::{
+    CapacityListener, any_queue, capacity_added, capacity_released, listen, queue_created, queues_removed,
+};
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
-pub(crate) use self::held::ReleaseOnDrop;
 #[cfg(feature = "timer")]
 pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;

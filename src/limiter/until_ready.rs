@@ -23,6 +23,9 @@ const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 /// | buckets and queues | first come, first served, in all processes: the limiter schedules the start when this function asks |
 /// | windows, logs, and several limits of which one is idle | none: the function asks again after [`retry_after`](Decision::retry_after), and the limiter serves the first caller that asks |
 ///
+/// With several limits in one limiter, such as one of each tenant and one of all, a tenant at its own limit can keep the
+/// others from the shared limit. Use one limiter for each limit, and call the function on one after the other.
+///
 /// A scheduled start is charged when the limiter schedules it: if the caller drops the future, the charge stays.
 ///
 /// The queues of [`RateLimitLayer`](https://docs.rs/tower-ratelimit/latest/tower_ratelimit/struct.RateLimitLayer.html)

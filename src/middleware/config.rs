@@ -71,6 +71,19 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     options
 }
 
+/// The maximum delay of the first ask.
+///
+/// A request that has to wait joins a queue uncharged, so the first ask accepts no delay, unless only the limiter knows
+/// whether requests may wait. The limiter charges the start that it schedules, so the ask then accepts no start after
+/// the client's own deadline.
+#[inline]
+pub(crate) fn first_delay<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    request: &Request,
+) -> Option<Duration> {
+    config.wait.first_delay.or_else(|| config.responder.client_timeout(request))
+}
+
 /// Lets the responder emit warnings when the service has responded, if there are observers.
 #[inline]
 pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, context: &mut P::Context) {
@@ -91,12 +104,11 @@ pub(crate) struct WaitConfig {
     pub(crate) queues: Arc<Queues>,
     #[cfg(feature = "timer")]
     newest_first: bool,
+    /// `None` if only the limiter knows whether requests may wait: see [`first_delay`].
     first_delay: Option<Duration>,
 }
 
 impl WaitConfig {
-    const DEFAULT_BOUNDS: Bounds = Bounds { max_waiters: 10_000, max_waiters_per_key: 1_000 };
-
     pub(crate) fn max_wait(&self) -> Option<Duration> {
         self.max_wait
     }
@@ -105,16 +117,9 @@ impl WaitConfig {
         self.bounds
     }
 
-    /// The maximum delay of the first ask. A request that has to wait joins a queue uncharged, so the first ask accepts
-    /// no delay, unless only the limiter knows whether requests may wait.
-    #[inline]
-    pub(crate) fn first_delay(&self) -> Option<Duration> {
-        self.first_delay
-    }
-
     /// The maximum delay of the first ask while requests wait: no delay if no further request may wait.
-    pub(crate) fn first_delay_while_active(&self) -> Option<Duration> {
-        if self.queues.is_full(self.bounds) { Some(Duration::ZERO) } else { self.first_delay() }
+    pub(crate) fn while_active(&self, first_delay: Option<Duration>) -> Option<Duration> {
+        if self.queues.is_full(self.bounds) { Some(Duration::ZERO) } else { first_delay }
     }
 
     /// Whether a request that the limiter denied may wait.
@@ -137,7 +142,7 @@ impl Default for WaitConfig {
         let queues = Arc::new(Queues::new(false));
         Self {
             max_wait: None,
-            bounds: Self::DEFAULT_BOUNDS,
+            bounds: Bounds::DEFAULT,
             read_ahead: read_ahead::Bounds::default(),
             queues,
             #[cfg(feature = "timer")]

@@ -10,7 +10,7 @@ use http::Extensions;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use super::queue::{QueueIds, Queues};
+use super::queue::{QueueIds, release_and_wake};
 use crate::limiter::Held;
 use crate::observe::{Event, Observers};
 use crate::runtime::Instant;
@@ -49,19 +49,17 @@ pub struct InFlightGuard {
 
 /// A request in flight. Dropping it releases the held cost.
 struct RequestInFlight {
-    held: Option<Held>,
+    /// The held cost, and the queues to wake.
+    held: Option<(Held, QueueIds)>,
     started_at: Instant,
-    /// The queues to wake.
-    ids: QueueIds,
-    queues: Arc<Queues>,
     observers: Observers,
 }
 
 impl InFlightGuard {
-    pub(crate) fn new(held: Held, ids: QueueIds, queues: &Arc<Queues>, observers: &Observers) -> Self {
+    pub(crate) fn new(held: Held, ids: QueueIds, observers: &Observers) -> Self {
         observers.emit(|| Event::InFlightStarted { cost: held.cost() });
-        let (queues, observers) = (Arc::clone(queues), observers.clone());
-        let request = RequestInFlight { held: Some(held), started_at: Instant::now(), ids, queues, observers };
+        let (held, observers) = (Some((held, ids)), observers.clone());
+        let request = RequestInFlight { held, started_at: Instant::now(), observers };
         Self { request: Arc::new(request), _outer: None }
     }
 
@@ -74,16 +72,10 @@ impl InFlightGuard {
 
 impl Drop for RequestInFlight {
     fn drop(&mut self) {
-        let Some(held) = self.held.take() else { return };
+        let Some((held, ids)) = self.held.take() else { return };
         let (cost, lasted) = (held.cost(), self.started_at.elapsed());
         self.observers.emit(|| Event::InFlightEnded { cost, lasted });
-        let (ids, queues) = (self.ids, Arc::clone(&self.queues));
-        // An error is ignored: the store frees the held cost when the hold expires.
-        let released = held.release().map_result(move |result| {
-            queues.wake(ids);
-            result
-        });
-        released.detach();
+        release_and_wake(held, ids);
     }
 }
 

@@ -3,15 +3,15 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
-
 use super::config::ConfigOf;
 use super::parts::Parts;
-use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
+use super::queue::{
+    Arrival, Ask, Asked, JoinError, QueueIds, Queues, Refused, Start, StartHold, Waiting, visit_limits,
+};
 use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
+use crate::limiter::{Acquisition, BoxFuture, Held, Limiter, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
@@ -23,7 +23,6 @@ pub(crate) struct KeyAsk<Key, A> {
     observers: Observers,
     /// The queue of the key, for a denial that names no limit.
     own_queue: u64,
-    hasher: RandomState,
 }
 
 impl<Key, A> Ask for KeyAsk<Key, A>
@@ -38,34 +37,36 @@ where
         }
     }
 
+    fn queues(&self) -> QueueIds {
+        QueueIds::of(&self.key, &self.limiter)
+    }
+
     fn queue_of(&self, denied: &Decision) -> u64 {
         let Some(denying) = denied.most_restrictive() else { return self.own_queue };
-        let (mut ids, mut found) = (QueueIds::new(self.own_queue), self.own_queue);
-        let mut visit = |limit: LimitOfKey<'_>| {
-            ids.push(limit.id);
-            if limit.name == denying.name() && ids.contains(limit.id) {
+        let mut found = self.own_queue;
+        visit_limits(&self.key, &self.limiter, &mut |limit| {
+            if limit.name == denying.name() {
                 found = limit.id;
             }
-        };
-        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        });
         found
     }
 
     fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
         let mut cost = options.cost;
-        let mut visit = |limit: LimitOfKey<'_>| {
+        visit_limits(&self.key, &self.limiter, &mut |limit| {
             if limit.id == queue {
                 cost = limit.cost.options(options).cost;
             }
-        };
-        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        });
         cost
     }
 
     fn max_waiting(&self) -> Option<u64> {
         let mut least = None;
-        let mut visit = |limit: LimitOfKey<'_>| least = [least, limit.max_waiting].into_iter().flatten().min();
-        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        visit_limits(&self.key, &self.limiter, &mut |limit| {
+            least = [least, limit.max_waiting].into_iter().flatten().min();
+        });
         least
     }
 
@@ -76,10 +77,7 @@ where
 
 /// Returns the queues in which requests of a key can wait.
 pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> QueueIds {
-    let queues = &config.wait.queues;
-    let mut ids = QueueIds::new(queues.hash(key));
-    config.limiter.limits_of(key, &mut LimitsOfKey::new(queues.hasher(), &mut |limit| ids.push(limit.id)));
-    ids
+    QueueIds::of(key, &config.limiter)
 }
 
 /// Returns the queue that a new request of a key must join, if others wait.
@@ -87,7 +85,7 @@ pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P
 #[inline(never)]
 pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
     let queues = &config.wait.queues;
-    queue_ids::<Request, P>(config, key).iter().find(|id| queues.may_exist(*id))
+    queue_ids::<Request, P>(config, key).as_slice().iter().copied().find(|id| queues.exists(*id))
 }
 
 /// Lets a request join the queue `id`, if there is one. Returns the key otherwise.
@@ -127,7 +125,8 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     let (id, asked) = match undecided {
         Undecided::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
         Undecided::Scheduled(decision, held) => {
-            let (at, held) = (Instant::now() + decision.delay(), ReleaseOnDrop::new(held));
+            let at = Instant::now() + decision.delay();
+            let held = StartHold::new(held, || arrival.ask.queues());
             let id = arrival.ask.queue_of(&decision);
             (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held }))
         }
@@ -148,10 +147,9 @@ fn arrival<Request, P: Parts<Request>>(
     options: AcquireOptions,
     arrived_at: Instant,
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
-    let queues = &config.wait.queues;
-    let class = queues.class(&key, cost, keeps_guard::<Request, P>());
+    let class = Queues::class(&key, cost, keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue(), hasher: queues.hasher().clone() };
+    let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue() };
     // A client can shorten its wait, and not prolong it.
     let max_wait = [config.wait.max_wait(), config.responder.client_timeout(request)].into_iter().flatten().min();
     Arrival { ask, class, options, max_wait, arrived_at }

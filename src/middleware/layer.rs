@@ -326,16 +326,20 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
 
     /// Sets how many requests may wait at a time, over all keys and all services of this layer. The default is 10 000.
     ///
-    /// The layer rejects further requests that would have to wait, and does not charge them.
+    /// The layer rejects further requests that would have to wait, and does not charge them. A key has at most half of
+    /// these places, unless [`max_waiters_per_key`](Self::max_waiters_per_key) is set.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
         self.config.wait.change(|_, bounds, _| bounds.max_waiters = max_waiters);
         self
     }
 
-    /// Sets how many requests of one key may wait at a time. The default is 1000, so that one client cannot take all
-    /// places.
+    /// Sets how many requests of one key may wait at a time. The default is half of [`max_waiters`](Self::max_waiters),
+    /// and at most 1000, so that one client cannot take all places.
+    ///
+    /// The last tenth of all places is for keys of which no request waits, if one key may not take these places. For a
+    /// layer with one key ([`Global`](crate::key::Global)) set the same number as `max_waiters`.
     pub fn max_waiters_per_key(mut self, max_waiters: usize) -> Self {
-        self.config.wait.change(|_, bounds, _| bounds.max_waiters_per_key = max_waiters);
+        self.config.wait.change(|_, bounds, _| bounds.max_waiters_per_key = Some(max_waiters));
         self
     }
 

@@ -10,9 +10,9 @@ use pin_project::pin_project;
 use tower_service::Service as _;
 
 use super::config::{ConfigOf, Disposition, classify, observe_context, rejected, rejection_event};
-use super::join::{Undecided, join_after};
+use super::join::{Undecided, join_after, queue_ids};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
-use super::queue::{GrantedStart, QueueIds, Waited, Waiting};
+use super::queue::{GrantedStart, QueueIds, StartHold, Waited, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::{AcquireOptions, Decision};
 use crate::key::MissingKey;
@@ -183,6 +183,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
     ) -> Self {
         let undecided = match disposition {
             Disposition::Admit(decision, held) => {
+                let held = StartHold::new(held, || queue_ids::<Request, P>(&deferred.request.config, &key));
                 let start = GrantedStart::immediate(decision, held);
                 if deferred.is_ready {
                     return Self::forward(start, deferred);
@@ -264,7 +265,7 @@ pub(crate) fn forward<Request, P: Parts<Request>>(
     held: Option<Held>,
     queues: Option<QueueIds>,
 ) -> Forwarded<Request, P> {
-    let (tracker, held) = track::<Request, P>(config, queues, &mut request, held);
+    let (tracker, held) = track::<Request, P>(config, queues.clone(), &mut request, held);
     let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
     let mut context = config.responder.on_allowed(&mut request, Some(decision));
     observe_context::<Request, P>(config, &mut context);

@@ -8,8 +8,8 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::config::{
-    Config, ConfigOf, Disposition, acquire_options, classify, missing_key_event, observe_context, rejected,
-    rejection_event,
+    Config, ConfigOf, Disposition, acquire_options, classify, first_delay, missing_key_event, observe_context,
+    rejected, rejection_event,
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
@@ -94,12 +94,12 @@ where
             }
         };
         let cost = config.cost_policy.cost(&request);
-        let mut first_delay = config.wait.first_delay();
+        let mut first_delay = first_delay::<Request, (S, K, A, R, T, E)>(config, &request);
         if config.wait.queues.is_active() {
             if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, &key) {
                 return call_behind_others(&mut self.inner, config, request, key, cost, queue);
             }
-            first_delay = config.wait.first_delay_while_active();
+            first_delay = config.wait.while_active(first_delay);
         }
         let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, cost, first_delay);
         // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
@@ -160,7 +160,7 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     cost: u64,
     queue: u64,
 ) -> ResponseFuture<Request, P> {
-    let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
+    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     match join_existing::<Request, P>(config, &request, key, cost, options, queue) {
         Ok(Ok(waiting)) => {
@@ -188,7 +188,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     cost: u64,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
-    let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
+    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,

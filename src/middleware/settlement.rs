@@ -8,7 +8,7 @@ use super::in_flight::InFlightGuard;
 use super::parts::Parts;
 use super::queue::QueueIds;
 use super::request_end::RequestEnd;
-use crate::limiter::{Held, LimiterFuture};
+use crate::limiter::{Held, LimiterFuture, any_queue, capacity_released};
 use crate::observe::Event;
 
 /// Whether the layer keeps the guard of a request that the limiter has allowed.
@@ -27,7 +27,7 @@ pub(crate) fn track<Request, P: Parts<Request>>(
     let Some((charged, in_flight)) = held.map(Held::split) else { return Default::default() };
     let tracker = match (in_flight, queues) {
         (Some(held), Some(ids)) if <P::End as RequestEnd<Request, P::Responded>>::TRACKS => {
-            let guard = InFlightGuard::new(held, ids, &config.wait.queues, &config.observers);
+            let guard = InFlightGuard::new(held, ids, &config.observers);
             P::End::track(request, guard)
         }
         // Without a limit on requests in flight, or with a custom limiter that does not check `until_end`.
@@ -63,18 +63,15 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
                 self.wake_queues();
                 None
             }
-            Err(future) => Some(match self.queues.filter(|_| self.config.wait.queues.is_active()) {
+            Err(future) => Some(match self.queues.take().filter(|_| any_queue()) {
                 None => future,
-                Some(ids) => {
-                    let queues = Arc::clone(&self.config.wait.queues);
-                    future.map(move |()| queues.wake(ids)).complete_on_drop()
-                }
+                Some(ids) => future.map(move |()| capacity_released(ids.as_slice())).complete_on_drop(),
             }),
         }
     }
 
     fn wake_queues(&self) {
-        self.queues.into_iter().for_each(|ids| self.config.wait.queues.wake(ids));
+        self.queues.iter().for_each(|ids| capacity_released(ids.as_slice()));
     }
 }
 

@@ -107,3 +107,50 @@ async fn grpc_timeout_of_an_http_request_is_ignored() {
     assert_eq!(call(service.clone(), with_timeout("1m")).await, (false, Duration::ZERO));
     assert_eq!(call(service, http()).await, (true, SECOND));
 }
+
+/// The law of a queue among the algorithms without `max_wait`: a call is served at the next free start, if this start is
+/// within the queue and within the call's own deadline. A call that is not served takes no start. The model keeps one
+/// number, the next free start.
+#[tokio::test(start_paused = true)]
+async fn refused_call_is_not_charged() {
+    const MAX_WAITING: u64 = 5;
+    let mut random = 0x2545_F491_4F6C_DD1D_u64;
+    let mut next = move |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let (mut refused, mut served) = (0, 0);
+    for round in 0..20 {
+        let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(MAX_WAITING);
+        let limiter: Memory<(), _, _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
+        let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
+        let (started, mut free_at, mut calls) = (Instant::now(), Duration::ZERO, Vec::new());
+        for index in 0..100 {
+            // Odd rounds have a client whose calls are never served.
+            let timeout =
+                if round % 2 == 1 && index % 2 == 1 { Some(next(5)) } else { Some(next(900)).filter(|ms| *ms < 700) };
+            let value = timeout.map_or_else(String::new, |timeout| format!("{timeout}m"));
+            let arrived_at = started.elapsed();
+            let start = free_at.max(arrived_at);
+            let wait = start.saturating_sub(arrived_at);
+            let is_served = wait <= ms(100 * MAX_WAITING) && timeout.is_none_or(|timeout| wait <= ms(timeout));
+            if is_served {
+                free_at = start + ms(100);
+            }
+            let expected = (is_served, if is_served { wait } else { Duration::ZERO });
+            calls.push((round, index, timeout, expected, tokio::spawn(call(service.clone(), with_timeout(&value)))));
+            tokio::task::yield_now().await;
+            // 12 calls a second arrive on average.
+            sleep(ms(next(160))).await;
+        }
+        for (round, index, timeout, expected, call) in calls {
+            let outcome = call.await.expect("no panic");
+            assert_eq!(outcome, expected, "round {round}, call {index} with a timeout of {timeout:?}");
+            *(if outcome.0 { &mut served } else { &mut refused }) += 1;
+        }
+    }
+    println!("{served} served, {refused} refused");
+    assert!(served > 1000 && refused > 200, "{served} served, {refused} refused: the test proves nothing");
+}

@@ -351,7 +351,7 @@ async fn thousand_waiters_for_a_window_are_answered_within_max_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn request_is_denied_immediately_when_max_waiters_wait() {
-    let layer = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(100))).max_waiters(3);
+    let layer = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(100))).max_waiters(3).max_waiters_per_key(3);
     let service = layer.layer(clock_service());
     let started = Instant::now();
     // All services of a layer share `max_waiters`.
@@ -412,6 +412,7 @@ async fn waiters_that_acquire_again_count_towards_max_waiters() {
     let service = layer(memory(FixedWindow::new(Quota::per_second(1))))
         .max_wait(10 * SECOND)
         .max_waiters(2)
+        .max_waiters_per_key(2)
         .layer(clock_service());
     let mut outcomes = call_all(&service, 5).await;
     outcomes.sort();
@@ -434,7 +435,8 @@ async fn request_is_denied_immediately_when_max_waiters_is_zero() {
 
 #[tokio::test(start_paused = true)]
 async fn cancelled_waiter_frees_its_place_and_its_start() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).max_waiters(4).layer(clock_service());
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).max_waiters(4);
+    let service = service.max_waiters_per_key(4).layer(clock_service());
     let started = Instant::now();
     let mut answers: Vec<_> = (0..5).map(|caller| call(&service, caller, started)).collect();
     sleep(ms(50)).await;

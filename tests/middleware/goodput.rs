@@ -47,7 +47,7 @@ fn time_of_load() -> Duration {
 }
 
 /// Sends requests at a constant rate, from clients that give up after `client_timeout`.
-async fn open_loop<S, R>(
+pub(crate) async fn open_loop<S, R>(
     service: S,
     per_second: u32,
     client_timeout: Duration,
@@ -71,10 +71,10 @@ async fn open_loop<S, R>(
     sleep_until(started + time).await;
 }
 
-type Calls<R> = Arc<Mutex<Vec<(Instant, R)>>>;
+pub(crate) type Calls<R> = Arc<Mutex<Vec<(Instant, R)>>>;
 
 /// A service that records the time and the request of each call.
-fn recorder<R>()
+pub(crate) fn recorder<R>()
 -> (Calls<R>, impl Service<R, Response = (), Error = BoxError, Future = Ready<Result<(), BoxError>>> + Clone) {
     let calls = Calls::default();
     let recorded = Arc::clone(&calls);
@@ -86,7 +86,7 @@ fn recorder<R>()
 }
 
 /// Counts the calls in each span of time.
-fn per_span<R>(calls: &Calls<R>, started: Instant, span: Duration, time: Duration) -> Vec<usize> {
+pub(crate) fn per_span<R>(calls: &Calls<R>, started: Instant, span: Duration, time: Duration) -> Vec<usize> {
     let mut spans = vec![0; usize::try_from(time.as_millis() / span.as_millis()).expect("a short time")];
     for (at, _) in calls.lock().unwrap().iter() {
         let index = usize::try_from((*at - started).as_millis() / span.as_millis()).expect("a short time");
@@ -123,14 +123,14 @@ async fn goodput_with_impatient_clients() {
 
 /// A limiter that takes `delay` for each decision, and counts the acquires.
 #[derive(Clone)]
-struct Remote<L> {
+pub(crate) struct Remote<L> {
     inner: L,
     delay: Duration,
     asks: Arc<AtomicU64>,
 }
 
 impl<L> Remote<L> {
-    fn new(inner: L, delay: Duration) -> Self {
+    pub(crate) fn new(inner: L, delay: Duration) -> Self {
         Self { inner, delay, asks: Arc::default() }
     }
 }

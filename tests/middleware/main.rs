@@ -4,7 +4,8 @@
 //!   releases the reserved readiness; clones share only the limiter.
 //! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
 //! - `waiting`: a request that waits for its start holds no readiness, and is not charged.
-//! - `queues`, `delays`, `goodput`: the order of waiting requests, their times, and what is served under overload.
+//! - `queues`, `delays`, `goodput`, `fairness`: the order of waiting requests, their times, what is served under
+//!   overload, and who is served.
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
@@ -22,6 +23,7 @@ mod charges;
 mod config;
 mod deadlines;
 mod delays;
+mod fairness;
 mod fields;
 mod gate;
 mod goodput;

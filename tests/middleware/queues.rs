@@ -83,7 +83,7 @@ async fn newest_first_serves_the_newest_waiter() {
 async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
     let (order, inner) = in_order();
     let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.newest_first().max_waiters(2).layer(inner);
+    let service = layer.newest_first().max_waiters(2).max_waiters_per_key(2).layer(inner);
     let calls: Vec<_> = (0..5).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
     let mut served = Vec::new();
     for call in calls {
@@ -107,6 +107,82 @@ async fn max_waiters_per_key_leaves_places_to_other_keys() {
         served.push(call.await.unwrap().is_ok());
     }
     assert_eq!(served, [true, true, true, true, false, false, true, true, true, false, false]);
+}
+
+/// The law of places. The model counts the waiting requests of each key: a key has at most its bound, by default half of
+/// all places and at most 1000; and the last tenth of the places is for keys that have no waiting request.
+#[tokio::test(start_paused = true)]
+async fn one_key_leaves_places_to_others() {
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        usize::try_from(random % below as u64).expect("small")
+    };
+    let mut outcomes = [0, 0];
+    for round in 0..120 {
+        let max_waiters = [1, 2, 3, 10, 25, 100][next(6)];
+        let set_per_key = [None, Some(1 + next(max_waiters + 2))][next(2)];
+        let per_key = set_per_key.unwrap_or_else(|| max_waiters.div_ceil(2));
+        let kept = (max_waiters / 10).min(max_waiters.saturating_sub(per_key));
+        let limiter: Memory<u32, _, _> = window(1, SECOND);
+        let layer = RateLimitLayer::new(|key: &u32| Some(*key), limiter).responder(RejectWithError);
+        let layer = layer.max_wait(10_000 * SECOND);
+        // The order of the settings does not matter.
+        let layer = match (set_per_key, next(2)) {
+            (None, _) => layer.max_waiters(max_waiters),
+            (Some(per_key), 0) => layer.max_waiters_per_key(per_key).max_waiters(max_waiters),
+            (Some(per_key), _) => layer.max_waiters(max_waiters).max_waiters_per_key(per_key),
+        };
+        let mut service = layer.layer(in_order().1);
+        let keys = 2 + next(30);
+        for key in 0..keys {
+            assert!(service.call(u32::try_from(key).expect("few")).await.is_ok(), "the first request of the second");
+        }
+        let mut waiting: Vec<Vec<task::Spawn<_>>> = (0..keys).map(|_| Vec::new()).collect();
+        for step in 0..4 * max_waiters {
+            // The first key asks for as many places as all others together.
+            let key = if next(2) == 0 { 0 } else { next(keys) };
+            let (of_key, of_all) = (waiting[key].len(), waiting.iter().map(Vec::len).sum::<usize>());
+            if next(5) == 0 && of_key > 0 {
+                drop(waiting[key].swap_remove(next(of_key)));
+                continue;
+            }
+            let may_wait = of_key < per_key && of_all < if of_key == 0 { max_waiters } else { max_waiters - kept };
+            let mut call = task::spawn(service.call(u32::try_from(key).expect("few")));
+            let waits = call.poll().is_pending();
+            let context =
+                format!("round {round}, step {step}: {max_waiters} and {set_per_key:?}, {of_key} of {of_all} wait");
+            assert_eq!(waits, may_wait, "{context}");
+            outcomes[usize::from(waits)] += 1;
+            if waits {
+                waiting[key].push(call);
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|&count| count > 1000), "{outcomes:?}: the test proves nothing");
+}
+
+/// With the defaults one key takes a tenth of the places, and ten keys leave a tenth to others.
+#[tokio::test(start_paused = true)]
+async fn ten_keys_do_not_take_all_places() {
+    let layer = RateLimitLayer::new(|key: &u32| Some(*key), window(1, SECOND)).responder(RejectWithError);
+    let mut service = layer.max_wait(10_000 * SECOND).layer(in_order().1);
+    let mut waiting = Vec::new();
+    let mut places = Vec::new();
+    for key in 0..12_u32 {
+        assert!(service.call(key).await.is_ok());
+        let before = waiting.len();
+        for _ in 0..1100 {
+            let mut call = task::spawn(service.call(key));
+            if call.poll().is_pending() {
+                waiting.push(call);
+            }
+        }
+        places.push(waiting.len() - before);
+    }
+    assert_eq!(places, [1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 1, 1, 1]);
 }
 
 /// A start of one cost is not used by a request of another cost.

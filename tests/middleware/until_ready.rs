@@ -3,6 +3,8 @@
 use std::future::poll_fn;
 use std::hash::Hash;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -121,6 +123,32 @@ async fn until_ready_asks_again_soon_while_a_cost_is_held() {
     held.release().await.expect("released");
     assert!(waiter.await.expect("no panic").expect("a decision").is_allowed());
     assert_eq!(started.elapsed(), Duration::from_millis(300));
+}
+
+/// Limits of each tenant (40/s) and of all (50/s), in one limiter each: three tenants with four callers each.
+#[tokio::test(start_paused = true)]
+async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() {
+    let of_tenant: Memory<usize, _, _> = memory(Gcra::new(Quota::per_second(40)).burst(5));
+    let of_all: Memory<(), _, _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
+    let started: Arc<[AtomicUsize; 3]> = Arc::default();
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..12 {
+        let (of_tenant, of_all, started) = (of_tenant.clone(), of_all.clone(), Arc::clone(&started));
+        let tenant = caller / 4;
+        callers.spawn(async move {
+            tokio::time::sleep(SECOND * u32::try_from(tenant).expect("three")).await;
+            loop {
+                until_ready(&of_tenant, &tenant, 1).await.expect("a decision");
+                until_ready(&of_all, &(), 1).await.expect("a decision");
+                started[tenant].fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    tokio::time::sleep(10 * SECOND).await;
+    started.iter().for_each(|started| started.store(0, Ordering::Relaxed));
+    tokio::time::sleep(30 * SECOND).await;
+    let started = started.each_ref().map(|started| started.load(Ordering::Relaxed));
+    assert!(started.iter().all(|started| (400..=600).contains(started)), "{started:?} of 1500");
 }
 
 #[test]

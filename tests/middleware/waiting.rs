@@ -204,7 +204,7 @@ async fn forwarded_request_stays_charged_after_waiting() {
 #[tokio::test(start_paused = true)]
 async fn max_waiters_bounds_the_waiting_requests_of_a_layer() {
     let (limiter, pool) = (one_a_second(), Pool::new(9));
-    let layer = waiting(&limiter).max_waiters(2);
+    let layer = waiting(&limiter).max_waiters(2).max_waiters_per_key(2);
     // All services of a layer share `max_waiters`.
     let mut service = mock::Spawn::new(layer.layer(pool.service()));
     let mut other = mock::Spawn::new(layer.clone().layer(pool.service()));

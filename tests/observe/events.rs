@@ -209,7 +209,7 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
         events: &RecordedEvents,
         draw: &mut impl FnMut(u64) -> u64,
     ) {
-        let waiting = layer(limiter, events).max_wait(Duration::from_secs(3)).max_waiters(4);
+        let waiting = layer(limiter, events).max_wait(Duration::from_secs(3)).max_waiters(4).max_waiters_per_key(4);
         let mut service = waiting.layer(page());
         let mut cx = Context::from_waker(Waker::noop());
         let mut in_flight = Vec::new();

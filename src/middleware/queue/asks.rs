@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pace::RetryAfter;
-use super::state::{Effects, HORIZON, Queue};
+use super::state::{Effects, HORIZON, Moved, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
 use super::waiters::Waiter;
+use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::{Outcome, ReleaseOnDrop};
+use crate::limiter::Outcome;
 use crate::runtime::Instant;
 
 /// An ask that the driver must send.
@@ -23,7 +24,12 @@ pub(super) struct AskOrder {
     asked_at: Instant,
     /// The value of [`Pace::releases`](super::pace::Pace::releases) before the ask.
     releases: u64,
+    /// Whether the queue must send the ask, even if another queue has an earlier request.
+    pub(super) is_unsure: bool,
 }
+
+/// The resolution of the runtime's timer: the driver wakes at most this often, and up to this late.
+const TICK: Duration = Duration::from_millis(1);
 
 impl Queue {
     /// Returns the time of the next ask, `None` if it depends on the results of asks under way.
@@ -36,7 +42,7 @@ impl Queue {
             return Some(self.pace.not_before.unwrap_or(now));
         }
         // Asks under way take their places first.
-        let (in_flight, lead) = (self.pace.in_flight_cost, self.lead());
+        let (in_flight, lead) = (self.pace.in_flight_cost, self.lead(class));
         if in_flight > 0 && self.estimate.wait_by_quota(in_flight, class.cost, now).is_some_and(|wait| wait > lead) {
             return None;
         }
@@ -50,8 +56,16 @@ impl Queue {
     /// Returns how far ahead the queue asks for starts, but for the one that it books.
     ///
     /// Requests of several keys cannot use each other's starts, so their queue asks only as early as it must.
-    fn lead(&self) -> Duration {
-        if self.waiters.is_mixed() { self.pace.lead().min(HORIZON) } else { HORIZON }
+    fn lead(&self, class: Class) -> Duration {
+        if self.waiters.is_mixed() { self.least_lead(class) } else { HORIZON }
+    }
+
+    /// Returns how far ahead the queue must ask so that each start can be used in time.
+    fn least_lead(&self, class: Class) -> Duration {
+        // Several starts that are closer than a tick are handed over together, so they must be known before the tick.
+        let is_close = self.estimate.time_for(class.cost).is_some_and(|interval| interval < TICK);
+        let of_timer = if is_close { 2 * TICK } else { Duration::ZERO };
+        self.pace.lead().max(of_timer).min(HORIZON)
     }
 
     pub(super) fn next_ask(&mut self, now: Instant) -> Option<AskOrder> {
@@ -67,16 +81,47 @@ impl Queue {
         let max_delay = if waiter.class.hold {
             Some(Duration::ZERO)
         } else {
-            let longest = if books { self.max_booking(waiter, now) } else { Some(self.lead()) };
+            let longest = if books { self.max_booking(waiter, now) } else { Some(self.lead(waiter.class)) };
             [remaining, longest].into_iter().flatten().min()
         };
         let options = AcquireOptions { max_delay, ..waiter.options };
         let Waiter { ref ticket, class, deadline, .. } = *waiter;
-        let releases = self.pace.releases;
-        let order = AskOrder { ticket: Arc::clone(ticket), options, class, books, deadline, asked_at: now, releases };
+        let (ticket, asked_at, releases) = (Arc::clone(ticket), now, self.pace.releases);
+        let is_unsure = std::mem::take(&mut self.pace.is_unsure);
+        let order = AskOrder { ticket, options, class, books, deadline, asked_at, releases, is_unsure };
         self.waiters.cover(position);
         self.pace.asked(class.cost, books);
         Some(order)
+    }
+
+    /// Takes back an ask that the driver has not sent, because the queue `other` has an earlier request for one of the
+    /// same limits. The request moves there when its own limit would admit it, so that it is not denied and moved back.
+    pub(super) fn yield_to(&mut self, other: u64, order: &AskOrder, now: Instant, effects: &mut Effects) {
+        self.pace.withdrawn(order.class.cost, order.books);
+        self.waiters.remove_cover(order.class);
+        let wait = self.estimate.wait_by_quota(self.pace.in_flight_cost, order.class.cost, now).unwrap_or_default();
+        let early = wait.saturating_sub(self.least_lead(order.class));
+        if !early.is_zero() {
+            self.pace.postpone(early, now);
+            return;
+        }
+        if let Some((position, decision)) = self.waiters.position_of(order.ticket.sequence).zip(self.latest.clone()) {
+            self.move_to(other, position, decision.0, None, effects);
+        }
+    }
+
+    fn move_to(
+        &mut self,
+        other: u64,
+        position: usize,
+        decision: Decision,
+        denied: Option<Duration>,
+        effects: &mut Effects,
+    ) {
+        let waiter = self.remove(position, effects);
+        effects.ended -= 1;
+        waiter.ticket.set_queue(other);
+        effects.moved.push(Moved { waiter, decision, denied });
     }
 
     /// Returns the request for which the queue books a start, if it may book one.
@@ -134,7 +179,7 @@ impl Queue {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 self.pace.admitted();
                 self.pace.is_released &= decision.delay() <= HORIZON;
-                let held = ReleaseOnDrop::new(held);
+                let held = StartHold::new(held, || order.ticket.ask.queues());
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held }, now);
             }
             Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),
@@ -180,10 +225,7 @@ impl Queue {
         }
         let position = self.waiters.position_of(order.ticket.sequence);
         if let Some(position) = position.filter(|_| !is_hopeless && !is_home) {
-            let waiter = self.remove(position, effects);
-            effects.ended -= 1;
-            waiter.ticket.set_queue(home);
-            effects.moved.push((waiter, decision));
+            self.move_to(home, position, decision, Some(max_delay), effects);
             return;
         }
         self.latest = Some((decision, order.class.key, now));

@@ -12,9 +12,7 @@ use pin_project::pin_project;
 
 use super::asks::AskOrder;
 use super::queues::{Queues, Shard};
-use super::state::{Effects, Next, Queue};
-use super::waiters::Waiter;
-use crate::decision::Decision;
+use super::state::{Effects, Moved, Next, Queue};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
 use crate::observe::Event;
@@ -145,21 +143,46 @@ impl Queues {
     }
 
     /// Hands over due starts, and returns what the driver must do next.
-    fn step(&self, id: u64, token: u64, now: Instant, waker: &Waker) -> Next {
-        let mut effects = Effects::default();
-        let next = {
-            let mut shard = self.lock(id);
-            let Some(queue) = driven_by(&mut shard, id, token) else { return Next::Finished };
-            let next = queue.step(now, &mut effects);
-            match (&next, &mut queue.driver_waker) {
-                (Next::Finished, _) => self.remove(&mut shard, id),
-                (_, Some(known)) => known.clone_from(waker),
-                (_, none) => *none = Some(waker.clone()),
+    fn step(self: &Arc<Self>, id: u64, token: u64, now: Instant, waker: &Waker) -> Next {
+        loop {
+            let mut effects = Effects::default();
+            let next = {
+                let mut shard = self.lock(id);
+                let Some(queue) = driven_by(&mut shard, id, token) else { return Next::Finished };
+                let next = queue.step(now, &mut effects);
+                match (&next, &mut queue.driver_waker) {
+                    (Next::Finished, _) => self.remove(&mut shard, id),
+                    (_, Some(known)) => known.clone_from(waker),
+                    (_, none) => *none = Some(waker.clone()),
+                }
+                next
+            };
+            self.finish(effects);
+            let Next::Ask(order) = &next else { return next };
+            let Some(other) = self.queue_with_earlier(id, order) else { return next };
+            let mut effects = Effects::default();
+            if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
+                queue.yield_to(other, order, now, &mut effects);
             }
-            next
+            self.finish_moves(effects);
+        }
+    }
+
+    /// Returns another queue of the request's limits in which an earlier request waits.
+    ///
+    /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
+    /// limiter schedules none for a request with an idle limit, so this request would always come too late.
+    fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
+        if order.is_unsure || !self.has_other_queues() {
+            return None;
+        }
+        let is_earlier = |other: &u64| {
+            let sequence = order.ticket.sequence;
+            *other != id
+                && self.may_exist(*other)
+                && self.lock(*other).get(other).is_some_and(|queue| queue.waiters.has_before(sequence))
         };
-        self.finish(effects);
-        next
+        order.ticket.ask.queues().as_slice().iter().copied().find(is_earlier)
     }
 
     /// Records the result of an ask.
@@ -174,15 +197,20 @@ impl Queues {
         if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
             queue.on_result(order, result, now, &mut effects);
         }
+        self.finish_moves(effects);
+    }
+
+    fn finish_moves(self: &Arc<Self>, mut effects: Effects) {
         let moved = std::mem::take(&mut effects.moved);
         self.finish(effects);
-        for (waiter, decision) in moved {
-            self.move_to_queue(waiter, &decision);
+        for moved in moved {
+            self.move_to_queue(moved);
         }
     }
 
-    /// Moves a request to the queue of the limit that denied it. The request keeps its order of arrival.
-    fn move_to_queue(self: &Arc<Self>, mut waiter: Waiter, denied: &Decision) {
+    /// Moves a request to another queue. The request keeps its order of arrival.
+    fn move_to_queue(self: &Arc<Self>, mut moved: Moved) {
+        let waiter = &mut moved.waiter;
         let id = waiter.ticket.queue();
         waiter.class.cost = waiter.ticket.ask.cost_in(id, waiter.options);
         {
@@ -192,9 +220,7 @@ impl Queues {
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
                 return;
             }
-            let queue = self.find_or_create(&mut shard, id);
-            queue.denied_before_joining(denied, waiter.class, Instant::now());
-            queue.waiters.insert(waiter);
+            self.find_or_create(&mut shard, id).insert_moved(moved, Instant::now());
         }
         self.ensure_driver(id);
     }

@@ -16,7 +16,26 @@ use crate::sync::Ordering;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) max_waiters: usize,
-    pub(crate) max_waiters_per_key: usize,
+    /// `None` if it follows from `max_waiters`.
+    pub(crate) max_waiters_per_key: Option<usize>,
+}
+
+impl Bounds {
+    const MAX_PER_KEY: usize = 1_000;
+
+    pub(crate) const DEFAULT: Self = Self { max_waiters: 10_000, max_waiters_per_key: None };
+
+    fn max_per_key(self) -> usize {
+        self.max_waiters_per_key.unwrap_or_else(|| self.max_waiters.div_ceil(2).min(Self::MAX_PER_KEY))
+    }
+
+    /// Returns how many requests may wait in all, for another request of a key of which `of_key` requests wait.
+    ///
+    /// The last tenth of the places is for keys of which no request waits, so that a few keys cannot take all places.
+    fn max_in_all(self, of_key: usize) -> usize {
+        let kept = (self.max_waiters / 10).min(self.max_waiters.saturating_sub(self.max_per_key()));
+        if of_key == 0 { self.max_waiters } else { self.max_waiters - kept }
+    }
 }
 
 /// A request that cannot start now.
@@ -146,20 +165,22 @@ impl Queues {
 
     /// Counts a new request, if the bounds allow it. With `newest_first` the oldest request gives its place.
     fn take_place(&self, queue: &mut Queue, class: Class, bounds: Bounds, now: Instant, effects: &mut Effects) -> bool {
-        if queue.waiters.of_key(class.key) >= bounds.max_waiters_per_key
-            && !(self.newest_first && queue.reject_oldest(Some(class.key), now, effects))
+        let of_key = queue.waiters.of_key(class.key);
+        if of_key >= bounds.max_per_key() && !(self.newest_first && queue.reject_oldest(Some(class.key), now, effects))
         {
             return false;
         }
         // A rejected request has freed its place, although `finish` counts it later.
-        let freed = effects.ended;
-        let counted = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            (waiting < bounds.max_waiters.saturating_add(freed)).then_some(waiting + 1)
-        });
+        let max_in_all = bounds.max_in_all(of_key).saturating_add(effects.ended);
+        let counted = self
+            .waiting
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| (waiting < max_in_all).then_some(waiting + 1));
         if counted.is_ok() {
             return true;
         }
-        let has_place = self.newest_first && bounds.max_waiters > 0 && queue.reject_oldest(None, now, effects);
+        // A key with a waiting request takes no place of another key.
+        let of_key = (of_key > 0).then_some(class.key);
+        let has_place = self.newest_first && bounds.max_waiters > 0 && queue.reject_oldest(of_key, now, effects);
         if has_place {
             self.waiting.fetch_add(1, Ordering::AcqRel);
         }

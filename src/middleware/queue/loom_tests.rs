@@ -16,7 +16,7 @@ use super::{Arrival, Ask, Asked, Bounds, JoinError, QueueIds, Queues, Waited, Wa
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
+use crate::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome, capacity_released};
 use crate::observe::Observers;
 use crate::runtime::{Instant, block_on, shut_down};
 use crate::sync::{explore, report_orders};
@@ -26,7 +26,7 @@ fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     report_orders(explore(preemptions, f));
 }
 
-const BOUNDS: Bounds = Bounds { max_waiters: 10, max_waiters_per_key: 10 };
+const BOUNDS: Bounds = Bounds { max_waiters: 10, max_waiters_per_key: Some(10) };
 const QUEUE: u64 = 7;
 const OTHER_QUEUE: u64 = 8;
 
@@ -85,6 +85,10 @@ impl Ask for Slots {
         }))
     }
 
+    fn queues(&self) -> QueueIds {
+        QueueIds::new(self.queue)
+    }
+
     fn queue_of(&self, _denied: &Decision) -> u64 {
         self.queue
     }
@@ -115,10 +119,10 @@ async fn yield_once() {
     .await;
 }
 
-fn arrival(queues: &Queues, slots: &Slots) -> Arrival<Slots> {
+fn arrival(slots: &Slots) -> Arrival<Slots> {
     Arrival {
         ask: slots.clone(),
-        class: queues.class(&"key", 1, true),
+        class: Queues::class(&"key", 1, true),
         options: AcquireOptions::default().hold(),
         max_wait: Some(Duration::from_secs(1000)),
         arrived_at: Instant::now(),
@@ -128,8 +132,8 @@ fn arrival(queues: &Queues, slots: &Slots) -> Arrival<Slots> {
 /// A request that the layer forwards: it asks the limiter, unless others wait, and joins the queue if it is denied.
 /// Returns `None` if it starts at once, and releases its slot then.
 fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
-    let mut request = arrival(queues, slots);
-    if queues.is_active() && queues.may_exist(QUEUE) {
+    let mut request = arrival(slots);
+    if queues.is_active() && queues.exists(QUEUE) {
         match queues.join(QUEUE, request, Asked::No, BOUNDS) {
             Ok(waiting) => return Some(waiting),
             Err(JoinError::NoQueue(arrival)) => request = arrival,
@@ -142,7 +146,7 @@ fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
         return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
     };
     drop(held);
-    queues.wake(QueueIds::new(QUEUE));
+    capacity_released(&[QUEUE]);
     None
 }
 
@@ -152,19 +156,19 @@ fn without_a_slot() -> (Arc<Queues>, Slots) {
 }
 
 /// Frees a slot, and wakes the queue as the end of a request does.
-fn release(queues: &Queues, slots: &Slots) {
+fn release(slots: &Slots) {
     slots.release();
-    queues.wake(QueueIds::new(QUEUE));
+    capacity_released(&[QUEUE]);
 }
 
 /// Waits for the start, and releases its slot.
-fn serve(queues: &Queues, waiting: Option<Waiting>) {
+fn serve(waiting: Option<Waiting>) {
     let Some(mut waiting) = waiting else { return };
     match block_on(poll_fn(|cx| waiting.poll(cx))) {
         Waited::Start(start) => drop(start.into_parts()),
         Waited::Denied(_) | Waited::Failed(_) => unreachable!("the limiter admits it"),
     }
-    queues.wake(QueueIds::new(QUEUE));
+    capacity_released(&[QUEUE]);
 }
 
 /// Waits until nothing waits, no queue is left, and all slots are free. Otherwise loom reports too many branches.
@@ -184,10 +188,10 @@ fn release_while_a_request_joins_is_not_lost() {
             let (queues, mut slots) = without_a_slot();
             slots.is_remote = is_remote;
             let release = {
-                let (queues, slots) = (Arc::clone(&queues), slots.clone());
-                thread::spawn(move || release(&queues, &slots))
+                let slots = slots.clone();
+                thread::spawn(move || release(&slots))
             };
-            serve(&queues, arrive(&queues, &slots));
+            serve(arrive(&queues, &slots));
             release.join().expect("no panic");
             assert_ends(queues, &slots, 1);
         });
@@ -201,8 +205,8 @@ fn start_of_a_request_that_leaves_reaches_the_next() {
         let (queues, slots) = without_a_slot();
         let [first, second] = [(); 2].map(|()| arrive(&queues, &slots));
         let leave = thread::spawn(move || drop(first));
-        release(&queues, &slots);
-        serve(&queues, second);
+        release(&slots);
+        serve(second);
         leave.join().expect("no panic");
         assert_ends(queues, &slots, 1);
     });
@@ -215,7 +219,7 @@ fn slot_is_free_after_the_last_request_has_left() {
         let (queues, slots) = without_a_slot();
         let waiting = arrive(&queues, &slots);
         let leave = thread::spawn(move || drop(waiting));
-        release(&queues, &slots);
+        release(&slots);
         leave.join().expect("no panic");
         assert_ends(queues, &slots, 1);
     });
@@ -227,12 +231,12 @@ fn request_that_joins_while_the_queue_ends_is_served() {
     model(2, || {
         let (queues, slots) = without_a_slot();
         let first = arrive(&queues, &slots);
-        release(&queues, &slots);
+        release(&slots);
         let second = {
             let (queues, slots) = (Arc::clone(&queues), slots.clone());
-            thread::spawn(move || serve(&queues, arrive(&queues, &slots)))
+            thread::spawn(move || serve(arrive(&queues, &slots)))
         };
-        serve(&queues, first);
+        serve(first);
         second.join().expect("no panic");
         assert_ends(queues, &slots, 1);
     });
@@ -245,13 +249,13 @@ fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
         let (queues, slots) = without_a_slot();
         let waiting = arrive(&queues, &slots);
         let other = {
-            let (queues, slots) = (Arc::clone(&queues), slots.clone());
+            let slots = slots.clone();
             thread::spawn(move || {
                 shut_down();
-                release(&queues, &slots);
+                release(&slots);
             })
         };
-        serve(&queues, waiting);
+        serve(waiting);
         other.join().expect("no panic");
         assert_ends(queues, &slots, 1);
     });
@@ -267,5 +271,26 @@ fn request_that_leaves_while_it_moves_waits_nowhere() {
         let waiting = arrive(&queues, &moving);
         thread::spawn(move || drop(waiting)).join().expect("no panic");
         assert_ends(queues, &slots, 0);
+    });
+}
+
+/// The only slot is released while a request moves to the queue of another limit: one of the two queues sees it.
+#[test]
+fn release_while_a_request_moves_is_not_lost() {
+    model(2, || {
+        let (queues, slots) = without_a_slot();
+        let mut moving = slots.clone();
+        moving.queue = OTHER_QUEUE;
+        let waiting = arrive(&queues, &moving);
+        let release = {
+            let slots = slots.clone();
+            thread::spawn(move || {
+                slots.release();
+                capacity_released(&[QUEUE, OTHER_QUEUE]);
+            })
+        };
+        serve(waiting);
+        release.join().expect("no panic");
+        assert_ends(queues, &slots, 1);
     });
 }

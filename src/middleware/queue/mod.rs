@@ -5,6 +5,14 @@
 //! task drives each queue, so a future that is not polled delays no other request. A queue ends when nothing waits and
 //! its last start has passed.
 //!
+//! A queue asks for a request only if no other queue of the request's limits has an earlier request. Otherwise the
+//! request moves there, in its order of arrival:
+//!
+//! | Event | The request moves to |
+//! |---|---|
+//! | another limit denies the request's ask | the queue of that limit |
+//! | the request is next, its queue's limit would admit it, and another queue has an earlier request | that queue |
+//!
 //! | File | Content |
 //! |---|---|
 //! | `queues.rs` | the queues of a layer |
@@ -38,8 +46,8 @@ mod ticket;
 mod waiters;
 mod waiting;
 
-pub(crate) use self::ids::QueueIds;
+pub(crate) use self::ids::{QueueIds, visit_limits};
 pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError, Refused};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Start};
-pub(crate) use self::waiting::{GrantedStart, Waited, Waiting};
+pub(crate) use self::waiting::{GrantedStart, StartHold, Waited, Waiting, release_and_wake};

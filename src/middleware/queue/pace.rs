@@ -22,6 +22,9 @@ pub(super) struct Pace {
     pub(super) not_before: Option<Instant>,
     /// Whether capacity was released since the last denial, so that known starts do not tell when to ask.
     pub(super) is_released: bool,
+    /// Whether capacity may have been released between the denial of a request and its joining. The queue then asks,
+    /// even if another queue has an earlier request.
+    pub(super) is_unsure: bool,
     /// Counts the releases of capacity in this process.
     pub(super) releases: u64,
     max_in_flight: usize,
@@ -57,6 +60,7 @@ impl Pace {
             denied_bookings: 0,
             not_before: None,
             is_released: false,
+            is_unsure: false,
             releases: 0,
             max_in_flight: 1,
             recheck: Self::MIN_RECHECK,
@@ -81,10 +85,21 @@ impl Pace {
         self.is_booking |= books;
     }
 
-    pub(super) fn answered(&mut self, cost: u64, books: bool) {
+    /// Takes back an ask that was not sent.
+    pub(super) fn withdrawn(&mut self, cost: u64, books: bool) {
         self.in_flight -= 1;
         self.in_flight_cost = self.in_flight_cost.saturating_sub(cost);
         self.is_booking &= !books;
+    }
+
+    /// Sends no ask for this time.
+    pub(super) fn postpone(&mut self, time: Duration, now: Instant) {
+        self.is_released = false;
+        self.not_before = now.checked_add(time.min(Self::MAX_RECHECK));
+    }
+
+    pub(super) fn answered(&mut self, cost: u64, books: bool) {
+        self.withdrawn(cost, books);
         self.denied_bookings = if books { self.denied_bookings + 1 } else { 0 };
     }
 

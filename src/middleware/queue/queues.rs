@@ -7,15 +7,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
 
-use foldhash::quality::RandomState;
-
-use super::ids::QueueIds;
+use super::ids::hashers;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
-use crate::limiter::{CapacityListener, listen};
+use crate::limiter::{CapacityListener, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// The queues of a layer, shared by its services.
 pub(crate) struct Queues {
@@ -29,7 +27,6 @@ pub(crate) struct Queues {
     /// Counts arrivals and drivers.
     sequence: AtomicU64,
     is_listening: AtomicBool,
-    hashers: [RandomState; 2],
     pub(super) newest_first: bool,
 }
 
@@ -47,7 +44,6 @@ impl Queues {
             waiting: AtomicUsize::new(0),
             sequence: AtomicU64::new(0),
             is_listening: AtomicBool::new(false),
-            hashers: [RandomState::default(), RandomState::default()],
             newest_first,
         }
     }
@@ -58,26 +54,27 @@ impl Queues {
         self.active.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether there is more than one queue.
+    pub(super) fn has_other_queues(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 1
+    }
+
     /// Whether `max_waiters` requests wait.
     pub(crate) fn is_full(&self, bounds: Bounds) -> bool {
         self.waiting.load(Ordering::Relaxed) >= bounds.max_waiters
     }
 
-    /// Whether this queue may exist. An arrival that misses a new queue asks the limiter itself.
-    pub(crate) fn may_exist(&self, id: u64) -> bool {
+    /// Whether this queue exists. An arrival that misses a new queue asks the limiter itself.
+    pub(crate) fn exists(&self, id: u64) -> bool {
+        self.may_exist(id) && self.lock(id).contains_key(&id)
+    }
+
+    pub(super) fn may_exist(&self, id: u64) -> bool {
         self.filter_of(id).load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn hasher(&self) -> &RandomState {
-        &self.hashers[0]
-    }
-
-    pub(crate) fn hash(&self, key: &(impl Hash + ?Sized)) -> u64 {
-        self.hashers[0].hash_one(key)
-    }
-
-    pub(crate) fn class(&self, key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
-        let key = [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)];
+    pub(crate) fn class(key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
+        let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
         Class { key, request_cost: cost, cost, hold }
     }
 
@@ -93,28 +90,6 @@ impl Queues {
 
     pub(super) fn next_number(&self) -> u64 {
         self.sequence.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Lets the queues ask at once, because this process has released capacity of their limits.
-    ///
-    /// The caller has released the capacity before the call. A queue that this call misses was created after it, and
-    /// asks when the request has joined.
-    pub(crate) fn wake(&self, ids: QueueIds) {
-        fence(Ordering::SeqCst);
-        if self.is_active() {
-            ids.iter().for_each(|id| self.released(id));
-        }
-    }
-
-    fn released(&self, id: u64) {
-        if !self.may_exist(id) {
-            return;
-        }
-        let waker = self.lock(id).get_mut(&id).and_then(|queue| {
-            queue.released();
-            queue.driver_waker.take()
-        });
-        waker.into_iter().for_each(Waker::wake);
     }
 
     /// Removes a request that leaves, and passes on a start that it has not used.
@@ -155,8 +130,7 @@ impl Queues {
             self.active.fetch_add(1, Ordering::Relaxed);
             self.filter_of(id).fetch_add(1, Ordering::Relaxed);
             self.listen();
-            // Either a thread that releases capacity sees the queue, or the queue's next ask sees the capacity.
-            fence(Ordering::SeqCst);
+            queue_created();
             Queue::new(id, self.newest_first)
         })
     }
@@ -173,6 +147,7 @@ impl Queues {
     pub(super) fn remove(&self, shard: &mut Shard, id: u64) {
         if shard.remove(&id).is_some() {
             self.active.fetch_sub(1, Ordering::Relaxed);
+            queues_removed(1);
             self.filter_of(id).fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -190,22 +165,19 @@ impl Queues {
 }
 
 impl CapacityListener for Queues {
-    /// Lets all queues ask at once.
-    fn on_capacity(&self) {
+    fn on_capacity(&self, ids: Option<&[u64]>, wakers: &mut Vec<(Option<Instant>, Waker)>) {
         if !self.is_active() {
             return;
         }
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let wakers: Vec<Waker> = shard
-                .values_mut()
-                .filter_map(|queue| {
-                    queue.released();
-                    queue.driver_waker.take()
-                })
-                .collect();
-            drop(shard);
-            wakers.into_iter().for_each(Waker::wake);
+        let Some(ids) = ids else {
+            for shard in &self.shards {
+                let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+                wakers.extend(shard.values_mut().filter_map(Queue::released));
+            }
+            return;
+        };
+        for id in ids.iter().filter(|id| self.may_exist(**id)) {
+            wakers.extend(self.lock(*id).get_mut(id).and_then(Queue::released));
         }
     }
 }
@@ -213,10 +185,13 @@ impl CapacityListener for Queues {
 impl Drop for Queues {
     /// Wakes the drivers, which then end.
     fn drop(&mut self) {
+        let mut queues = 0;
         for shard in &mut self.shards {
             let shard = shard.get_mut().unwrap_or_else(PoisonError::into_inner);
+            queues += shard.len();
             shard.values_mut().filter_map(|queue| queue.driver_waker.take()).for_each(Waker::wake);
         }
+        queues_removed(queues);
     }
 }
 

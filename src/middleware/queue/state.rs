@@ -23,10 +23,19 @@ pub(super) struct Effects {
     pub(super) wakers: Vec<Waker>,
     /// Starts that no request uses. Dropping them releases held costs.
     pub(super) unused: Vec<Start>,
-    /// Requests that another limit has denied. Their tickets name its queue.
-    pub(super) moved: Vec<(Waiter, Decision)>,
+    /// Requests that move to another queue. Their tickets name it.
+    pub(super) moved: Vec<Moved>,
     /// How many requests stopped waiting.
     pub(super) ended: usize,
+}
+
+/// A request that moves to another queue, in its order of arrival.
+pub(super) struct Moved {
+    pub(super) waiter: Waiter,
+    pub(super) decision: Decision,
+    /// The delay that the ask accepted, if the limit of the other queue has denied the request. `None` if an earlier
+    /// request waits there.
+    pub(super) denied: Option<Duration>,
 }
 
 /// The driver's next step.
@@ -100,13 +109,36 @@ impl Queue {
     /// Records the denial of a request that asked before it joins.
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, now: Instant) {
         if self.latest.is_none() {
-            self.estimate.denied(decision, class.cost, Duration::ZERO, now);
-            let schedules = decision.supports_scheduling() && !class.hold;
-            // A cost that was held may have been released since, before this queue existed. So the queue asks again.
-            let waits = !schedules && !decision.is_estimate();
-            self.pace.denied(self.retry_after(decision, class.cost).filter(|_| waits), now);
+            self.begin(decision, class, Duration::ZERO, now);
         }
         self.latest = Some((decision.clone(), class.key, now));
+    }
+
+    /// Adds a request that comes from another queue.
+    pub(super) fn insert_moved(&mut self, moved: Moved, now: Instant) {
+        let Moved { waiter, decision, denied } = moved;
+        match denied {
+            _ if self.latest.is_none() => self.begin(&decision, waiter.class, denied.unwrap_or_default(), now),
+            Some(max_delay) => {
+                self.estimate.denied(&decision, waiter.class.cost, max_delay, now);
+                self.pace.is_unsure |= decision.is_estimate();
+            }
+            None => {}
+        }
+        if self.latest.is_none() || denied.is_some() {
+            self.latest = Some((decision, waiter.class.key, now));
+        }
+        self.waiters.insert(waiter);
+    }
+
+    /// Begins with a denial of the limit.
+    fn begin(&mut self, decision: &Decision, class: Class, max_delay: Duration, now: Instant) {
+        self.estimate.denied(decision, class.cost, max_delay, now);
+        let schedules = decision.supports_scheduling() && !class.hold;
+        // A cost that was held may have been released since, before this queue existed. So the queue asks again.
+        self.pace.is_unsure = decision.is_estimate();
+        let waits = !schedules && !decision.is_estimate();
+        self.pace.denied(self.retry_after(decision, class.cost).filter(|_| waits), now);
     }
 
     /// Adds a start that the limiter admitted. `now` is the time of the decision.
@@ -209,9 +241,12 @@ impl Queue {
         Next::Sleep(earlier(earlier(start, ask), self.waiters.earliest_deadline()))
     }
 
-    /// Lets the queue ask at once: capacity was released in this process.
-    pub(super) fn released(&mut self) {
+    /// Lets the queue ask at once: capacity was released in this process. Returns the waker of the queue's driver, with
+    /// the arrival of the first request.
+    pub(super) fn released(&mut self) -> Option<(Option<Instant>, Waker)> {
         self.pace.released();
+        let waker = self.driver_waker.take()?;
+        Some((self.waiters.iter().next().map(|first| first.arrived_at), waker))
     }
 
     /// Gives up the asks under way, whose driver is gone. Only starts cover requests then.

@@ -2,9 +2,11 @@
 
 use std::task::{Context, Poll, Waker};
 
+use super::ids::QueueIds;
+use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Outcome, ReleaseOnDrop};
+use crate::limiter::{Acquisition, BoxFuture, Outcome};
 use crate::observe::Observers;
 use crate::runtime::Instant;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -12,6 +14,9 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 /// Asks the limiter for a start of one waiting request.
 pub(crate) trait Ask: Send + Sync {
     fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
+
+    /// Returns the queues in which the request can wait.
+    fn queues(&self) -> QueueIds;
 
     /// Returns the queue of the limit that denied the request.
     fn queue_of(&self, denied: &Decision) -> u64;
@@ -49,7 +54,7 @@ pub(crate) struct Start {
     pub(crate) class: Class,
     pub(crate) decision: Decision,
     /// Released if no request uses the start.
-    pub(crate) held: ReleaseOnDrop,
+    pub(crate) held: StartHold,
 }
 
 /// What ends the wait of a request.

@@ -145,6 +145,14 @@ impl Waiters {
         self.next_in_order(|waiter| !waiter.is_covered)
     }
 
+    /// Whether a request that nothing covers is before the request with this number, in the order of service.
+    pub(super) fn has_before(&self, sequence: u64) -> bool {
+        self.next_uncovered().is_some_and(|position| {
+            let next = self.by_arrival[position].ticket.sequence;
+            if self.newest_first { next > sequence } else { next < sequence }
+        })
+    }
+
     /// Returns the next request in the order of service that nothing covers and that matches.
     pub(super) fn next_uncovered_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<usize> {
         self.next_in_order(|waiter| !waiter.is_covered && matches(waiter))

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::Queues;
+use super::ids::QueueIds;
+use super::queues::Queues;
 use super::ticket::{Class, Reply, Start, Ticket};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::{Held, ReleaseOnDrop};
+use crate::limiter::{Held, capacity_released};
 use crate::runtime::Instant;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
@@ -61,7 +62,7 @@ impl Drop for Waiting {
 /// An admission that the request has not used yet. Dropping it passes the admission to the next waiting request, or
 /// releases its held cost.
 pub(crate) struct GrantedStart {
-    admitted: Option<(Decision, ReleaseOnDrop)>,
+    admitted: Option<(Decision, StartHold)>,
     /// Where the admission comes from, if the request has waited.
     origin: Option<Origin>,
 }
@@ -75,8 +76,8 @@ struct Origin {
 
 impl GrantedStart {
     /// Creates the guard of an admission that did not come from a queue.
-    pub(crate) fn immediate(decision: Decision, held: Option<Held>) -> Self {
-        Self { admitted: Some((decision, ReleaseOnDrop::new(held))), origin: None }
+    pub(crate) fn immediate(decision: Decision, held: StartHold) -> Self {
+        Self { admitted: Some((decision, held)), origin: None }
     }
 
     fn from_queue(queues: Arc<Queues>, queue: u64, start: Start) -> Self {
@@ -85,7 +86,7 @@ impl GrantedStart {
     }
 
     /// Uses the admission.
-    pub(crate) fn into_parts(mut self) -> (Decision, ReleaseOnDrop) {
+    pub(crate) fn into_parts(mut self) -> (Decision, StartHold) {
         self.admitted.take().expect(POLLED_AFTER_COMPLETION)
     }
 }
@@ -97,4 +98,37 @@ impl Drop for GrantedStart {
             queues.take_back(queue, Start { at, class, decision, held });
         }
     }
+}
+
+/// The held cost of a start that no request has used yet. Dropping it releases the cost, and wakes the queues that can
+/// use it.
+pub(crate) struct StartHold(Option<Box<(Held, QueueIds)>>);
+
+impl StartHold {
+    /// `queues` returns the queues of the request for which the cost is held.
+    pub(crate) fn new(held: Option<Held>, queues: impl FnOnce() -> QueueIds) -> Self {
+        Self(held.map(|held| Box::new((held, queues()))))
+    }
+
+    pub(crate) fn into_held(mut self) -> Option<Held> {
+        self.0.take().map(|hold| hold.0)
+    }
+}
+
+impl Drop for StartHold {
+    fn drop(&mut self) {
+        if let Some((held, ids)) = self.0.take().map(|hold| *hold) {
+            release_and_wake(held, ids);
+        }
+    }
+}
+
+/// Releases a held cost, and then wakes the queues that can use it.
+pub(crate) fn release_and_wake(held: Held, ids: QueueIds) {
+    // An error is ignored: the store frees the held cost when the hold expires.
+    let released = held.release().map_result(move |result| {
+        capacity_released(ids.as_slice());
+        result
+    });
+    released.detach();
 }
