@@ -35,6 +35,23 @@ pub enum DecisionSource {
     Policy,
 }
 
+/// What a guard holds apart from the cost that is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldParts {
+    /// Fixed costs, which a provisional hold includes.
+    pub(crate) fixed: bool,
+    /// What limits on requests in flight hold.
+    pub(crate) until_end: bool,
+}
+
+impl HeldParts {
+    pub(crate) const NONE: Self = Self { fixed: false, until_end: false };
+
+    pub(crate) const fn include(self, other: Self) -> bool {
+        (self.fixed || !other.fixed) && (self.until_end || !other.until_end)
+    }
+}
+
 /// Returns whole seconds, rounded up.
 pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
@@ -52,6 +69,7 @@ pub struct Decision {
     supports_scheduling: bool,
     is_estimate: bool,
     is_denied_by_leases: bool,
+    held_parts: HeldParts,
     decided_at: Timestamp,
     most_restrictive: Option<LimitStatus>,
     #[allow(
@@ -71,6 +89,7 @@ impl Decision {
             supports_scheduling: false,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -86,6 +105,7 @@ impl Decision {
             supports_scheduling,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -128,6 +148,7 @@ impl Decision {
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
             is_denied_by_leases: self.is_denied_by_leases,
+            held_parts: self.held_parts,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
@@ -145,6 +166,7 @@ impl Decision {
             supports_scheduling: false,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: None,
             all_limits: ColdDrop::EMPTY,
@@ -203,6 +225,18 @@ impl Decision {
     #[must_use]
     pub fn is_denied_by_leases(&self) -> bool {
         self.is_denied_by_leases
+    }
+
+    /// Records which parts the guard of an allowed request has.
+    pub(crate) fn with_held_parts(mut self, held_parts: HeldParts) -> Self {
+        self.held_parts = held_parts;
+        self
+    }
+
+    /// Returns which parts the guard has that the store returned with the decision.
+    #[inline]
+    pub(crate) fn held_parts(&self) -> HeldParts {
+        self.held_parts
     }
 
     /// Turns a delayed decision into a denial.

@@ -108,7 +108,9 @@ where
         // which stalls.
         let acquired = config.limiter.acquire(&key, options);
         let mut context = match &acquired {
-            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {
+            Acquisition::Ready(Ok(outcome @ Outcome { decision, .. }))
+                if decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
+            {
                 config.observers.emit(|| Event::Decided { decision, elapsed: None });
                 config.responder.on_allowed(&mut request, Some(decision))
             }
@@ -177,7 +179,7 @@ fn call_slow<Request, P: Parts<Request>>(
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify(result, &config.wait) {
+    match classify(result, options, &config.wait) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));

@@ -14,3 +14,4 @@ mod scheduling;
 mod stale_clock;
 mod threads;
 mod unavailable;
+mod wrapped_guards;

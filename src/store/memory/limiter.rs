@@ -279,7 +279,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
-        Ok(Outcome { decision, held })
+        Ok(Outcome::of_store(decision, held))
     }
 
     /// Returns the guard of the costs that an allowed request holds.
