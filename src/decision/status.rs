@@ -54,24 +54,38 @@ pub struct LimitStatus {
     pub(super) verdict: PackedVerdict,
     snapshot: LazySnapshot,
     pub(super) shadow: bool,
+    uncounted: bool,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
-        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow }
+        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow, uncounted: false }
     }
 
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
-        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false }
+        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false, uncounted: false }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// Sets whether the limit did not count an allowed request.
+    pub(crate) fn with_uncounted(mut self, uncounted: bool) -> Self {
+        self.uncounted = uncounted;
+        self
+    }
+
+    /// Returns whether a shadow did not count the request although the shadow allows it, because its table is full of
+    /// keys with [held](crate::limiter::Held) costs.
+    #[must_use]
+    pub fn is_uncounted(&self) -> bool {
+        self.uncounted
     }
 
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
@@ -87,6 +101,7 @@ impl LimitStatus {
             verdict: self.verdict.aged_by(elapsed),
             snapshot: snapshot.into(),
             shadow: self.shadow,
+            uncounted: self.uncounted,
         }
     }
 

@@ -2,10 +2,12 @@
 
 mod admin;
 mod chained;
+mod check_in_flight;
 mod costs;
 mod denied_cache;
 mod eviction;
 mod fixed_costs;
+mod full_tables;
 mod holds;
 mod in_flight;
 mod linearizability;

@@ -49,7 +49,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             }
         };
         if actual > 0 {
-            self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end)
+            let settled =
+                self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end);
+            // A shadow for whose key there is no slot counts nothing.
+            if self.limit.is_shadow() { Ok(()) } else { settled }
         } else {
             self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
         }

@@ -174,6 +174,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         // A hold changes no state, so no later start can be scheduled.
         read.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
         (read.cost, read.holds) = (options.cost, options.hold);
+        read.decides_only = C::Algorithm::HELD_UNTIL_END && !options.until_end;
         if read.held > 0 || options.hold {
             Self::evaluate_with_held(algorithm, state, options, read);
         } else {
@@ -195,7 +196,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             read.verdict = read.verdict.stricter_of(blocked);
             read.immediate = read.immediate.stricter_of(blocked);
         }
-        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed() || read.cost == 0) {
+        let may_charge = mode == ReadMode::IfDenied && read.will_charge() && read.verdict.is_allowed();
+        if read.held == 0 && !may_charge {
             read.snapshot = algorithm.snapshot(state, read.now);
         }
     }

@@ -46,6 +46,12 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     loop {
         let verdict = read_all(limits, reads, &mut context, ReadMode::IfDenied);
         let context = &context;
+        if verdict.is_allowed()
+            && reads.iter().any(|read| read.decides_only)
+            && let Some(full) = find_full(limits, reads, |read| read.decides_only)
+        {
+            return table_full_decision(full, context.now);
+        }
         if !verdict.is_allowed() || !reads.iter().any(LimitRead::will_charge) {
             if is_consistent(limits, reads) {
                 return decide(limits, reads, context);
@@ -60,7 +66,10 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
                 Some(Ok(())) => return decide(limits, reads, context),
                 Some(Err(LimitFull { index })) => {
                     if let Err(full) = limits[index].make_space(context, &reads[index]) {
-                        return table_full_decision(full, context.now);
+                        if !reads[index].shadow {
+                            return table_full_decision(full, context.now);
+                        }
+                        reads[index].no_slot = true;
                     }
                 }
                 None => {}
@@ -76,7 +85,18 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     let wait = Timestamp::from_micros(full.until).saturating_since(now);
     // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
-    Decision::by_policy(now, Verdict::Denied { retry_after: wait })
+    Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(full.all_held)
+}
+
+/// Returns an error if the table of an enforced limit has no slot for the key, of those that are `selected`.
+#[cold]
+fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &[LimitRead],
+    selected: impl Fn(&LimitRead) -> bool,
+) -> Option<TableFull> {
+    let mut selected = limits.iter().zip(reads).filter(|(_, read)| read.cost > 0 && !read.shadow && selected(read));
+    selected.find_map(|(limit, read)| limit.is_full_for(read).err())
 }
 
 /// Returns the decision of [`acquire`] without charging.
@@ -90,9 +110,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let verdict = read_all(limits, reads, &mut context, ReadMode::Snapshot);
         let context = &context;
         if is_consistent(limits, reads) {
-            let is_allowed = verdict.is_allowed();
-            let mut charged = limits.iter().zip(&*reads).filter(|(_, read)| is_allowed && read.cost > 0);
-            let full = charged.find_map(|(limit, read)| limit.is_full_for(read).err());
+            let full = if verdict.is_allowed() { find_full(limits, reads, |_| true) } else { None };
             return full.map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
         }
         backoff.wait();
@@ -294,6 +312,7 @@ fn merge_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
 #[inline]
 fn status<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limit: &L, read: &LimitRead) -> LimitStatus {
     LimitStatus::from_verdict(limit.name().clone(), read.verdict, read.snapshot, read.shadow)
+        .with_uncounted(read.no_slot)
 }
 
 /// The locks on all that was read. Dropping unlocks, also if an algorithm panics.

@@ -159,6 +159,10 @@ pub struct LimitRead {
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
     pub(super) slot: Option<SlotIndex>,
+    /// The limit counts requests in flight, and the caller keeps no guard: the limit decides, and holds nothing.
+    pub(super) decides_only: bool,
+    /// The table has no slot for the key of this shadow, which therefore does not count the request.
+    pub(super) no_slot: bool,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
@@ -178,13 +182,15 @@ impl LimitRead {
         supports_scheduling: false,
         shadow: false,
         slot: None,
+        decides_only: false,
+        no_slot: false,
         deadline: None,
     };
 
     /// Returns whether the limit counts the request if it is allowed.
     #[inline]
     pub(super) fn counts(&self) -> bool {
-        !self.shadow || self.verdict.is_allowed()
+        !self.decides_only && !self.no_slot && (!self.shadow || self.verdict.is_allowed())
     }
 
     /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
