@@ -163,6 +163,12 @@ impl<C: AtomicState> Table<C> {
         Ok(())
     }
 
+    /// Returns the keys that have the slots of a key. Another thread may change them meanwhile.
+    pub(crate) fn fingerprints_at(&self, location: &Location) -> impl Iterator<Item = u64> + use<'_, C> {
+        let slots = location.candidate_sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
+        slots.map(|(set, slot)| self.sets[set].fingerprint(slot)).filter(|fingerprint| *fingerprint != 0)
+    }
+
     /// Returns whether every key of these sets has a held amount, so that none can be evicted.
     fn all_are_held(&self, mut sets: impl Iterator<Item = usize>) -> bool {
         let is_held = |set: usize, slot| self.holds.of(self.sets[set].fingerprint(slot)) > 0;

@@ -1,5 +1,6 @@
 use std::any::{Any, TypeId};
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::deadlines::Deadlines;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, ReadMode, TransactionLimit};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
-use crate::clock::{Timestamp, micros_floor};
+use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
@@ -209,18 +210,49 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
     }
 
-    /// Ends the holds whose requests last longer than the maximum.
-    pub(super) fn end_overdue_holds(&self, now: Timestamp) {
-        if C::Algorithm::HELD_UNTIL_END {
-            while let Some(overdue) = self.deadlines.pop_overdue(now) {
-                self.end_hold(overdue.hash, overdue.held, now);
+    /// Before a decision: ends the holds of the key whose requests last longer than the maximum, and those of some other
+    /// keys.
+    fn end_due_holds(&self, hash: u64, now: Timestamp, clock: &dyn Clock) {
+        if C::Algorithm::HELD_UNTIL_END && self.deadlines.any_due(now) {
+            self.end_due_holds_of(hash, now, clock);
+            self.end_due_holds_of_others(now, clock, Deadlines::MAX_OTHER_KEYS);
+        }
+    }
+
+    /// Before a search for a slot: ends the due holds of the keys that have the slots of an absent key.
+    fn end_due_holds_at(&self, location: &Location, now: Timestamp, clock: &dyn Clock) {
+        if C::Algorithm::HELD_UNTIL_END && self.deadlines.any_due(now) {
+            for hash in self.table.fingerprints_at(location) {
+                self.end_due_holds_of(hash, now, clock);
             }
         }
     }
 
-    /// Ends a hold that is never charged. This needs no slot, so it cannot fail.
-    pub(super) fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
-        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
+    /// Ends the due holds of up to `max` keys.
+    pub(super) fn end_due_holds_of_others(&self, now: Timestamp, clock: &dyn Clock, max: usize) {
+        for _ in 0..max {
+            let Some(hash) = self.deadlines.next_due(now) else { return };
+            if self.end_due_holds_of(hash, now, clock) == 0 {
+                // `now` is too old to say that the clock has stepped back.
+                return;
+            }
+        }
+    }
+
+    /// Ends the due holds of a key. Returns their sum.
+    fn end_due_holds_of(&self, hash: u64, now: Timestamp, clock: &dyn Clock) -> u64 {
+        let ended = Cell::new(0);
+        self.end_hold(hash, now, || {
+            ended.set(self.deadlines.take_due(hash, now, clock));
+            ended.get()
+        });
+        ended.get()
+    }
+
+    /// Ends a hold that is never charged, of the amount that `held` returns under the lock. This needs no slot, so it
+    /// cannot fail.
+    pub(super) fn end_hold(&self, hash: u64, now: Timestamp, held: impl Fn() -> u64) {
+        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held());
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
     }
@@ -242,8 +274,8 @@ where
 {
     #[inline]
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
-        self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
+        self.end_due_holds(fingerprint(hash), context.now, context.clock);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let mut state = CellOf::<C>::empty();
@@ -287,10 +319,12 @@ where
     }
 
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
+        self.end_due_holds_at(&read.location, context.now, context.clock);
         self.evict_for(&read.location, read.now, self.limit.algorithm().select(context.key).borrow())
     }
 
-    fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull> {
+    fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
+        self.end_due_holds_at(&read.location, context.now, context.clock);
         self.table.is_full_for(&read.location, read.now.as_micros(), self.when_full())
     }
 
@@ -332,7 +366,7 @@ where
         read.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
+            .map(|max| self.deadlines.add(read.location.hash(), context.now, micros_floor(max), options.cost));
         let held = read.held.saturating_add(options.cost);
         read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1;
     }

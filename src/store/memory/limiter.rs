@@ -243,8 +243,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Returns the memory usage of each limit. Reads all tables.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
-        let (mut usage, now) = (Vec::new(), self.now());
-        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
+        let mut usage = Vec::new();
+        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
 

@@ -48,7 +48,7 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
         let context = &context;
         if verdict.is_allowed()
             && reads.iter().any(|read| read.decides_only)
-            && let Some(full) = find_full(limits, reads, |read| read.decides_only)
+            && let Some(full) = find_full(limits, reads, context, |read| read.decides_only)
         {
             return table_full_decision(full, context.now);
         }
@@ -93,10 +93,11 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
 fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
     reads: &[LimitRead],
+    context: &AcquireContext<'_, Key, S>,
     selected: impl Fn(&LimitRead) -> bool,
 ) -> Option<TableFull> {
     let mut selected = limits.iter().zip(reads).filter(|(_, read)| read.cost > 0 && !read.shadow && selected(read));
-    selected.find_map(|(limit, read)| limit.is_full_for(read).err())
+    selected.find_map(|(limit, read)| limit.is_full_for(context, read).err())
 }
 
 /// Returns the decision of [`acquire`] without charging.
@@ -110,7 +111,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let verdict = read_all(limits, reads, &mut context, ReadMode::Snapshot);
         let context = &context;
         if is_consistent(limits, reads) {
-            let full = if verdict.is_allowed() { find_full(limits, reads, |_| true) } else { None };
+            let full = if verdict.is_allowed() { find_full(limits, reads, context, |_| true) } else { None };
             return full.map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
         }
         backoff.wait();
