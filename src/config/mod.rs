@@ -33,6 +33,7 @@
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
+mod fields;
 mod key_parts;
 
 pub use self::key_parts::KeyParts;
@@ -195,32 +196,35 @@ pub(super) enum BuiltAlgorithm {
     InFlight(InFlight),
 }
 
-/// The fields of a policy in configuration.
+/// The fields of a policy in configuration. Errors name the field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a limit with the fields `name`, `algorithm`, `quota` and `by`")]
 struct PolicyFields {
+    #[serde(deserialize_with = "fields::name")]
     name: String,
+    #[serde(deserialize_with = "fields::algorithm")]
     algorithm: AlgorithmName,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::quota", skip_serializing_if = "Option::is_none")]
     quota: Option<Quota>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::max", skip_serializing_if = "Option::is_none")]
     max: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::max_duration", skip_serializing_if = "Option::is_none")]
     max_duration: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::burst", skip_serializing_if = "Option::is_none")]
     burst: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::max_waiting", skip_serializing_if = "Option::is_none")]
     max_waiting: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::aligned_to_clock", skip_serializing_if = "Option::is_none")]
     aligned_to_clock: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::blocks", skip_serializing_if = "Option::is_none")]
     blocks: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::weighted", skip_serializing_if = "Option::is_none")]
     weighted: Option<bool>,
+    #[serde(deserialize_with = "fields::by")]
     by: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "fields::fixed_cost", skip_serializing_if = "Option::is_none")]
     fixed_cost: Option<u64>,
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, deserialize_with = "fields::shadow", skip_serializing_if = "is_false")]
     shadow: bool,
 }
 
