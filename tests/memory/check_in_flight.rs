@@ -71,7 +71,10 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
         for step in 0..60_u64 {
             let expected = guards.len() as u64;
             seen.lock().unwrap().clear();
-            let decision = limiter.check(&1, 1 + step % 3);
+            // `check` has no guard to return, whatever the options say.
+            let options = AcquireOptions::cost(1 + step % 3);
+            let options = if step % 2 == 0 { options.until_end() } else { options.hold() };
+            let decision = limiter.check(&1, options);
             let peeked = peek(&limiter, &1, 1 + step % 3);
             assert_eq!(decision.is_allowed(), peeked.is_allowed(), "case {case}, step {step}");
             let mut seen = seen.lock().unwrap();

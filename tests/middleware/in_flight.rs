@@ -344,6 +344,27 @@ async fn wrapped_guard_keeps_in_flight() {
     }
 }
 
+/// The same for streams: a guard that the response settles would not count the open body.
+#[tokio::test]
+async fn wrapped_guard_counts_open_bodies() {
+    type Body = http_body_util::Full<bytes::Bytes>;
+
+    for wrap in [Wrap::Mapped, Wrap::Rebuilt, Wrap::Dropped] {
+        let limiter: Memory<(), _> = Memory::new(InFlight::new(2));
+        let layer = RateLimitLayer::new(Global, Wrapping(limiter.clone(), wrap)).release_on_body_end();
+        let stream = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Body::from("a long stream"))));
+        let service = layer.layer(stream);
+        let mut open = Vec::new();
+        for _ in 0..10 {
+            let response = service.clone().oneshot(Request::new(())).await.expect("a response");
+            open.extend(Some(response).filter(|response| response.status() == StatusCode::OK));
+        }
+        assert_eq!(open.len(), if wrap == Wrap::Mapped { 2 } else { 0 }, "{wrap:?}");
+        drop(open);
+        assert_eq!(peek(&limiter, &()).remaining(), Some(2));
+    }
+}
+
 /// A limiter that is ready at once.
 #[derive(Clone)]
 struct Now<L>(L);
