@@ -139,6 +139,7 @@ checked() {
 
 step tests "Simulation of the Redis client, 20 000 seeds" simulated_client
 step servers "Clients of other projects" scripts/foreign-clients
+step servers "nginx and Caddy" scripts/gateways
 step servers "The dashboard in a browser" scripts/dashboard
 step servers "The playground in a browser" scripts/playground
 check "Format" formatted

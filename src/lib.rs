@@ -71,7 +71,8 @@
 //! - **Linearizable**: any number of threads admit exactly what one thread would admit.
 //! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table; below that bound no key is evicted.
 //!   There is no background thread and no sweep.
-//! - **No overhead**: a decision in memory is immediate and allocates nothing (except the sliding log).
+//! - **Low overhead**: a decision in memory is immediate and allocates nothing, except for the sliding log and for
+//!   holds. [Performance](guide::performance) states the times.
 //! - **All or nothing**: if one of several limits denies a request, none is charged.
 //! - **A missing key is not an exemption**: a client cannot lift a limit by omitting or repeating a header field.
 //! - **Client-supplied headers are never trusted** unless the application [configures](key::TrustedProxies) its
@@ -127,6 +128,8 @@
 //!
 //! - **`axum`** (default): [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its
 //!   routes. Rejections are axum's responses, and closures that answer them may return tuples.
+//! - **`bb8`**: `RedisServer::from` takes the `bb8::Pool` that an application has. No other feature names types of bb8
+//!   or of the crate redis.
 //! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
 //! - **`redis`**: `Redis`, a limiter whose limits many processes share.
 //! - **`redis-cell`**: `RedisCell`, one limit by the command `CL.THROTTLE` of the redis-cell module.
@@ -259,6 +262,11 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
+
+    /// [tiers]: crate::guide::choosing#tiers
+    ///
+    #[doc = include_str!("../docs/gateways.md")]
+    pub mod gateways {}
 
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}

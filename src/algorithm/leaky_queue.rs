@@ -115,11 +115,22 @@ impl Algorithm for LeakyQueue {
         Some(self.kernel.burst() - 1)
     }
 
+    #[inline]
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        self.kernel.decide(state, now, options, true)
+    }
+
     // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms, leaky_queue" of
     // docs/performance.md.
     #[inline(always)]
-    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
-        self.kernel.decide(state, now, options, true)
+    fn decide_in_line(
+        &self,
+        state: &[u64; 4],
+        now: Timestamp,
+        options: ChargeOptions,
+        _: super::InLine,
+    ) -> Option<Step<[u64; 4]>> {
+        self.kernel.decide_in_line(state, now, options, true)
     }
 }
 

@@ -190,14 +190,32 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// The usage of a key is then the sum of its held costs, and [`peek_with_held`](Self::peek_with_held) decides.
     const HELD_UNTIL_END: bool = false;
 
-    /// Whether the algorithm is a queue: it delays requests by default, one start after the other.
-    #[doc(hidden)]
+    /// Whether the algorithm is a queue, as [`LeakyQueue`] is: it delays requests by default, one start after the other.
+    ///
+    /// A lease cannot serve a queue, so a limiter with both is an error when it is built.
     const IS_QUEUE: bool = false;
 
     /// Decides one request, and returns the state after it. Changes nothing.
     ///
     /// If the cost is zero, [`Step::Allow`] may carry any next state: no store writes it.
     fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State>;
+
+    /// Returns the result of [`decide`](Self::decide) in the common case, and `None` in any other case.
+    ///
+    /// Only algorithms of this crate implement it: no other crate can name the type `InLine`. Without it, the call of the
+    /// complete case, though not made, costs the common case its registers: 170 instructions instead of 126 for row "hot
+    /// key" of docs/performance.md.
+    #[doc(hidden)]
+    #[inline]
+    fn decide_in_line(
+        &self,
+        state: &Self::State,
+        now: Timestamp,
+        options: ChargeOptions,
+        _: InLine,
+    ) -> Option<Step<Self::State>> {
+        Some(self.decide(state, now, options))
+    }
 
     /// Returns the numbers of a state for headers: limit, remaining, reset.
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot;
@@ -278,12 +296,20 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns how many requests may wait under a layer, if the algorithm bounds that.
-    #[doc(hidden)]
+    /// Returns how many requests of a key may wait under a layer in one process, if the algorithm bounds that, as
+    /// [`LeakyQueue`] does.
     fn max_waiting(&self) -> Option<u64> {
         None
     }
 }
+
+mod sealed {
+    /// The argument of [`Algorithm::decide_in_line`](super::Algorithm::decide_in_line).
+    #[allow(unnameable_types, reason = "sealed")]
+    #[derive(Clone, Copy, Debug)]
+    pub struct InLine;
+}
+pub(crate) use self::sealed::InLine;
 
 /// The options of one [`decide`](Algorithm::decide) call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,8 +319,6 @@ pub struct ChargeOptions {
     pub cost: u64,
     /// When the request may start.
     pub start: Start,
-    /// Whether the algorithm may return [`Step::NotInLine`].
-    pub(crate) in_line: bool,
 }
 
 /// When a request may start.
@@ -312,14 +336,7 @@ impl ChargeOptions {
     /// Creates the options of a forced charge.
     #[must_use]
     pub const fn forced(cost: u64, delay: Duration) -> Self {
-        Self { cost, start: Start::After(delay), in_line: false }
-    }
-
-    /// Allows [`Step::NotInLine`].
-    #[inline]
-    pub(crate) const fn in_line(mut self) -> Self {
-        self.in_line = true;
-        self
+        Self { cost, start: Start::After(delay) }
     }
 
     /// Returns whether the charge is forced.
@@ -351,7 +368,7 @@ impl ChargeOptions {
 impl From<AcquireOptions> for ChargeOptions {
     #[inline]
     fn from(options: AcquireOptions) -> Self {
-        Self { cost: options.cost, start: Start::Within(options.max_delay), in_line: false }
+        Self { cost: options.cost, start: Start::Within(options.max_delay) }
     }
 }
 
@@ -373,12 +390,6 @@ pub enum Step<S: State> {
     },
     /// The cost exceeds what the limit can ever allow.
     Exceeds,
-    /// The decision takes a call that the caller does not want in line: the caller decides again out of line.
-    ///
-    /// The call by itself, though not made, costs the common case its registers: 170 instructions instead of 126 for
-    /// row "hot key" of docs/performance.md.
-    #[doc(hidden)]
-    NotInLine,
 }
 
 impl<S: State> Step<S> {
@@ -395,7 +406,7 @@ impl<S: State> Step<S> {
             Self::Allow { delay: 0, .. } => Verdict::Allowed,
             Self::Allow { delay, .. } => Verdict::AllowedAfter(Duration::from_micros(delay)),
             Self::Deny { wait } => Verdict::Denied { retry_after: Duration::from_micros(wait) },
-            Self::Exceeds | Self::NotInLine => Verdict::ExceedsLimit,
+            Self::Exceeds => Verdict::ExceedsLimit,
         }
     }
 }

@@ -83,6 +83,8 @@ impl<A> Limit<A> {
     }
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
+    ///
+    /// If `sub_key` returns an `Option`, `None` is a value like others: all keys with `None` share one count.
     pub fn keyed_by<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey>(self, sub_key: F) -> Limit<A, KeyedBy<F, SubKey>> {
         self.with_sub_key(KeyedBy::new(sub_key))
     }

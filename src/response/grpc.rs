@@ -30,7 +30,8 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | the server is misconfigured | `INTERNAL` (13) | |
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
-/// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions.
+/// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
+/// [`request_extension`](Self::request_extension) is on. It is off by default.
 ///
 /// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type
 /// of gRPC or gRPC-Web) is rejected with the HTTP status that [`Http`](super::Http) uses, so that no client takes the

@@ -17,7 +17,8 @@ use crate::observe::Observers;
 ///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
-/// - Requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+/// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
+///   [`request_extension`](Self::request_extension) is on. It is off by default.
 ///
 /// ```
 /// use tower_ratelimit::response::{Http, ResetFormat};

@@ -126,6 +126,24 @@ fn behind_proxy_example_limits_by_client_address() {
 }
 
 #[test]
+fn forward_auth_example_answers_proxies() {
+    let server = Running::start("forward_auth", &[]);
+    let address = server.address();
+    let ask = |path: &str, client: &str| send(address, "GET", path, &format!("x-forwarded-for: {client}\r\n"));
+
+    for path in ["/auth", "/auth/nginx", "/auth"] {
+        assert_eq!(status(&ask(path, "192.0.2.1")), 200, "both endpoints share the limit");
+    }
+    let rejection = ask("/auth", "192.0.2.1");
+    assert_eq!(status(&rejection), 429, "{rejection}");
+    let for_nginx = ask("/auth/nginx", "192.0.2.1");
+    assert_eq!(status(&for_nginx), 403, "{for_nginx}");
+    assert!(field(&for_nginx, "ratelimit").starts_with("\"default\";r=0;"), "{for_nginx}");
+    assert!(field(&for_nginx, "retry-after").parse::<u64>().is_ok(), "{for_nginx}");
+    assert_eq!(status(&ask("/auth", "192.0.2.2")), 200, "a different client");
+}
+
+#[test]
 fn github_example_limits_by_token_and_tier() {
     let server = Running::start("github", &[]);
     let address = server.address();

@@ -107,8 +107,7 @@ macro_rules! impl_bucket {
         impl Algorithm for $bucket {
             crate::algorithm::bucket::bucket_types::bucket_algorithm!();
 
-            // Row "hot key" of docs/performance.md: see `Bucket::decide`.
-            #[inline(always)]
+            #[inline]
             fn decide(
                 &self,
                 state: &[u64; 4],
@@ -116,6 +115,18 @@ macro_rules! impl_bucket {
                 options: crate::algorithm::ChargeOptions,
             ) -> crate::algorithm::Step<[u64; 4]> {
                 self.kernel.decide(state, now, options, false)
+            }
+
+            // Row "hot key" of docs/performance.md: see `Bucket::decide_in_line`.
+            #[inline(always)]
+            fn decide_in_line(
+                &self,
+                state: &[u64; 4],
+                now: Timestamp,
+                options: crate::algorithm::ChargeOptions,
+                _: crate::algorithm::InLine,
+            ) -> Option<crate::algorithm::Step<[u64; 4]>> {
+                self.kernel.decide_in_line(state, now, options, false)
             }
         }
 

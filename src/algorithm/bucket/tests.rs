@@ -42,7 +42,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// "In line is the common case: a cost of one, no delay, and a state that is idle or of this quota."
+    /// "The common case: a cost of one, no delay, and a state that is idle or of this quota."
     #[test]
     fn decision_is_in_line_in_the_common_case_only(moment in moment(), options in options(), queued in any::<bool>()) {
         let Moment { bucket, state, now } = &moment;
@@ -55,10 +55,10 @@ proptest! {
         };
         let is_known = moment.is_full() || (!queued && moment.is_of_this_quota());
         let is_common = options.cost == 1 && has_no_delay && is_known && moment.clock_lag() <= bucket.time_to_full;
-        let in_line = result(&bucket.decide(state, now, options.in_line(), queued));
+        let in_line = bucket.decide_in_line(state, now, options, queued).as_ref().map(result);
         prop_assert_eq!(in_line.is_some(), is_common);
-        let complete = result(&bucket.decide(state, now, options, queued)).expect("the complete case decides");
-        prop_assert_eq!(Some(complete), result(&bucket.decide_slow(state, now, options, queued)));
+        let complete = result(&bucket.decide(state, now, options, queued));
+        prop_assert_eq!(complete, result(&bucket.decide_slow(state, now, options, queued)));
         prop_assert_eq!(in_line.unwrap_or(complete), complete);
     }
 
@@ -151,13 +151,12 @@ proptest! {
     }
 }
 
-/// Returns the parts of a step, `None` for [`Step::NotInLine`].
-fn result(step: &Step<[u64; 4]>) -> Option<(Option<[u64; 4]>, u64)> {
+/// Returns the parts of a step.
+fn result(step: &Step<[u64; 4]>) -> (Option<[u64; 4]>, u64) {
     match *step {
-        Step::Allow { next, delay } => Some((Some(next), delay)),
-        Step::Deny { wait } => Some((None, wait)),
-        Step::Exceeds => Some((None, 0)),
-        Step::NotInLine => None,
+        Step::Allow { next, delay } => (Some(next), delay),
+        Step::Deny { wait } => (None, wait),
+        Step::Exceeds => (None, 0),
     }
 }
 

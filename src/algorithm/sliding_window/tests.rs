@@ -81,7 +81,7 @@ proptest! {
     #[test]
     fn decision_agrees_with_the_complete_decision(moment in moment(), cost in cost(), forced in any::<bool>()) {
         let Moment { window, state, now } = &moment;
-        let options = ChargeOptions { start: start(forced), cost, in_line: false };
+        let options = ChargeOptions { start: start(forced), cost };
         let step = window.decide(state, Timestamp::from_micros(*now), options);
         if !forced && cost > window.quota.limit() {
             prop_assert!(matches!(step, Step::Exceeds));
@@ -103,7 +103,7 @@ proptest! {
     fn next_state_of_a_ring_has_its_snapshot(moment in moment(), cost in cost(), forced in any::<bool>()) {
         let Moment { window, state, now } = &moment;
         let at = Timestamp::from_micros(*now);
-        let options = ChargeOptions { start: start(forced), cost, in_line: false };
+        let options = ChargeOptions { start: start(forced), cost };
         let Step::Allow { next, .. } = window.decide(state, at, options) else { return Ok(()) };
         let fits = moment.ring().is_some_and(|ring| ring.totals().used + u128::from(cost) <= u64::MAX.into());
         let snapshot = Counters::next_snapshot(&next);
@@ -135,7 +135,7 @@ proptest! {
         let zero = Counters::zero(state.len());
         let at = Timestamp::from_micros(now);
         state[0] = now.max(state[2]).saturating_sub(earlier);
-        let options = ChargeOptions { start: start(forced), cost, in_line: false };
+        let options = ChargeOptions { start: start(forced), cost };
         let verdict = |state| window.decide(state, at, options).verdict();
         prop_assert_eq!(verdict(&state), verdict(&zero));
         prop_assert_eq!(window.snapshot(&state, at).compute(), window.snapshot(&zero, at).compute());

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, Hash};
 
 use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
 use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
-use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
@@ -87,8 +87,12 @@ where
         return Err(EntryError::NotApplicable);
     }
     let charge = ChargeOptions::from(options);
-    let charge = if COMPLETE { charge } else { charge.in_line() };
-    let (wait, snapshot) = match algorithm.decide(state, now, charge) {
+    let step = if COMPLETE {
+        algorithm.decide(state, now, charge)
+    } else {
+        algorithm.decide_in_line(state, now, charge, InLine).ok_or(EntryError::Uncommon)?
+    };
+    let (wait, snapshot) = match step {
         Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, state, next, algorithm, now)?),
         Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
         _ if !COMPLETE => return Err(EntryError::Uncommon),
@@ -242,9 +246,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if options.cost == 0 {
             return None;
         }
-        let options = ChargeOptions::from(options).in_line();
-        match chosen.borrow().decide(state, context.now, options) {
-            Step::Allow { next, delay: 0 } => {
+        match chosen.borrow().decide_in_line(state, context.now, options.into(), InLine) {
+            Some(Step::Allow { next, delay: 0 }) => {
                 // As in `store`: row "three limits" of docs/performance.md.
                 let preview = preview(chosen.borrow(), &next, context.now);
                 Some(Self { entry, next, preview, name: limit.limit.name_handle(), chosen })

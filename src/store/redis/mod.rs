@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `connect` | connections, and the meaning of their errors |
 //! | `cluster` | Redis Cluster: slots, nodes, redirections |
-//! | `server` | `RedisServer`: one server, a cluster, Sentinel or a pool |
+//! | `server`, `pool` | `RedisServer`: one server, a cluster or Sentinel; a pool that the user brings |
 //! | `health` | circuit breakers and probes |
 //! | `script` | the Lua script: text, input, reply, replay |
 //! | `holds` | sessions of held costs |
@@ -33,6 +33,8 @@ mod limiter_state;
 mod limits;
 #[cfg(test)]
 mod overload_tests;
+#[cfg(feature = "bb8")]
+mod pool;
 #[cfg(any(test, fuzzing))]
 mod reply_tests;
 mod script;

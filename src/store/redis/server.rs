@@ -2,10 +2,6 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use bb8_redis::bb8::{ManageConnection, Pool};
-use redis::RedisError;
-use redis::aio::ConnectionLike;
-
 #[cfg(feature = "redis-cluster")]
 use super::cluster::ClusterConnector;
 use super::cluster::cluster_slot;
@@ -14,16 +10,16 @@ use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
 use super::connect::SentinelConnector;
 use super::connect::{
-    ClientConnector, Connection, Connector, CredentialsProvider, Failure, PoolConnector, ProviderError,
-    RedisCredentials, parse_address,
+    ClientConnector, Connection, Connector, CredentialsProvider, Failure, ProviderError, RedisCredentials,
+    parse_address,
 };
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
 /// The address of a Redis deployment, and how to connect to it.
 ///
-/// [`open`](Self::open) takes an address. `From` takes a pool: `bb8::Pool<M>` for any manager whose connections are
-/// shared by cloning, such as `bb8_redis::RedisConnectionManager`.
+/// [`open`](Self::open) takes an address. With the feature `bb8`, `From` takes a pool: `bb8::Pool<M>` for any manager
+/// whose connections are shared by cloning, such as `bb8_redis::RedisConnectionManager`.
 ///
 /// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls share this
 /// connection, one behind the other. The limiter opens another connection if this one fails, or if the server closed it
@@ -150,7 +146,7 @@ impl RedisServer {
         Ok(Self(self.0.with_credentials(CredentialsProvider::new(provider))?))
     }
 
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "bb8"))]
     pub(crate) fn from_connector(connector: Arc<dyn Connector>) -> Self {
         Self(connector)
     }
@@ -201,16 +197,6 @@ impl RedisServer {
             let slot = cluster_slot(key.as_bytes());
             (self.node_of_slot(slot) == node).then_some((key, slot))
         })
-    }
-}
-
-impl<M> From<Pool<M>> for RedisServer
-where
-    M: ManageConnection<Error = RedisError>,
-    M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn from(pool: Pool<M>) -> Self {
-        Self(Arc::new(PoolConnector(pool)))
     }
 }
 

@@ -5,7 +5,6 @@ mod connection;
 mod connector;
 mod credentials;
 mod failure;
-mod pool;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
 mod shared_connection;
@@ -15,18 +14,17 @@ mod tls;
 
 pub(crate) use self::address::parse_address;
 pub(crate) use self::connection::Connection;
-#[cfg(any(feature = "redis-cluster", test))]
+#[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::connector::with_connect_timeout;
 pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime};
-pub(crate) use self::pool::PoolConnector;
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
 #[cfg(test)]
 pub(crate) use self::shared_connection::PeekSocket;
-#[cfg(any(feature = "redis-cluster", test))]
+#[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::shared_connection::SharedConnection;
 pub(crate) use self::single::ClientConnector;
 #[cfg(feature = "redis-tls")]

@@ -4,18 +4,25 @@ use bb8_redis::bb8::{ManageConnection, Pool};
 use redis::RedisError;
 use redis::aio::ConnectionLike;
 
-use super::connection::Connection;
-use super::connector::{Connector, with_connect_timeout};
-use super::credentials::CredentialsProvider;
-use super::failure::Failure;
-use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
-use super::tls::RedisTls;
+use super::connect::RedisTls;
+use super::connect::{Connection, Connector, CredentialsProvider, Failure, SharedConnection, with_connect_timeout};
+use super::server::RedisServer;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
 /// Connects as the user's pool does, by the pool's manager and customizer.
-pub(crate) struct PoolConnector<M: ManageConnection>(pub(crate) Pool<M>);
+struct PoolConnector<M: ManageConnection>(Pool<M>);
+
+impl<M> From<Pool<M>> for RedisServer
+where
+    M: ManageConnection<Error = RedisError>,
+    M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn from(pool: Pool<M>) -> Self {
+        Self::from_connector(Arc::new(PoolConnector(pool)))
+    }
+}
 
 impl<M> Connector for PoolConnector<M>
 where
