@@ -83,7 +83,7 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
             drop(seen);
             match step % 5 {
                 0 | 2 if expected < 5 => {
-                    guards.extend(acquire(&limiter, &1, AcquireOptions::default().until_end()).held)
+                    guards.extend(acquire(&limiter, &1, AcquireOptions::default().until_end()).held);
                 }
                 4 => drop(guards.pop()),
                 _ => {}
@@ -109,6 +109,27 @@ fn check_charges_the_rates_that_acquire_would_charge() {
     }
 }
 
+/// Counts the starts of 20 000 that succeed while other threads check and peek.
+fn starts(limiter: &impl Limiter<u64>, check: &(dyn Fn() + Sync)) -> u64 {
+    let (ends, started) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    check();
+                    let _ = peek(limiter, &1, 1);
+                }
+            });
+        }
+        for _ in 0..20_000 {
+            let held = acquire(limiter, &1, AcquireOptions::default().until_end()).held;
+            started.fetch_add(u64::from(held.is_some()), Ordering::Relaxed);
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    started.into_inner()
+}
+
 /// A monitor that calls `check` and `peek` makes no start fail.
 #[test]
 fn check_holds_nothing() {
@@ -120,25 +141,4 @@ fn check_holds_nothing() {
     assert_eq!(starts(&single, &|| drop(single.check(&1, 1))), 20_000);
     assert_eq!(starts(&several, &|| drop(several.check(&1, 1))), 20_000);
     assert_eq!(starts(&dynamic, &|| drop(dynamic.check(&1, 1))), 20_000);
-
-    /// Counts the starts of 20 000 that succeed while other threads check and peek.
-    fn starts(limiter: &impl Limiter<u64>, check: &(dyn Fn() + Sync)) -> u64 {
-        let (ends, started) = (AtomicBool::new(false), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !ends.load(Ordering::Relaxed) {
-                        check();
-                        let _ = peek(limiter, &1, 1);
-                    }
-                });
-            }
-            for _ in 0..20_000 {
-                let held = acquire(limiter, &1, AcquireOptions::default().until_end()).held;
-                started.fetch_add(u64::from(held.is_some()), Ordering::Relaxed);
-            }
-            ends.store(true, Ordering::Relaxed);
-        });
-        started.into_inner()
-    }
 }

@@ -31,8 +31,9 @@ fn decision_counts_exactly_the_requests_that_are_not_overdue() {
     for seed in 0..20_u64 {
         let clock = ManualClock::new();
         // A longer duration for every third key.
-        let tiers =
-            per_key(|key: &u64| InFlight::new(20).max_duration(MAX_DURATION * if key % 3 == 0 { 5 } else { 1 }));
+        let tiers = per_key(|key: &u64| {
+            InFlight::new(20).max_duration(MAX_DURATION * if key.is_multiple_of(3) { 5 } else { 1 })
+        });
         let limiter = Memory::builder(Limit::new("streams", tiers)).max_keys(1000).clock(clock.clone());
         let limiter = limiter.build().expect("a limit");
         // Key, start, cost, guard.
@@ -41,7 +42,7 @@ fn decision_counts_exactly_the_requests_that_are_not_overdue() {
         for step in 0..4000 {
             // Many keys first, and then few: most overdue requests belong to other keys.
             let key = random.below(if step % 1000 < 700 { 300 } else { 4 });
-            let lasts = |key: u64| MAX_DURATION * if key % 3 == 0 { 5 } else { 1 };
+            let lasts = |key: u64| MAX_DURATION * if key.is_multiple_of(3) { 5 } else { 1 };
             match random.below(8) {
                 0..=5 => {
                     let cost = 1 + random.below(6);
@@ -67,8 +68,9 @@ fn decision_counts_exactly_the_requests_that_are_not_overdue() {
                 }
             }
         }
-        let counted =
-            flights.iter().filter(|flight| flight.1 + MAX_DURATION * if flight.0 % 3 == 0 { 5 } else { 1 } > now);
+        let counted = flights
+            .iter()
+            .filter(|flight| flight.1 + MAX_DURATION * if flight.0.is_multiple_of(3) { 5 } else { 1 } > now);
         assert_eq!(limiter.usage()[0].held, counted.map(|flight| flight.2).sum::<u64>());
         drop(flights);
         assert_eq!((limiter.usage()[0].held, limiter.usage()[0].held_keys), (0, 0));

@@ -86,7 +86,7 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
 /// shorter step, the entry locks the key for at most that time longer.
 #[test]
 fn entry_of_a_clock_that_stepped_back_locks_no_key_for_long() {
-    let start = Timestamp::from_micros(3_000_000_000_000_000 - 3_000_000_000_000_000 % 60_000_000);
+    let start = Timestamp::from_micros(3_000_000_000_000_000);
     let steps = [Duration::ZERO, SPAN / 4, SPAN, SPAN * 2 + Duration::from_micros(1), SPAN * 3, YEAR, 40 * YEAR];
     let mut checked = 0;
     for step in steps {

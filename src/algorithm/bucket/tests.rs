@@ -6,7 +6,6 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::RngSeed;
 
 use super::*;
 
@@ -37,7 +36,6 @@ proptest! {
     // Miri is about a thousand times slower.
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        rng_seed: RngSeed::Fixed(1),
         cases: if cfg!(miri) { 3 } else { 2_000 },
         ..ProptestConfig::default()
     })]

@@ -121,7 +121,9 @@ impl Deadlines {
             [flights.take_until(Deadline::last_at(now.as_micros())), flights.take_after(Deadline::last_at(latest))]
         });
         let sum = due.iter().fold(0, |sum: u64, flights| sum.saturating_add(flights.sum()));
-        due.into_iter().for_each(|flights| holds.ended.add(flights));
+        for flights in due {
+            holds.ended.add(flights);
+        }
         self.finish(&mut holds);
         sum
     }

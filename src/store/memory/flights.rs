@@ -78,6 +78,7 @@ impl Flights {
 
 /// Requests that have ended, and whose memory is still allocated.
 #[derive(Default)]
+#[allow(clippy::vec_box, reason = "the nodes of a tree, which are not moved")]
 pub(super) struct Ended(Vec<Box<Node>>);
 
 impl Ended {

@@ -1,6 +1,5 @@
 use std::any::{Any, TypeId};
 use std::borrow::Borrow;
-use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +7,10 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, ReadMode, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, Counting, HeldLimit, LimitRead, ReadMode, TransactionLimit};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, State, Step};
-use crate::clock::{Clock, Timestamp, micros_floor};
+use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
@@ -175,7 +174,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         // A hold changes no state, so no later start can be scheduled.
         read.supports_scheduling = algorithm.supports_scheduling() && !context.options.hold;
         (read.cost, read.holds) = (options.cost, options.hold);
-        read.decides_only = C::Algorithm::HELD_UNTIL_END && !options.until_end;
+        if C::Algorithm::HELD_UNTIL_END && !options.until_end {
+            read.counting = Counting::DecidesOnly;
+        }
         if read.held > 0 || options.hold {
             Self::evaluate_with_held(algorithm, state, options, read);
         } else {
@@ -208,53 +209,6 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     pub(super) fn options<Key: ?Sized, S>(&self, context: &AcquireContext<'_, Key, S>) -> AcquireOptions {
         let options = self.limit.cost().options(context.options);
         if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
-    }
-
-    /// Before a decision: ends the holds of the key whose requests last longer than the maximum, and those of some other
-    /// keys.
-    fn end_due_holds(&self, hash: u64, now: Timestamp, clock: &dyn Clock) {
-        if C::Algorithm::HELD_UNTIL_END && self.deadlines.any_due(now) {
-            self.end_due_holds_of(hash, now, clock);
-            self.end_due_holds_of_others(now, clock, Deadlines::MAX_OTHER_KEYS);
-        }
-    }
-
-    /// Before a search for a slot: ends the due holds of the keys that have the slots of an absent key.
-    fn end_due_holds_at(&self, location: &Location, now: Timestamp, clock: &dyn Clock) {
-        if C::Algorithm::HELD_UNTIL_END && self.deadlines.any_due(now) {
-            for hash in self.table.fingerprints_at(location) {
-                self.end_due_holds_of(hash, now, clock);
-            }
-        }
-    }
-
-    /// Ends the due holds of up to `max` keys.
-    pub(super) fn end_due_holds_of_others(&self, now: Timestamp, clock: &dyn Clock, max: usize) {
-        for _ in 0..max {
-            let Some(hash) = self.deadlines.next_due(now) else { return };
-            if self.end_due_holds_of(hash, now, clock) == 0 {
-                // `now` is too old to say that the clock has stepped back.
-                return;
-            }
-        }
-    }
-
-    /// Ends the due holds of a key. Returns their sum.
-    fn end_due_holds_of(&self, hash: u64, now: Timestamp, clock: &dyn Clock) -> u64 {
-        let ended = Cell::new(0);
-        self.end_hold(hash, now, || {
-            ended.set(self.deadlines.take_due(hash, now, clock));
-            ended.get()
-        });
-        ended.get()
-    }
-
-    /// Ends a hold that is never charged, of the amount that `held` returns under the lock. This needs no slot, so it
-    /// cannot fail.
-    pub(super) fn end_hold(&self, hash: u64, now: Timestamp, held: impl Fn() -> u64) {
-        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held());
-        let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
-        debug_assert!(ended.is_ok(), "nothing is inserted");
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.

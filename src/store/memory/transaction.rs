@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitRead};
-use super::transaction_limit::{ReadMode, TransactionLimit};
+use super::transaction_limit::{Counting, ReadMode, TransactionLimit};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::sync::Backoff;
@@ -47,8 +47,8 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
         let verdict = read_all(limits, reads, &mut context, ReadMode::IfDenied);
         let context = &context;
         if verdict.is_allowed()
-            && reads.iter().any(|read| read.decides_only)
-            && let Some(full) = find_full(limits, reads, context, |read| read.decides_only)
+            && reads.iter().any(|read| read.counting == Counting::DecidesOnly)
+            && let Some(full) = find_full(limits, reads, context, |read| read.counting == Counting::DecidesOnly)
         {
             return table_full_decision(full, context.now);
         }
@@ -69,7 +69,7 @@ fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
                         if !reads[index].shadow {
                             return table_full_decision(full, context.now);
                         }
-                        reads[index].no_slot = true;
+                        reads[index].counting = Counting::NoSlot;
                     }
                 }
                 None => {}
@@ -313,7 +313,7 @@ fn merge_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
 #[inline]
 fn status<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limit: &L, read: &LimitRead) -> LimitStatus {
     LimitStatus::from_verdict(limit.name().clone(), read.verdict, read.snapshot, read.shadow)
-        .with_uncounted(read.no_slot)
+        .with_uncounted(read.counting == Counting::NoSlot)
 }
 
 /// The locks on all that was read. Dropping unlocks, also if an algorithm panics.

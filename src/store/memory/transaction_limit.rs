@@ -135,6 +135,17 @@ pub enum ReadMode {
     Together,
 }
 
+/// Whether a limit counts a request that it allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum Counting {
+    Counts,
+    /// The limit counts requests in flight, and the caller keeps no guard: the limit decides, and holds nothing.
+    DecidesOnly,
+    /// The table has no slot for the key of this shadow, which therefore does not count the request.
+    NoSlot,
+}
+
 /// The decision of one limit alone, and the location that it was read from.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRead {
@@ -159,10 +170,7 @@ pub struct LimitRead {
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
     pub(super) slot: Option<SlotIndex>,
-    /// The limit counts requests in flight, and the caller keeps no guard: the limit decides, and holds nothing.
-    pub(super) decides_only: bool,
-    /// The table has no slot for the key of this shadow, which therefore does not count the request.
-    pub(super) no_slot: bool,
+    pub(super) counting: Counting,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
@@ -182,15 +190,14 @@ impl LimitRead {
         supports_scheduling: false,
         shadow: false,
         slot: None,
-        decides_only: false,
-        no_slot: false,
+        counting: Counting::Counts,
         deadline: None,
     };
 
     /// Returns whether the limit counts the request if it is allowed.
     #[inline]
     pub(super) fn counts(&self) -> bool {
-        !self.decides_only && !self.no_slot && (!self.shadow || self.verdict.is_allowed())
+        self.counting == Counting::Counts && (!self.shadow || self.verdict.is_allowed())
     }
 
     /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
