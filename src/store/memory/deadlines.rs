@@ -232,7 +232,8 @@ mod tests {
                     }
                     6 => clock.advance(std::time::Duration::from_micros(random.below(1500))),
                     _ => {
-                        let back = random.below(if random.below(4) == 0 { 1 << 40 } else { 500 });
+                        let furthest = if random.below(4) == 0 { 1 << 40 } else { 500 };
+                        let back = random.below(furthest);
                         clock.set(Timestamp::from_micros(now.as_micros() - back.min(now.as_micros())));
                     }
                 }
