@@ -1,8 +1,8 @@
 //! A client that pauses all requests to a server that has rejected one, beside a client that does not.
 //!
 //! ```text
-//! cargo run --release --example gate
-//! cargo run --release --example gate http://127.0.0.1:8080/ 50
+//! cargo run --example gate
+//! cargo run --example gate http://127.0.0.1:8080/ 50
 //! ```
 //!
 //! Without arguments the program starts a server with this crate's limit of 50 requests per second. With arguments it

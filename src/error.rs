@@ -59,6 +59,14 @@ impl Error {
         )
     }
 
+    /// Creates the error of a decision whose guard a custom limiter has replaced by one that holds less.
+    pub(crate) fn guard_lacks_parts() -> Self {
+        Self::config(
+            "the decision failed: a custom limiter has returned a guard without the parts of other limits (requests in \
+             flight, fixed costs) that the limiter inside holds; return its guard, or wrap it with `Held::map_settle`",
+        )
+    }
+
     /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {

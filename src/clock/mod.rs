@@ -68,6 +68,15 @@ impl fmt::Debug for Timestamp {
     }
 }
 
+/// Returns the latest end, at `now`, of anything that is stored for `span` microseconds by a clock that has not stepped
+/// back by more than `span`.
+///
+/// All that is stored follows one rule: if the clock has stepped back by more than the time for which it is stored, it
+/// does not count. Otherwise a wrong time would lock a key for as long as the clock was ahead.
+pub(crate) fn latest_end(now: Timestamp, span: u64) -> Timestamp {
+    Timestamp(now.0.saturating_add(span.saturating_mul(2)))
+}
+
 /// Returns a duration in whole microseconds, rounded down, at most `u64::MAX`.
 #[inline]
 pub(crate) fn micros_floor(span: Duration) -> u64 {
@@ -81,6 +90,10 @@ pub(crate) fn micros_floor(span: Duration) -> u64 {
 /// the latest time that the key's state contains, unless that time is further ahead than the algorithm's
 /// [`max_reset`](crate::algorithm::Algorithm::max_reset). [`Memory`](crate::Memory) decides a key without a state at the
 /// time at which the key that had its slot before was idle, within the same bound.
+///
+/// The same rule applies to all that is stored for a time: blocks, the denials of a
+/// [`DeniedCache`](crate::limiter::DeniedCache), and the [maximum durations](crate::InFlight::max_duration) of requests in
+/// flight. What was stored does not count if the clock has stepped back by more than that time since.
 pub trait Clock: Send + Sync + 'static {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

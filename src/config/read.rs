@@ -97,7 +97,7 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     type Value = PolicyFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table with the fields of a limit")
+        f.write_str("a limit with the fields `name`, `algorithm`, `quota` and `by`")
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<PolicyFields, M::Error> {
@@ -135,6 +135,11 @@ impl Visitor<'_> for FieldName {
     }
 }
 
+/// Reads a value. An error begins with the name of the field.
+fn read_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(name: &str, value: D) -> Result<T, D::Error> {
+    T::deserialize(value).map_err(|error| de::Error::custom(format_args!("{name}: {error}")))
+}
+
 /// Reads the value of a field, and checks what was read so far: an error of this seed has the position of the value.
 struct FieldValue<'a> {
     read: &'a mut Read,
@@ -152,19 +157,19 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
         }
         let fields = &mut read.fields;
         match name {
-            "name" => fields.name = String::deserialize(value)?,
-            "algorithm" => fields.algorithm = AlgorithmName::deserialize(value)?,
-            "quota" => fields.quota = Option::deserialize(value)?,
-            "max" => fields.max = Option::deserialize(value)?,
-            "max_duration" => fields.max_duration = Option::deserialize(value)?,
-            "burst" => fields.burst = Option::deserialize(value)?,
-            "max_waiting" => fields.max_waiting = Option::deserialize(value)?,
-            "aligned_to_clock" => fields.aligned_to_clock = Option::deserialize(value)?,
-            "blocks" => fields.blocks = Option::deserialize(value)?,
-            "weighted" => fields.weighted = Option::deserialize(value)?,
-            "by" => fields.by = String::deserialize(value)?,
-            "fixed_cost" => fields.fixed_cost = Option::deserialize(value)?,
-            _ => fields.shadow = bool::deserialize(value)?,
+            "name" => fields.name = read_value(name, value)?,
+            "algorithm" => fields.algorithm = read_value(name, value)?,
+            "quota" => fields.quota = read_value(name, value)?,
+            "max" => fields.max = read_value(name, value)?,
+            "max_duration" => fields.max_duration = read_value(name, value)?,
+            "burst" => fields.burst = read_value(name, value)?,
+            "max_waiting" => fields.max_waiting = read_value(name, value)?,
+            "aligned_to_clock" => fields.aligned_to_clock = read_value(name, value)?,
+            "blocks" => fields.blocks = read_value(name, value)?,
+            "weighted" => fields.weighted = read_value(name, value)?,
+            "by" => fields.by = read_value(name, value)?,
+            "fixed_cost" => fields.fixed_cost = read_value(name, value)?,
+            _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {
             *is_read = true;

@@ -12,7 +12,7 @@ use super::options::{AcquireOptions, Detail};
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
 use super::verdict::{PackedVerdict, Verdict};
-use super::{Decision, DecisionSource};
+use super::{Decision, DecisionSource, HeldParts};
 use crate::clock::Timestamp;
 
 /// The decision of one limit alone, and what the other limits need to know of it.
@@ -37,6 +37,17 @@ pub(crate) struct LimitReading {
     pub(crate) blocked: u64,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
+    pub(crate) counting: Counting,
+}
+
+/// Whether a limit counts a request that it allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counting {
+    Counts,
+    /// The limit counts requests in flight, and the caller keeps no guard: the limit decides, and holds nothing.
+    DecidesOnly,
+    /// The table has no slot for the key of this shadow, which therefore does not count the request.
+    NoSlot,
 }
 
 impl LimitReading {
@@ -51,6 +62,7 @@ impl LimitReading {
         blocked: 0,
         supports_scheduling: false,
         shadow: false,
+        counting: Counting::Counts,
     };
 
     /// Returns the wait of a caller that accepts no delay.
@@ -164,7 +176,9 @@ impl Plan {
     /// Returns whether one of the limits counts the request if all allow it.
     #[inline]
     pub(crate) fn counts(&self, reading: &LimitReading) -> bool {
-        self.verdict.is_allowed() && (!reading.shadow || self.verdict_of(reading).is_allowed())
+        reading.counting == Counting::Counts
+            && self.verdict.is_allowed()
+            && (!reading.shadow || self.verdict_of(reading).is_allowed())
     }
 
     /// Returns the delay after which the request is charged to one of the limits, or its cost is held there.
@@ -201,6 +215,7 @@ impl Plan {
             supports_scheduling: self.schedules,
             is_estimate: self.is_estimate,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive,
             all_limits,

@@ -11,7 +11,7 @@ use std::fmt;
 use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
-pub(crate) use self::combine::{DecisionPart, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
 pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
@@ -37,6 +37,23 @@ pub enum DecisionSource {
     Policy,
 }
 
+/// What a guard holds apart from the cost that is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldParts {
+    /// Fixed costs, which a provisional hold includes.
+    pub(crate) fixed: bool,
+    /// What limits on requests in flight hold.
+    pub(crate) until_end: bool,
+}
+
+impl HeldParts {
+    pub(crate) const NONE: Self = Self { fixed: false, until_end: false };
+
+    pub(crate) const fn include(self, other: Self) -> bool {
+        (self.fixed || !other.fixed) && (self.until_end || !other.until_end)
+    }
+}
+
 /// Returns whole seconds, rounded up.
 pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
@@ -48,13 +65,14 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
 /// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
 /// restrictive limit and all shadows.
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 pub struct Decision {
     verdict: PackedVerdict,
     source: DecisionSource,
     supports_scheduling: bool,
     is_estimate: bool,
     is_denied_by_leases: bool,
+    held_parts: HeldParts,
     decided_at: Timestamp,
     most_restrictive: Option<LimitStatus>,
     #[allow(
@@ -62,6 +80,20 @@ pub struct Decision {
         reason = "one word instead of three in every decision; few decisions list their limits"
     )]
     all_limits: ColdDrop<Box<Vec<LimitStatus>>>,
+}
+
+/// Two decisions are equal if their public values are: what a guard holds is no part of the decision.
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        self.verdict == other.verdict
+            && self.source == other.source
+            && self.supports_scheduling == other.supports_scheduling
+            && self.is_estimate == other.is_estimate
+            && self.is_denied_by_leases == other.is_denied_by_leases
+            && self.decided_at == other.decided_at
+            && self.most_restrictive == other.most_restrictive
+            && self.all_limits == other.all_limits
+    }
 }
 
 impl Decision {
@@ -74,6 +106,7 @@ impl Decision {
             supports_scheduling: false,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -89,6 +122,7 @@ impl Decision {
             supports_scheduling,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -103,6 +137,7 @@ impl Decision {
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
             is_denied_by_leases: self.is_denied_by_leases,
+            held_parts: self.held_parts,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
@@ -120,6 +155,7 @@ impl Decision {
             supports_scheduling: false,
             is_estimate: false,
             is_denied_by_leases: false,
+            held_parts: HeldParts::NONE,
             decided_at,
             most_restrictive: None,
             all_limits: ColdDrop::EMPTY,
@@ -178,6 +214,18 @@ impl Decision {
     #[must_use]
     pub fn is_denied_by_leases(&self) -> bool {
         self.is_denied_by_leases
+    }
+
+    /// Records which parts the guard of an allowed request has.
+    pub(crate) fn with_held_parts(mut self, held_parts: HeldParts) -> Self {
+        self.held_parts = held_parts;
+        self
+    }
+
+    /// Returns which parts the guard has that the store returned with the decision.
+    #[inline]
+    pub(crate) fn held_parts(&self) -> HeldParts {
+        self.held_parts
     }
 
     /// Turns a delayed decision into a denial.

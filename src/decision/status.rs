@@ -55,12 +55,14 @@ pub struct LimitStatus {
     snapshot: LazySnapshot,
     pub(super) shadow: bool,
     pub(super) is_blocked: bool,
+    is_uncounted: bool,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
-        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow, is_blocked: false }
+        let verdict = PackedVerdict::pack(verdict);
+        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false }
     }
 
     /// Sets whether the key is blocked under the limit.
@@ -73,7 +75,8 @@ impl LimitStatus {
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
-        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false, is_blocked: false }
+        let verdict = PackedVerdict::from_wait(wait);
+        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -91,6 +94,19 @@ impl LimitStatus {
         self.is_blocked
     }
 
+    /// Sets whether the limit did not count an allowed request.
+    pub(crate) fn with_uncounted(mut self, is_uncounted: bool) -> Self {
+        self.is_uncounted = is_uncounted;
+        self
+    }
+
+    /// Returns whether a shadow did not count the request although the shadow allows it, because its table is full of
+    /// keys with [held](crate::limiter::Held) costs.
+    #[must_use]
+    pub fn is_uncounted(&self) -> bool {
+        self.is_uncounted
+    }
+
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         let snapshot = self.snapshot();
@@ -105,6 +121,7 @@ impl LimitStatus {
             snapshot: snapshot.into(),
             shadow: self.shadow,
             is_blocked: self.is_blocked,
+            is_uncounted: self.is_uncounted,
         }
     }
 

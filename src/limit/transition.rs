@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, Verdict};
+use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, Verdict};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +77,9 @@ impl<A: Algorithm> Transition<'_, A> {
         reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold;
         (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
         (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
+        if A::HELD_UNTIL_END && !options.until_end {
+            reading.counting = Counting::DecidesOnly;
+        }
         if held > 0 || options.hold {
             Self::read_with_held(algorithm, state, now, options, reading);
         } else {
@@ -96,7 +99,8 @@ impl<A: Algorithm> Transition<'_, A> {
             reading.verdict = reading.verdict.stricter_of(blocked);
             reading.immediate = reading.immediate.stricter_of(blocked);
         }
-        if held == 0 && (mode != ReadMode::IfDenied || !reading.verdict.is_allowed() || reading.cost == 0) {
+        let may_charge = mode == ReadMode::IfDenied && reading.cost > 0 && reading.counting == Counting::Counts;
+        if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
             reading.snapshot = algorithm.snapshot(state, now);
         }
     }

@@ -108,7 +108,7 @@ impl<A, B> Chained<A, B> {
         A: Limiter<Key> + Clone,
         B: Limiter<Key> + Clone,
     {
-        let first = match first {
+        let first = match first.and_then(|first| first.check_guard(true)) {
             Ok(first) if first.decision.is_allowed() => first,
             Ok(denied) => return into_acquisition(self.denied_by_first(key, options, denied.decision)),
             Err(error) => return Acquisition::Ready(Err(error)),
@@ -136,7 +136,7 @@ impl<A, B> Chained<A, B> {
     where
         A: Limiter<Key>,
     {
-        match second {
+        match second.and_then(|second| second.check_guard(true)) {
             Ok(second) if second.decision.is_allowed() => {
                 let decision = merge_decisions(options, Some(first), Some(second.decision));
                 let held = if options.hold {
@@ -150,7 +150,7 @@ impl<A, B> Chained<A, B> {
                 if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
                     held.charge_fixed_costs();
                 }
-                LimiterFuture::ready(Ok(Outcome { decision, held }))
+                LimiterFuture::ready(Ok(Outcome::of_store(decision, held)))
             }
             Ok(denied) => self.denied_by_second(key, options, held, denied.decision),
             Err(error) => release(held).map_result(|_| Err(error)),

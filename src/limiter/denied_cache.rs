@@ -12,7 +12,7 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
 use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
-use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::clock::{Clock, SystemClock, Timestamp, latest_end};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
 
@@ -80,6 +80,14 @@ struct CachedDenial {
     requested_at: Timestamp,
     expires_at: Timestamp,
     decision: Decision,
+}
+
+impl CachedDenial {
+    /// Returns whether the denial has not expired, and the clock has not stepped back by more than the denial's duration.
+    fn is_valid(&self, now: Timestamp) -> bool {
+        let duration = self.expires_at.as_micros() - self.requested_at.as_micros();
+        self.expires_at > now && self.expires_at <= latest_end(now, duration)
+    }
 }
 
 /// The two slots in which the denial of a key may be.
@@ -196,7 +204,7 @@ impl<C: Clock> CacheState<C> {
         let denial = self.slots[slot].load();
         let denial = denial.as_deref()?;
         let applies = denial.hash == hash
-            && denial.expires_at > now
+            && denial.is_valid(now)
             && options.cost >= denial.options.cost
             && options.max_delay == denial.options.max_delay
             // A hold starts now. A denied hold may be scheduled as a charge, unless the charge accepts no delay.
@@ -234,8 +242,8 @@ impl<C: Clock> CacheState<C> {
     fn pick_slot(&self, candidates: CandidateSlots, now: Timestamp) -> usize {
         let expires_at = |slot: usize| match self.slots[slot].load().as_deref() {
             Some(denial) if denial.hash == candidates.hash => Timestamp::EPOCH,
-            Some(denial) => denial.expires_at.max(now),
-            None => now,
+            Some(denial) if denial.is_valid(now) => denial.expires_at,
+            Some(_) | None => now,
         };
         let [first, second] = candidates.slots;
         if expires_at(second) < expires_at(first) { second } else { first }

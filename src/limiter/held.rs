@@ -3,6 +3,7 @@ use std::fmt;
 use super::future::{LimiterFuture, both_ok};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
+use crate::decision::HeldParts;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -16,6 +17,13 @@ use crate::decision::AcquireOptions;
 ///
 /// A limit on requests [in flight](crate::InFlight) charges nothing: its part of the cost is held until the guard ends,
 /// in either way.
+///
+/// # Custom limiters
+///
+/// A limiter of its own creates guards with [`new`](Self::new), or with [`until_end`](Self::until_end) for a limit on
+/// requests in flight. A limiter around another one must return the guard of the limiter inside, because a guard can
+/// hold more than [`cost`](Self::cost) says. [`map_settle`](Self::map_settle) changes how the guard settles, and keeps
+/// the rest.
 ///
 /// The limiter charges nothing before the actual cost is known, so it never refunds. If each request is placed at its
 /// start, admissions stay within the bound of the [algorithm](crate::algorithm), except for surcharges.
@@ -56,9 +64,11 @@ use crate::decision::AcquireOptions;
 #[must_use = "dropping the guard settles the whole held cost"]
 pub struct Held {
     cost: u64,
-    settle: Option<Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>>,
+    settle: Option<Settle>,
     parts: Option<Box<Parts>>,
 }
+
+type Settle = Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>;
 
 /// The parts of a hold that end apart from the request's cost.
 #[derive(Default)]
@@ -71,6 +81,8 @@ struct Parts {
 
 impl Held {
     /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
+    ///
+    /// To wrap the guard of another limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         Self { cost, settle: Some(Box::new(settle)), parts: None }
     }
@@ -80,10 +92,61 @@ impl Held {
         Self::new(1, move |actual| end(actual > 0))
     }
 
-    /// Creates the guard of a cost that is held until the request ends. The guard calls `release` once.
-    pub(crate) fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+    /// Creates the guard of a cost that is held until the request ends, for a custom limit on requests in flight.
+    ///
+    /// The guard charges nothing. It calls `release` once: when it is settled, released or dropped. Return it only to
+    /// callers that keep it ([`AcquireOptions::until_end`]).
+    pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let until_end = Some(Self::new(cost, move |_| release()));
         Self { cost, settle: None, parts: Some(Box::new(Parts { fixed: None, until_end })) }
+    }
+
+    /// Replaces how the guard settles, and keeps everything else that it holds: for a limiter around another one.
+    ///
+    /// Instead of charging the actual cost, the guard calls `settle` once, with the guard of the cost that is settled
+    /// and the actual cost. What other limits hold (requests [in flight](crate::InFlight), fixed costs) ends as before.
+    /// A guard without a cost to settle never calls `settle`.
+    ///
+    /// ```
+    /// use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
+    /// use tower_ratelimit::{AcquireOptions, Error};
+    ///
+    /// /// Prints what requests cost.
+    /// struct Printed<L>(L);
+    ///
+    /// impl<L: Limiter<str>> Limiter<str> for Printed<L> {
+    ///     type Future = BoxFuture<Result<Outcome, Error>>;
+    ///
+    ///     fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+    ///         let (acquired, key) = (self.0.acquire(key, options), key.to_owned());
+    ///         Acquisition::Pending(Box::pin(async move {
+    ///             let Outcome { decision, held } = acquired.await?;
+    ///             let held = held.map(|held| {
+    ///                 held.map_settle(move |held, actual| {
+    ///                     println!("{key}: {actual}");
+    ///                     held.settle(actual)
+    ///                 })
+    ///             });
+    ///             Ok(Outcome { decision, held })
+    ///         }))
+    ///     }
+    /// }
+    /// ```
+    pub fn map_settle(mut self, settle: impl FnOnce(Self, u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        let cost = self.cost;
+        self.settle = self.settle.take().map(|inner| -> Settle {
+            let inner = Self { cost, settle: Some(inner), parts: None };
+            Box::new(move |actual| settle(inner, actual))
+        });
+        self
+    }
+
+    /// Returns which parts the guard holds apart from the cost that is settled.
+    pub(crate) fn part_kinds(&self) -> HeldParts {
+        self.parts.as_ref().map_or(HeldParts::NONE, |parts| HeldParts {
+            fixed: parts.fixed.is_some(),
+            until_end: parts.until_end.is_some(),
+        })
     }
 
     /// Adds the guard of fixed costs.

@@ -23,6 +23,7 @@ mod held;
 #[cfg(feature = "timer")]
 mod limited;
 mod limits_of_key;
+mod outcome;
 mod reservation;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -45,6 +46,7 @@ pub use self::held::Held;
 pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
+pub use self::outcome::Outcome;
 pub use self::reservation::Reservation;
 #[cfg(feature = "timer")]
 pub use self::until_ready::until_ready;
@@ -170,23 +172,5 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         (**self).administer(key, operation)
-    }
-}
-
-/// A decision, and the guard of the cost that is held for it.
-#[derive(Debug)]
-#[allow(clippy::exhaustive_structs, reason = "custom limiters construct it")]
-pub struct Outcome {
-    /// The decision.
-    pub decision: Decision,
-    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold), or held by a limit on requests
-    /// [in flight](crate::InFlight).
-    pub held: Option<Held>,
-}
-
-impl From<Decision> for Outcome {
-    /// Creates an outcome that holds nothing.
-    fn from(decision: Decision) -> Self {
-        Self { decision, held: None }
     }
 }

@@ -60,7 +60,7 @@ impl Reservation {
     ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L> {
         let acquired = limiter.hold(key, options).into_future();
         async move {
-            let Outcome { decision, held } = acquired.await?;
+            let Outcome { decision, held } = acquired.await?.check_guard(true)?;
             let reservation = decision.is_allowed().then_some(Self { held, spent: 0 });
             Ok((reservation, decision))
         }

@@ -172,10 +172,10 @@ pub(crate) enum Disposition {
     Reject(Rejection),
 }
 
-/// Determines the disposition of a request.
+/// Determines the disposition of a request with these options.
 #[inline]
-pub(crate) fn classify(result: Result<Outcome, Error>, wait: &WaitConfig) -> Disposition {
-    match result {
+pub(crate) fn classify(result: Result<Outcome, Error>, options: AcquireOptions, wait: &WaitConfig) -> Disposition {
+    match result.and_then(|outcome| outcome.check_guard(options.until_end)) {
         Ok(Outcome { decision, held }) if decision.is_allowed() => {
             if decision.delay().is_zero() {
                 Disposition::Admit(decision, held)

@@ -289,7 +289,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                     let result = ready!(decision.poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
-                    let disposition = classify(result, &deferred.request.config.wait);
+                    let disposition = classify(result, deferred.request.options, &deferred.request.config.wait);
                     Self::on_disposition(disposition, key, deferred)
                 }
                 Projection::AwaitingStart { waiting, deferred } => {

@@ -108,7 +108,10 @@ where
         let acquired = config.limiter.acquire(&key, options);
         if T::NEEDS_HOLD || E::TRACKS {
             return match acquired {
-                Acquisition::Ready(Ok(Outcome { decision, held })) if decision.is_allowed_now() => {
+                Acquisition::Ready(Ok(outcome))
+                    if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
+                {
+                    let Outcome { decision, held } = outcome;
                     config.observers.emit(|| Event::Decided { decision: &decision, elapsed: None });
                     let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
@@ -124,7 +127,9 @@ where
             };
         }
         let mut context = match &acquired {
-            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {
+            Acquisition::Ready(Ok(outcome @ Outcome { decision, .. }))
+                if decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
+            {
                 config.observers.emit(|| Event::Decided { decision, elapsed: None });
                 config.responder.on_allowed(&mut request, Some(decision))
             }
@@ -198,7 +203,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify(result, &config.wait) {
+    match classify(result, options, &config.wait) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));

@@ -30,7 +30,7 @@ pub(crate) fn track<Request, P: Parts<Request>>(
             let guard = InFlightGuard::new(held, ids, &config.observers);
             P::End::track(request, guard)
         }
-        // Without a limit on requests in flight, or with a custom limiter that does not check `until_end`.
+        // Without a limit on requests in flight.
         _ => P::Tracker::default(),
     };
     (tracker, charged)

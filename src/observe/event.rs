@@ -101,6 +101,14 @@ pub enum Event<'a> {
         lasted: Duration,
     },
 
+    /// A [shadow](crate::Limit::shadow) limit in memory did not count a request that it allows, because its table is
+    /// full of keys with held costs: see [`LimitStatus::is_uncounted`].
+    #[non_exhaustive]
+    ShadowUncounted {
+        /// The limit's name.
+        limit: &'a str,
+    },
+
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
@@ -271,12 +279,12 @@ impl Event<'_> {
         self.request_outcome().map(RequestOutcome::name)
     }
 
-    /// Returns the name of the most restrictive limit, or of the limit whose memory usage this is.
+    /// Returns the name of the most restrictive limit, or of the limit that the event is about.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
-            Self::Usage { limit, .. } => Some(limit),
+            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } => Some(limit),
             _ => None,
         }
     }
@@ -409,6 +417,7 @@ impl fmt::Debug for Event<'_> {
                 .field("held_keys", held_keys)
                 .field("held", held)
                 .finish(),
+            Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
             Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }
     }

@@ -59,6 +59,7 @@ struct LimitCounters {
     counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES],
     decision_times: [OnceLock<Histogram>; SOURCES.len()],
     shadow: OnceLock<Counter>,
+    shadow_uncounted: OnceLock<Counter>,
 }
 
 /// The label value for a missing limit or source.
@@ -231,6 +232,15 @@ impl Recorder {
         });
         counter.increment(1);
     }
+
+    fn shadow_uncounted(&self, limit: &str) {
+        let counters = self.limit_counters(limit);
+        let counter = counters.shadow_uncounted.get_or_init(|| {
+            let limit = counters.limit.clone();
+            counter!("ratelimit_shadow_uncounted_total", "limiter" => self.limiter(), "limit" => limit)
+        });
+        counter.increment(1);
+    }
 }
 
 const OTHER: &str = "other";
@@ -247,6 +257,7 @@ impl LimitCounters {
             counts: [const { [const { OnceLock::new() }; SOURCES.len()] }; OUTCOMES],
             decision_times: [const { OnceLock::new() }; SOURCES.len()],
             shadow: OnceLock::new(),
+            shadow_uncounted: OnceLock::new(),
         }
     }
 }
@@ -265,6 +276,7 @@ impl Observer for Metrics {
                 }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
+            Event::ShadowUncounted { limit } => recorder.shadow_uncounted(limit),
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
             Event::MissingKey { server_error, forwarded, .. } => {
                 let outcome = if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
@@ -328,6 +340,11 @@ impl Observer for Metrics {
 fn describe() {
     describe_counter!("ratelimit_requests_total", Unit::Count, "Requests by outcome");
     describe_counter!("ratelimit_shadow_denied_total", Unit::Count, "Requests that a shadow limit would deny");
+    describe_counter!(
+        "ratelimit_shadow_uncounted_total",
+        Unit::Count,
+        "Requests that a shadow limit did not count, because its table was full of held keys"
+    );
     describe_counter!(
         "ratelimit_misconfigured_total",
         Unit::Count,

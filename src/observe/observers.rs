@@ -70,7 +70,13 @@ impl Observers {
 #[cold]
 #[inline(never)]
 fn emit<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
-    observer.observe(&event());
+    let event = event();
+    observer.observe(&event);
+    if let Event::Decided { decision, .. } = event {
+        for status in decision.limits().iter().filter(|status| status.is_uncounted()) {
+            observer.observe(&Event::ShadowUncounted { limit: status.name() });
+        }
+    }
 }
 
 impl fmt::Debug for Observers {

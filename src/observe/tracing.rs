@@ -164,6 +164,9 @@ impl Observer for Tracing {
             Event::InFlightEnded { cost, lasted } => {
                 trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");
             }
+            Event::ShadowUncounted { limit } => {
+                trace!(target: TARGET, limiter, limit, "a shadow limit has no slot for the key: not counted");
+            }
             Event::Batch { store, size, elapsed, error } => {
                 let error = error.map(field::display);
                 trace!(target: TARGET, limiter, store, size, ?elapsed, error, "store called");

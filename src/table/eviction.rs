@@ -25,10 +25,13 @@ pub(crate) trait EvictionPolicy<S> {
 }
 
 /// The table is full, and no key can be evicted. At `until` one of the keys in the sets is idle.
+///
+/// With `all_held` the policy evicts, and the reason is that every key in the sets has a held amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct TableFull {
     pub(crate) until: u64,
+    pub(crate) all_held: bool,
 }
 
 /// What the table stores for eviction.
@@ -145,7 +148,7 @@ impl<C: AtomicState> Table<C> {
             WhenFull::Evict | WhenFull::CarryOver if self.evict_least_used(location.candidate_sets, now, policy) => {
                 Ok(())
             }
-            WhenFull::Deny | WhenFull::Evict | WhenFull::CarryOver => Err(self.full_error(location.candidate_sets)),
+            when_full => Err(self.full_error(location.candidate_sets, when_full)),
         }
     }
 
@@ -155,9 +158,15 @@ impl<C: AtomicState> Table<C> {
         if location.is_absent()
             && (when_full == WhenFull::Deny || self.all_are_held(location.candidate_sets.into_iter()))
         {
-            return self.has_space(location.candidate_sets, now);
+            return self.has_space(location.candidate_sets, now, when_full);
         }
         Ok(())
+    }
+
+    /// Returns the keys that have the slots of a key. Another thread may change them meanwhile.
+    pub(crate) fn fingerprints_at(&self, location: &Location) -> impl Iterator<Item = u64> + use<'_, C> {
+        let slots = location.candidate_sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
+        slots.map(|(set, slot)| self.sets[set].fingerprint(slot)).filter(|fingerprint| *fingerprint != 0)
     }
 
     /// Returns whether every key of these sets has a held amount, so that none can be evicted.
@@ -167,16 +176,16 @@ impl<C: AtomicState> Table<C> {
     }
 
     #[cold]
-    fn has_space(&self, candidate_sets: [usize; 2], now: u64) -> Result<(), TableFull> {
+    fn has_space(&self, candidate_sets: [usize; 2], now: u64, when_full: WhenFull) -> Result<(), TableFull> {
         let is_free = |set: usize| self.sets[set].find_free(now, &self.holds).is_some();
         let has_space = candidate_sets.into_iter().any(is_free)
             || !matches!(self.find_relocation(candidate_sets, now), Search::None);
-        if has_space { Ok(()) } else { Err(self.full_error(candidate_sets)) }
+        if has_space { Ok(()) } else { Err(self.full_error(candidate_sets, when_full)) }
     }
 
-    fn full_error(&self, sets: [usize; 2]) -> TableFull {
+    fn full_error(&self, sets: [usize; 2], when_full: WhenFull) -> TableFull {
         let moments = sets.into_iter().flat_map(|set| all_slots().map(move |slot| self.sets[set].cell(slot).idle_at()));
-        TableFull { until: moments.min().unwrap_or(u64::MAX) }
+        TableFull { until: moments.min().unwrap_or(u64::MAX), all_held: when_full != WhenFull::Deny }
     }
 
     /// Evicts the key with the least usage in the two sets, unless another thread has freed a slot meanwhile. Returns

@@ -9,6 +9,22 @@
 /// | [`Evict`](Self::Evict) | the usage of an evicted key, once for each eviction | starts idle |
 /// | [`CarryOver`](Self::CarryOver) | never | may be denied for the usage of evicted keys |
 /// | [`Deny`](Self::Deny) | never | is denied |
+///
+/// # Held costs
+///
+/// A key with a [held](crate::limiter::Held) cost or a request [in flight](crate::InFlight) keeps its slot under each
+/// policy, because its settlement must find it. If all six slots in a new key's place belong to such keys, the new key is
+/// denied, as under [`Deny`](Self::Deny), and the wait is an [estimate](crate::Decision::is_estimate):
+///
+/// - If all other keys are idle, that does not happen below `max_keys` keys with held costs.
+/// - If all other slots are in use, it happens to one new key in 10 000 if a tenth of the slots has held costs, to one in
+///   1000 if a fifth has, and to one in 20 if half has.
+///
+/// So a client that can open requests under many keys can keep new clients out. Bound the requests in flight in total,
+/// with a second limit that counts all keys together, well below `max_keys`.
+///
+/// A shadow limit never denies. Without a slot for a key, a shadow does not count the request: see
+/// [`LimitStatus::is_uncounted`](crate::LimitStatus::is_uncounted).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenFull {
@@ -43,6 +59,6 @@ pub enum WhenFull {
     /// [by policy](crate::DecisionSource::Policy), as no limit of the key has denied it. In HTTP it is a 503.
     ///
     /// Setting the usage of a new key, and charging a new key after its request, fails with an error. A shadow limit
-    /// evicts instead, as it never denies.
+    /// evicts instead.
     Deny,
 }

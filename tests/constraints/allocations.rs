@@ -20,13 +20,13 @@ use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{
     ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
-use tower_ratelimit::limiter::{BoxLimiter, Limiter};
+use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    SlidingWindow, TokenBucket,
+    AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp, Quota,
+    RateLimitLayer, SlidingWindow, TokenBucket,
 };
 
 type Page = Response<Full<Bytes>>;
@@ -378,5 +378,40 @@ fn built_in_response_allocates_at_most_its_bound() {
         assert!(count.count_total >= 1, "{description}: the response is built for each request");
         assert!(count.count_total <= max, "{description}: {} allocations", count.count_total);
         assert!(count.bytes_total <= 4096, "{description}: {} bytes", count.bytes_total);
+    }
+}
+
+/// One decision does a bounded part of the work for overdue requests, of one key or of many, and `usage` counts their
+/// memory.
+#[test]
+fn overdue_requests_end_in_bounded_steps() {
+    const REQUESTS: u64 = 100_000;
+    /// A request is at least two words of a deadline, its cost and its key.
+    const MIN_BYTES: u64 = 32;
+    for keys in [1, 100, REQUESTS] {
+        let clock = ManualClock::new();
+        let in_flight = InFlight::new(REQUESTS).max_duration(std::time::Duration::from_secs(60));
+        let limiter =
+            Memory::<u64, _>::builder(in_flight).max_keys(120_000).clock(clock.clone()).build().expect("a limit");
+        let bytes = || limiter.usage()[0].bytes as u64;
+        let before = bytes();
+        let allocated = measure(|| {
+            for request in 0..REQUESTS {
+                let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().until_end());
+                let Acquisition::Ready(Ok(outcome)) = acquired else { panic!("a decision") };
+                // The request never ends.
+                std::mem::forget(outcome.held.expect("allowed"));
+            }
+        });
+        let counted = bytes() - before;
+        assert!(counted >= MIN_BYTES * REQUESTS, "{keys} keys: {counted} bytes");
+        assert!(counted <= allocated.bytes_current.unsigned_abs(), "{keys} keys: {counted} bytes");
+        clock.advance(std::time::Duration::from_secs(60));
+        for key in [0, REQUESTS] {
+            let work = measure(|| assert_eq!(limiter.check(&key, 1).remaining(), Some(REQUESTS), "{keys} keys, {key}"));
+            let freed = work.count_total.cast_signed() - work.count_current;
+            assert!(freed <= 400 && work.count_total <= 400, "{keys} keys: {freed} freed");
+        }
+        assert_eq!(limiter.usage()[0].held, 0, "{keys} keys");
     }
 }

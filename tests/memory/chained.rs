@@ -109,7 +109,7 @@ impl<L: Limiter<Key> + Clone> Limiter<Key> for Remote<L> {
 
 /// A guard whose settlement takes this many polls.
 fn settled_after(held: Held, polls: u32) -> Held {
-    Held::new(held.cost(), move |actual| {
+    held.map_settle(move |held, actual| {
         LimiterFuture::pending(async move {
             later(polls).await;
             held.settle(actual).await

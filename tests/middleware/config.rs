@@ -361,6 +361,106 @@ fn field_that_occurs_twice_is_an_error() {
     assert!(error.contains("duplicate field `quota`"), "{error}");
 }
 
+/// The fields, with an algorithm that has the field, and the kind of valid values.
+const FIELDS: [(&str, &str, &str); 13] = [
+    ("name", "gcra", "text"),
+    ("algorithm", "gcra", "text"),
+    ("quota", "gcra", "text"),
+    ("burst", "token-bucket", "number"),
+    ("max_waiting", "leaky-queue", "number"),
+    ("aligned_to_clock", "fixed-window", "bool"),
+    ("blocks", "sliding-window", "number"),
+    ("weighted", "sliding-window", "bool"),
+    ("max", "in-flight", "number"),
+    ("max_duration", "in-flight", "text"),
+    ("by", "sliding-log", "text"),
+    ("fixed_cost", "leaky-bucket", "number"),
+    ("shadow", "fixed-window", "bool"),
+];
+
+/// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.
+#[test]
+fn every_error_of_a_malformed_field_names_the_field() {
+    // A value in JSON, and the kind for which it is valid in some field.
+    let values = [
+        ("\"\"", "empty"),
+        ("\"no such thing\"", "malformed"),
+        ("\"-5/s\"", "malformed"),
+        ("7", "number"),
+        ("-1", "negative"),
+        ("1.5", "fraction"),
+        ("18446744073709551616", "too large"),
+        ("true", "bool"),
+        ("[1]", "list"),
+        ("[]", "list"),
+        ("{\"a\": 1}", "table"),
+    ];
+    let (mut cases, mut unnamed) = (0, Vec::new());
+    for (field, algorithm, kind) in FIELDS {
+        for (value, of) in values {
+            let is_valid = of == kind
+                // Any text is a name; whether it is the name of a sub-key is known later.
+                || matches!(field, "name" | "by") && of == "malformed"
+                || field == "by" && of == "empty";
+            if is_valid {
+                continue;
+            }
+            let mut policy = serde_json::json!({ "name": "x", "algorithm": algorithm, "by": "user" });
+            let (limit, limit_value) =
+                if algorithm == "in-flight" { ("max", serde_json::json!(2)) } else { ("quota", "60/min".into()) };
+            policy[limit] = limit_value;
+            let valid = policy.to_string();
+            assert!(serde_json::from_str::<Policy>(&valid).is_ok(), "{valid}");
+            policy[field] = serde_json::json!("REPLACED");
+            let json = policy.to_string().replace("\"REPLACED\"", value);
+            let mut errors =
+                vec![(json.clone(), serde_json::from_str::<Policy>(&json).err().map(|error| error.to_string()))];
+            let lines: Vec<String> = policy
+                .as_object()
+                .expect("a table")
+                .iter()
+                .map(|(name, default)| {
+                    let toml = value.replace(": ", " = ");
+                    format!("{name} = {}", if name == field { toml } else { default.to_string() })
+                })
+                .collect();
+            let text = lines.join("\n");
+            if of != "too large" {
+                errors.push((text.clone(), toml::from_str::<Policy>(&text).err().map(|error| error.to_string())));
+                errors.push((text, self::policy(&lines.join("\n")).err().map(|error| error.message().to_owned())));
+            }
+            for (text, error) in errors {
+                cases += 1;
+                let names = error.as_ref().is_some_and(|error| error.contains(&format!("{field}: ")));
+                if !names {
+                    unnamed.push(format!("{text}\n -> {error:?}"));
+                }
+            }
+        }
+    }
+    assert!(unnamed.is_empty(), "{} of {cases}:\n{}", unnamed.len(), unnamed.join("\n"));
+    assert!(cases > 300, "{cases}");
+    // A field that is absent, unknown, or there twice, and what is not a limit.
+    for (json, expected) in [
+        (r#"{ "algorithm": "gcra", "quota": "1/s", "by": "user" }"#, "`name`"),
+        (r#"{ "name": "x", "quota": "1/s", "by": "user" }"#, "`algorithm`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s" }"#, "`by`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "by": "user" }"#, "quota: "),
+        (r#"{ "name": "x", "algorithm": "in-flight", "by": "user" }"#, "max: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "Burst": 1 }"#, "`Burst`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "by": "all" }"#, "`by`"),
+        (r#"{ "name": null, "algorithm": "gcra", "quota": "1/s", "by": "user" }"#, "name: "),
+        (r#"{ "name": "x", "algorithm": null, "quota": "1/s", "by": "user" }"#, "algorithm: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": null }"#, "by: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "shadow": null }"#, "shadow: "),
+        ("5", "a limit with the fields `name`"),
+        ("\"gcra\"", "a limit with the fields `name`"),
+    ] {
+        let error = serde_json::from_str::<Policy>(json).expect_err(json).to_string();
+        assert!(error.contains(expected), "{json}\n{error}");
+    }
+}
+
 #[test]
 fn conflicting_policies_are_an_error_with_the_position() {
     let two = |first: &str, second: &str| {

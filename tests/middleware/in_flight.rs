@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
+use tower_ratelimit::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, Memory, Quota,
-    RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, ManualClock,
+    Memory, Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
 use crate::support::{Act, Pool, TestRequest, key_of};
@@ -276,4 +276,137 @@ async fn in_flight_ends_when_the_response_future_is_dropped() {
     assert_eq!(in_flight(&limiter), 1);
     drop(future);
     assert_eq!(in_flight(&limiter), 0);
+}
+
+/// How a limiter around another one returns the guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrap {
+    Mapped,
+    Rebuilt,
+    Dropped,
+}
+
+/// A limiter around another one, which wraps each guard.
+#[derive(Clone)]
+struct Wrapping<L>(L, Wrap);
+
+impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Wrapping<L> {
+    type Future = std::future::Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let Acquisition::Ready(acquired) = self.0.acquire(key, options) else { panic!("memory is ready") };
+        let acquired = acquired.map(|Outcome { decision, held }| {
+            let held = match self.1 {
+                Wrap::Mapped => held.map(|held| held.map_settle(Held::settle)),
+                Wrap::Rebuilt => held.map(|held| Held::new(held.cost(), move |actual| held.settle(actual))),
+                Wrap::Dropped => None,
+            };
+            Outcome { decision, held }
+        });
+        Acquisition::Pending(std::future::ready(acquired))
+    }
+
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.0.peek(key, options)
+    }
+}
+
+/// A limiter around another one keeps the limit on requests in flight, or the layer rejects each request: ten streams
+/// at a maximum of two.
+#[tokio::test(start_paused = true)]
+async fn wrapped_guard_keeps_in_flight() {
+    for (wrap, waits, ready) in [Wrap::Mapped, Wrap::Rebuilt, Wrap::Dropped]
+        .into_iter()
+        .flat_map(|wrap| [(wrap, false, false), (wrap, false, true), (wrap, true, false)])
+    {
+        let limiter = Memory::new(InFlight::new(2));
+        let wrapped: BoxLimiter<&'static str> = BoxLimiter::new(Wrapping(limiter.clone(), wrap));
+        let wrapped = if ready { BoxLimiter::new(Now(wrapped)) } else { wrapped };
+        let mut layer = RateLimitLayer::new(key_of, wrapped).responder(RejectWithError).release_on_response();
+        if waits {
+            layer = layer.max_wait(Duration::from_secs(1));
+        }
+        let service = layer.layer(Pool::new(100).service());
+        let streams = [(); 10].map(|()| tokio::spawn(service.clone().oneshot(ALICE.with_act(Act::Hang))));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let (mut open, mut errors) = (Vec::new(), Vec::new());
+        for stream in streams {
+            if stream.is_finished() {
+                errors.push(stream.await.expect("no panic").expect_err("a rejection").to_string());
+            } else {
+                open.push(stream);
+            }
+        }
+        let open_streams = open.len();
+        if wrap == Wrap::Mapped {
+            assert_eq!((open_streams, errors.len()), (2, 8), "waits: {waits}");
+            assert_eq!(in_flight(&limiter), 2);
+        } else {
+            assert_eq!((open_streams, errors.len()), (0, 10), "{wrap:?}, waits: {waits}");
+            assert!(errors.iter().all(|error| error == "server misconfigured"), "{errors:?}");
+            assert_eq!(in_flight(&limiter), 0, "{wrap:?}, waits: {waits}: what was held is released");
+        }
+        open.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+/// The same for streams: a guard that the response settles would not count the open body.
+#[tokio::test]
+async fn wrapped_guard_counts_open_bodies() {
+    type Body = http_body_util::Full<bytes::Bytes>;
+
+    for wrap in [Wrap::Mapped, Wrap::Rebuilt, Wrap::Dropped] {
+        let limiter: Memory<(), _> = Memory::new(InFlight::new(2));
+        let layer = RateLimitLayer::new(Global, Wrapping(limiter.clone(), wrap)).release_on_body_end();
+        let stream = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Body::from("a long stream"))));
+        let service = layer.layer(stream);
+        let mut open = Vec::new();
+        for _ in 0..10 {
+            let response = service.clone().oneshot(Request::new(())).await.expect("a response");
+            open.extend(Some(response).filter(|response| response.status() == StatusCode::OK));
+        }
+        assert_eq!(open.len(), if wrap == Wrap::Mapped { 2 } else { 0 }, "{wrap:?}");
+        drop(open);
+        assert_eq!(peek(&limiter, &()).remaining(), Some(2));
+    }
+}
+
+/// A limiter that is ready at once.
+#[derive(Clone)]
+struct Now<L>(L);
+
+impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Now<L> {
+    type Future = std::future::Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let acquired = self.0.acquire(key, options).into_future();
+        let mut acquired = task::spawn(acquired);
+        Acquisition::Ready(assert_ready!(acquired.poll()))
+    }
+}
+
+/// A custom limit on requests in flight, which does not ask whether the caller keeps the guard.
+#[derive(Clone)]
+struct Custom;
+
+impl Limiter<()> for Custom {
+    type Future = std::future::Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, (): &(), options: AcquireOptions) -> Acquisition<Self::Future> {
+        let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
+        let held = Some(Held::until_end(options.cost, || LimiterFuture::ready(Ok(()))));
+        Acquisition::Ready(Ok(Outcome { decision, held }))
+    }
+}
+
+#[tokio::test]
+async fn custom_limit_in_flight_under_a_layer_without_tracking_is_misconfigured() {
+    let page = service_fn(async |_: Request<()>| {
+        Ok::<_, BoxError>(Response::new(http_body_util::Full::<bytes::Bytes>::default()))
+    });
+    let layer = RateLimitLayer::new(Global, Custom);
+    let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let tracked = layer.release_on_response().layer(page).oneshot(Request::new(())).await.expect("a response");
+    assert_eq!(tracked.status(), StatusCode::OK);
 }

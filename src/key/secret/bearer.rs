@@ -62,7 +62,7 @@ impl<P: Fingerprinter> Bearer<P> {
         /// use tower_ratelimit::key::Bearer;
         ///
         /// // If your application ignores the padding of a token in base64.
-        /// let key = Bearer::new().canonical(|token| Some(token.trim_end_matches('=')));
+        /// let key = Bearer::new().canonical(|token| Some(token.trim_end_matches('=').to_owned()));
         /// ```
     }
 

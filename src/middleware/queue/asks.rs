@@ -175,7 +175,7 @@ impl Queue {
     ) {
         self.pace.answered(order.class.cost, order.books);
         self.pace.took(now.saturating_duration_since(order.asked_at));
-        match result {
+        match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 self.pace.admitted();
                 self.pace.is_released &= decision.delay() <= HORIZON;

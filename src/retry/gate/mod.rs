@@ -40,7 +40,10 @@
 //! let gate = GateLayer::new()
 //!     .keyed_by(|request: &Request| request.url().origin())
 //!     .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()));
-//! let client = ServiceBuilder::new().layer(gate).map_err(BoxError::from).service(Client::new());
+//! let client = ServiceBuilder::new()
+//!     .layer(gate)
+//!     .map_err(|error: reqwest::Error| BoxError::from(error))
+//!     .service(Client::new());
 //! # let _ = client;
 //! # }
 //! ```

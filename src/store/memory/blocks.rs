@@ -5,15 +5,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::algorithm::AtomicState;
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, latest_end};
 use crate::sync::AtomicU64;
 use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 
 /// The blocks of a limit.
 #[derive(Default)]
 pub(super) struct Blocks {
-    /// The end of each key's block. Created with the first block.
-    table: OnceLock<Table<[AtomicU64; 1]>>,
+    /// The end and the duration of each key's block. Created with the first block.
+    table: OnceLock<Table<[AtomicU64; 2]>>,
     /// The latest end of a block. Later decisions read no blocks.
     until: Until,
     /// Serialises changes, so that `until` is the latest end.
@@ -35,11 +35,10 @@ impl Blocks {
 
     #[cold]
     fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-        let mut state = <[AtomicU64; 1]>::empty();
+        let mut state = <[AtomicU64; 2]>::empty();
         self.table.get()?.read(hash, &mut { Location::EMPTY }, &mut state);
-        let [until] = *state;
-        let until = Timestamp::from_micros(until);
-        (until > now).then(|| until.saturating_since(now))
+        let until = Timestamp::from_micros(state[0]);
+        (until > now && !is_stale(&state, now)).then(|| until.saturating_since(now))
     }
 
     /// Blocks a key until this time. A time that is not in the future removes its block.
@@ -48,8 +47,9 @@ impl Blocks {
         if until > now {
             let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
             let previous = self.look_up(hash, now).map(|remaining| now.saturating_add(remaining).as_micros());
-            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction), |table, slot, _| {
-                *table.edit(slot) = [until.as_micros()];
+            let duration = until.as_micros() - now.as_micros();
+            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _| {
+                *table.edit(slot) = [until.as_micros(), duration];
             });
             debug_assert!(blocked.is_ok(), "a table that evicts has space");
             self.until.fetch_max(until.as_micros(), Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Blocks {
     }
 
     /// Computes the latest end again, after a block was removed or shortened.
-    fn find_latest(&self, table: &Table<[AtomicU64; 1]>, now: Timestamp) {
+    fn find_latest(&self, table: &Table<[AtomicU64; 2]>, now: Timestamp) {
         let mut latest = 0;
         table.for_each_live(now.as_micros(), |_, end, _| latest = latest.max(end));
         self.until.store(latest, Ordering::Relaxed);
@@ -74,16 +74,23 @@ impl Blocks {
     }
 }
 
-/// The eviction policy of blocks: the block that ends first is evicted.
-struct BlockEviction;
+/// Returns whether the clock has stepped back by more than the duration of a block since the block was set.
+fn is_stale(&[until, duration]: &[u64; 2], now: Timestamp) -> bool {
+    Timestamp::from_micros(until) > latest_end(now, duration)
+}
 
-impl EvictionPolicy<[u64; 1]> for BlockEviction {
-    fn usage_rank(&self, &[until]: &[u64; 1]) -> (u64, u64) {
-        (0, until)
+/// The eviction policy of blocks: the block that ends first is evicted, and before it a block that does not count.
+struct BlockEviction {
+    now: Timestamp,
+}
+
+impl EvictionPolicy<[u64; 2]> for BlockEviction {
+    fn usage_rank(&self, block: &[u64; 2]) -> (u64, u64) {
+        (0, if is_stale(block, self.now) { 0 } else { block[0] })
     }
 
     /// The table evicts without carrying over.
-    fn carry_over(&self, _state: &mut [u64; 1], _from: &[u64; 1]) {}
+    fn carry_over(&self, _state: &mut [u64; 2], _from: &[u64; 2]) {}
 
     fn when_full(&self) -> WhenFull {
         WhenFull::Evict

@@ -32,9 +32,8 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
 
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
         if limit.until_end {
-            if limit.deadline.is_none_or(|deadline| self.deadlines.remove(deadline)) {
-                self.end_hold(limit.hash, limit.held, read_clock(clock));
-            }
+            let is_held = || limit.deadline.is_none_or(|deadline| self.deadlines.remove(limit.hash, deadline));
+            self.end_hold(limit.hash, read_clock(clock), || if is_held() { limit.held } else { 0 });
             return Ok(());
         }
         let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
@@ -49,20 +48,24 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             }
         };
         if actual > 0 {
-            self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end)
+            let settled =
+                self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end);
+            // A shadow for whose key there is no slot counts nothing.
+            if self.limit.is_shadow() { Ok(()) } else { settled }
         } else {
             self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
         }
     }
 
-    fn usage(&self, now: Timestamp) -> Usage {
-        self.end_overdue_holds(now);
+    fn usage(&self, clock: &dyn Clock) -> Usage {
+        let now = read_clock(clock);
+        self.end_due_holds_of_others(now, clock, usize::MAX);
         let (held_keys, held) = self.table.holds();
         Usage {
             limit: self.limit.name().to_owned(),
             live_keys: self.table.count_live(now.as_micros()),
             capacity: self.table.capacity(),
-            bytes: self.table.bytes() + self.blocks.bytes(),
+            bytes: self.table.bytes() + self.blocks.bytes() + self.deadlines.bytes(),
             evicted: self.table.evicted(),
             held_keys,
             held,

@@ -172,22 +172,6 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
         self.limit.transition(algorithm, context.options).read(state, held, blocked, read.now, mode, reading);
     }
-
-    /// Ends the holds whose requests last longer than the maximum.
-    pub(super) fn end_overdue_holds(&self, now: Timestamp) {
-        if C::Algorithm::HELD_UNTIL_END {
-            while let Some(overdue) = self.deadlines.pop_overdue(now) {
-                self.end_hold(overdue.hash, overdue.held, now);
-            }
-        }
-    }
-
-    /// Ends a hold that is never charged. This needs no slot, so it cannot fail.
-    pub(super) fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
-        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
-        let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
-        debug_assert!(ended.is_ok(), "nothing is inserted");
-    }
 }
 
 impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for LimitTable<C, P>
@@ -199,8 +183,8 @@ where
 {
     #[inline]
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep) {
-        self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
+        self.end_due_holds(fingerprint(hash), context.now, context.clock);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let mut state = CellOf::<C>::empty();
@@ -244,10 +228,12 @@ where
     }
 
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
+        self.end_due_holds_at(&read.location, context.now, context.clock);
         self.evict_for(&read.location, read.now, self.limit.algorithm().select(context.key).borrow())
     }
 
-    fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull> {
+    fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
+        self.end_due_holds_at(&read.location, context.now, context.clock);
         self.table.is_full_for(&read.location, read.now.as_micros(), self.when_full())
     }
 
@@ -274,7 +260,7 @@ where
         change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), reading.cost));
+            .map(|max| self.deadlines.add(read.location.hash(), context.now, micros_floor(max), reading.cost));
         let transition = self.limit.transition(algorithm, context.options);
         let held = reading.held.saturating_add(reading.cost);
         reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);

@@ -18,7 +18,7 @@ use crate::limiter::{
     Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods, capacity_added,
 };
 use crate::observe::{Event, Observer};
-use crate::table::LookupError;
+use crate::table::{LookupError, TableFull};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -181,7 +181,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
     ///
     /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold). A limit on requests
-    /// [in flight](crate::InFlight) decides here, and does not count the request.
+    /// [in flight](crate::InFlight) decides here, and does not count the request, not even for a moment.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -193,26 +193,17 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     // docs/performance.md.
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
-        let context = self.context(key, AcquireOptions { hold: false, ..options.into() });
+        let context = self.context(key, AcquireOptions { hold: false, until_end: false, ..options.into() });
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             Err(error) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
                 // too. Row "hot key" of docs/performance.md.
                 let (decision, held) = L::acquire(&self.shared.tables, context, error);
-                if !held.is_empty() {
-                    self.release(&held);
-                }
+                debug_assert!(held.is_empty(), "without a guard, nothing is held");
                 decision
             }
         }
-    }
-
-    /// Releases a cost that is held until the end of the request, because the caller gets no guard.
-    #[cold]
-    fn release(&self, held: &[HeldLimit]) {
-        // A release needs no slot, so it cannot fail.
-        let _ = self.shared.settle::<Key, L>(held, |_| 0);
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
@@ -252,8 +243,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Returns the memory usage of each limit. Reads all tables.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
-        let (mut usage, now) = (Vec::new(), self.now());
-        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
+        let mut usage = Vec::new();
+        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
 
@@ -279,7 +270,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
-        Ok(Outcome { decision, held })
+        Ok(Outcome::of_store(decision, held))
     }
 
     /// Returns the guard of the costs that an allowed request holds.
@@ -322,7 +313,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
                 settled = settled.and(table.settle(limit, actual(limit), &self.clock));
             }
         });
-        settled.map_err(|_| table_full())
+        settled.map_err(table_full)
     }
 }
 
@@ -353,8 +344,12 @@ fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Ve
     if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
-fn table_full() -> Error {
-    Error::unavailable("key table full: eviction is disabled (`WhenFull::Deny`); raise `max_keys`")
+fn table_full(full: TableFull) -> Error {
+    Error::unavailable(if full.all_held {
+        "key table full: all keys in the place of the key have held costs or requests in flight; raise `max_keys`"
+    } else {
+        "key table full: eviction is disabled (`WhenFull::Deny`); raise `max_keys`"
+    })
 }
 
 fn no_such_limit(limit: &str) -> Error {
@@ -392,7 +387,7 @@ where
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
                 let set = self.in_limit(limit, |table| table.set(&context, used));
-                set.and_then(|set| set.map_err(|_| table_full()))
+                set.and_then(|set| set.map_err(table_full))
             }
             AdminOperation::Block { limit, duration } => {
                 self.in_limit(limit, |table| table.block(&context, context.now.saturating_add(duration)))

@@ -8,6 +8,8 @@ mod blocks;
 mod builder;
 mod deadlines;
 mod decide;
+mod due_holds;
+mod flights;
 mod hasher;
 mod limit_info;
 mod limit_table;

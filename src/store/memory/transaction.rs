@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
+use crate::decision::{Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
 use crate::limit::ReadMode;
 use crate::sync::Backoff;
 use crate::table::TableFull;
@@ -32,6 +32,12 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
     let plan = loop {
         let plan = read_all(limits, steps, &mut context, ReadMode::IfDenied);
         let context = &context;
+        if plan.verdict.is_allowed()
+            && readings(steps).any(|reading| reading.counting == Counting::DecidesOnly)
+            && let Some(full) = find_full(limits, steps, context, |reading| reading.counting == Counting::DecidesOnly)
+        {
+            return (table_full_decision(full, context.now), Vec::new());
+        }
         if !readings(steps).any(|reading| plan.charge_of(reading).is_some()) {
             if is_consistent(limits, steps) {
                 break plan;
@@ -46,7 +52,10 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
                 Some(Ok(())) => break plan,
                 Some(Err(LimitFull { index })) => {
                     if let Err(full) = limits[index].make_space(context, &steps[index].read) {
-                        return (table_full_decision(full, context.now), Vec::new());
+                        if !steps[index].reading.shadow {
+                            return (table_full_decision(full, context.now), Vec::new());
+                        }
+                        steps[index].reading.counting = Counting::NoSlot;
                     }
                 }
                 None => {}
@@ -76,7 +85,20 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     let wait = Timestamp::from_micros(full.until).saturating_since(now);
     // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
-    Decision::by_policy(now, Verdict::Denied { retry_after: wait })
+    Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(full.all_held)
+}
+
+/// Returns an error if the table of an enforced limit has no slot for the key, of those that are `selected`.
+#[cold]
+fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    steps: &[LimitStep],
+    context: &AcquireContext<'_, Key, S>,
+    selected: impl Fn(&LimitReading) -> bool,
+) -> Option<TableFull> {
+    let is_selected = |reading: &LimitReading| reading.cost > 0 && !reading.shadow && selected(reading);
+    let mut selected = limits.iter().zip(steps).filter(|(_, step)| is_selected(&step.reading));
+    selected.find_map(|(limit, step)| limit.is_full_for(context, &step.read).err())
 }
 
 /// Returns the decision of [`acquire`] without charging.
@@ -90,9 +112,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let plan = read_all(limits, steps, &mut context, ReadMode::Snapshot);
         let context = &context;
         if is_consistent(limits, steps) {
-            let is_allowed = plan.verdict.is_allowed();
-            let mut charged = limits.iter().zip(&*steps).filter(|(_, step)| is_allowed && step.reading.cost > 0);
-            let full = charged.find_map(|(limit, step)| limit.is_full_for(&step.read).err());
+            let full = if plan.verdict.is_allowed() { find_full(limits, steps, context, |_| true) } else { None };
             return full
                 .map_or_else(|| decide(limits, steps, &plan, context), |full| table_full_decision(full, context.now));
         }
@@ -224,6 +244,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
             self.is_shadow(),
         )
         .with_block(self.step.reading.blocked > 0)
+        .with_uncounted(self.step.reading.counting == Counting::NoSlot)
     }
 }
 

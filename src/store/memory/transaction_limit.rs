@@ -43,7 +43,7 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
-    fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull>;
+    fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Under the lock: charges the key, for a start after `delay`.
     fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration);
     /// Under the lock: holds the cost on the key.
@@ -72,7 +72,7 @@ pub trait LimitInfo: Send + Sync {
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
-    fn usage(&self, now: Timestamp) -> Usage;
+    fn usage(&self, clock: &dyn Clock) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
 }
 

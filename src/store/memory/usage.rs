@@ -70,7 +70,7 @@ pub struct Usage {
     /// The number of keys that the table can store.
     pub capacity: usize,
     /// The number of bytes that the limit has allocated for its keys: the table, sliding windows' blocks, sliding logs'
-    /// hits, blocked keys and held costs.
+    /// hits, blocked keys, held costs and the deadlines of requests in flight.
     pub bytes: usize,
     /// The number of keys that were evicted before they were idle. If it grows,
     /// [`max_keys`](super::MemoryBuilder::max_keys) is too small, or a client floods the limiter with keys.

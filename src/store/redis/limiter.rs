@@ -179,7 +179,10 @@ impl<Key: ?Sized> Redis<Key> {
     /// I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
-        state.client.config.health.check().await
+        state.client.config.health.check().await?;
+        // The check has loaded the script, so the first decision needs not send its text.
+        state.set_loaded();
+        Ok(())
     }
 
     /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).

@@ -312,6 +312,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.limits().iter().any(|limit| limit.held_until_end)
     }
 
+    /// Records that the servers have the script.
+    pub(super) fn set_loaded(&self) {
+        self.limits.set_loaded();
+    }
+
     pub(super) fn limits(&self) -> &[LimitInfo] {
         &self.limits.limits
     }

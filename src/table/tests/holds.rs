@@ -35,7 +35,7 @@ fn eviction_skips_held_keys() {
         hold(&table, key, 1, 1);
     }
     let full = table.make_space(&location(&table, 11), 1, &ByIdleTime);
-    assert_eq!(full, Err(TableFull { until: 100 }), "all keys are held");
+    assert_eq!(full, Err(TableFull { until: 100, all_held: true }), "all keys are held");
     assert_eq!(table.evicted(), 2);
     assert!(keys[..4].iter().zip(100..).all(|(&key, until)| get(&table, key) == Ok(until)));
     check_structure(&table);

@@ -59,7 +59,7 @@ impl Client {
 fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
     match completion {
         Completion::Decided(decision, grant) => {
-            Ok(Outcome { decision, held: grant.and_then(|grant| into_guard(client, grant)) })
+            Ok(Outcome::of_store(decision, grant.and_then(|grant| into_guard(client, grant))))
         }
         Completion::SessionExpired | Completion::Done => {
             Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))

@@ -1,0 +1,62 @@
+use super::held::Held;
+#[cfg(doc)]
+use crate::decision::AcquireOptions;
+use crate::decision::{Decision, HeldParts};
+use crate::error::Error;
+
+/// A decision, and the guard of the cost that is held for it.
+///
+/// A limiter around another one returns the guard of the limiter inside, or maps it
+/// ([`Held::map_settle`]). A layer rejects a request with an error if its guard lacks a part that the limiter inside
+/// holds.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs, reason = "custom limiters construct it")]
+pub struct Outcome {
+    /// The decision.
+    pub decision: Decision,
+    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold), or held by a limit on requests
+    /// [in flight](crate::InFlight).
+    pub held: Option<Held>,
+}
+
+impl Outcome {
+    /// Creates the outcome of a store. The decision records the parts of the guard, so that callers can
+    /// [check](Self::check_guard) whether they have received them.
+    pub(crate) fn of_store(decision: Decision, held: Option<Held>) -> Self {
+        let parts = held.as_ref().map_or(HeldParts::NONE, Held::part_kinds);
+        Self { decision: decision.with_held_parts(parts), held }
+    }
+
+    /// Returns whether the guard has all parts, and the caller keeps each as long as needed.
+    #[inline]
+    pub(crate) fn has_whole_guard(&self, keeps_until_end: bool) -> bool {
+        let expected = self.decision.held_parts();
+        match &self.held {
+            None => expected == HeldParts::NONE,
+            Some(held) => {
+                let parts = held.part_kinds();
+                parts.include(expected) && (keeps_until_end || !parts.until_end)
+            }
+        }
+    }
+
+    /// Returns an error, and releases what is held, unless the guard [is whole](Self::has_whole_guard).
+    pub(crate) fn check_guard(self, keeps_until_end: bool) -> Result<Self, Error> {
+        if self.has_whole_guard(keeps_until_end) {
+            return Ok(self);
+        }
+        let expected = self.decision.held_parts();
+        let lacks_parts = !self.held.as_ref().map_or(HeldParts::NONE, Held::part_kinds).include(expected);
+        if let Some(held) = self.held {
+            held.release().detach();
+        }
+        Err(if lacks_parts { Error::guard_lacks_parts() } else { Error::without_end() })
+    }
+}
+
+impl From<Decision> for Outcome {
+    /// Creates an outcome that holds nothing.
+    fn from(decision: Decision) -> Self {
+        Self { decision, held: None }
+    }
+}
