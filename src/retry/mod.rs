@@ -14,7 +14,7 @@
 //!
 //! The client bounds the length and the number of its waits, whatever the server sends.
 //!
-//! A [gate](gate) beside the policy pauses all requests to a server that has rejected one.
+//! A [gate] beside the policy pauses all requests to a server that has rejected one.
 //!
 //! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this
 //! example the layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside

@@ -125,7 +125,7 @@ impl Denials {
         let now = clock.now();
         clock.set(now.saturating_add(retry_after));
         let then = peek(limiter, caller, options);
-        clock.set(now.saturating_add(retry_after - Duration::from_micros(1)));
+        clock.set(now.saturating_add(retry_after.saturating_sub(Duration::from_micros(1))));
         let before = peek(limiter, caller, options);
         clock.set(now);
         self.too_short += u64::from(!then.is_allowed());

@@ -163,15 +163,15 @@ fn add_any(store: &mut MapStore, limits: &mut Vec<DynLimit<Caller>>, random: &mu
 #[test]
 fn map_of_states_decides_as_the_memory_store() {
     let (mut allowed, mut delayed, mut denied) = (0, 0, 0);
-    for seed in 0..120 {
-        let (mut random, clock) = (Random(seed), ManualClock::new());
+    for seed in 0..120_usize {
+        let (mut random, clock) = (Random(seed as u64), ManualClock::new());
         let (mut store, mut limits) = <(MapStore, Vec<DynLimit<Caller>>)>::default();
         for _ in 0..=random.below(4) {
             add_any(&mut store, &mut limits, &mut random);
         }
         let memory = Memory::builder(limits).max_keys(1_000).clock(clock.clone()).build().expect("limits");
         let mut guards: Vec<(Caller, Held, Vec<u64>)> = Vec::new();
-        for step in 0..150 {
+        for step in 0..150_usize {
             let tier = usize::from(random.below(6) == 0);
             let caller = Caller { user: random.below(2), team: random.below(2), tier };
             match random.below(8) {
@@ -185,11 +185,10 @@ fn map_of_states_decides_as_the_memory_store() {
                 }
                 kind => {
                     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
-                    let mut options = AcquireOptions::cost([1, 1, 2, 0][(seed + step) as usize % 4]).until_end();
+                    let mut options = AcquireOptions::cost([1, 1, 2, 0][(seed + step) % 4]).until_end();
                     options.max_delay =
-                        [None, Some(Duration::ZERO), Some(Duration::from_micros(random.below(5_000_000)))]
-                            [(step % 3) as usize];
-                    options.detail = details[(step / 3 % 3) as usize];
+                        [None, Some(Duration::ZERO), Some(Duration::from_micros(random.below(5_000_000)))][step % 3];
+                    options.detail = details[step / 3 % 3];
                     options.hold = kind == 3;
                     let Acquisition::Ready(outcome) = memory.acquire(&caller, options) else { panic!("at once") };
                     let outcome = outcome.expect("memory never fails");

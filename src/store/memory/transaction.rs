@@ -38,7 +38,7 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
         {
             return (table_full_decision(full, context.now), Vec::new());
         }
-        if !readings(steps).any(|reading| plan.charge_of(reading).is_some()) {
+        if readings(steps).all(|reading| plan.charge_of(reading).is_none()) {
             if is_consistent(limits, steps) {
                 break plan;
             }

@@ -35,7 +35,7 @@ pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) leases: Option<Arc<LeaseBook>>,
     pub(super) lease_sender: Arc<LeaseSender>,
     /// Registers this limiter for the conflict warnings of other limiters.
-    _registration: Arc<Registration>,
+    registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
     last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
 }
@@ -91,7 +91,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             key_format,
             hash_tag: builder.hash_tag,
             leases,
-            _registration: registration,
+            registration,
             last_template: ArcSwapOption::empty(),
         };
         Ok((state, conflicts))
@@ -108,7 +108,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             hash_tag: self.hash_tag.clone(),
             leases: self.leases.as_ref().map(|leases| Arc::new(leases.without_leases(self.limits()))),
             lease_sender: Arc::clone(&self.lease_sender),
-            _registration: Arc::clone(&self._registration),
+            registration: Arc::clone(&self.registration),
             last_template: ArcSwapOption::empty(),
         })
     }

@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 use self::callers::{Answer, Observed};
@@ -129,7 +130,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
             state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
         });
     }
-    spawn_changes(&scenario, &limiters, &world, started_at);
+    let stopping = spawn_changes(&scenario, &limiters, &world, started_at);
     let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
         let at = started_at + Duration::from_millis(at);
         let close =
@@ -155,6 +156,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     for closing in closing {
         closed.push(closing.await.expect("no panic"));
     }
+    stopping.iter().for_each(AbortHandle::abort);
     gate::open();
     if scenario.lease_end == LeaseEnd::Dropped {
         // A probe of the server, and an attempt to connect, go on for so long.
@@ -198,13 +200,17 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
 }
 
 /// Spawns the tasks that stop the background tasks, and replace limits.
-fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) {
+///
+/// Returns the former: after the last call they must stop no task any more.
+fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) -> Vec<AbortHandle> {
+    let mut stopping = Vec::new();
     for fault in scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Undriven) {
         let at = started_at + Duration::from_millis(fault.at);
-        tokio::spawn(async move {
+        let stop = tokio::spawn(async move {
             sleep_until(at).await;
             gate::shut();
         });
+        stopping.push(stop.abort_handle());
     }
     for &(at, client) in &scenario.replaces {
         let (limiter, limits, world) = (limiters[client].clone(), limits(scenario), world.clone());
@@ -214,6 +220,7 @@ fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, st
             limiter.replace(limits).expect("valid limits");
         });
     }
+    stopping
 }
 
 /// Closes a limiter at a time.
