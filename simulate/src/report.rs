@@ -35,7 +35,7 @@ pub struct Report {
     /// The longest delay.
     pub longest_delay: Duration,
     /// The largest cost that was admitted for one key in any second, in any ten seconds, and in any minute. If all
-    /// limits have a [fixed cost](crate::Limit::fixed_cost), it is the largest number of requests.
+    /// limits have a [fixed cost](tower_ratelimit::Limit::fixed_cost), it is the largest number of requests.
     pub bursts: [Burst; 3],
 }
 
