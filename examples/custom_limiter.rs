@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
@@ -87,7 +86,7 @@ async fn main() -> Result<(), BoxError> {
     let bank = Arc::new(Bank(Mutex::default()));
     let mut app = ServiceBuilder::new()
         .layer(RateLimitLayer::new(Header::from_static("x-account"), Prepaid { burst, bank: Arc::clone(&bank) }))
-        .service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Full::<Bytes>::default())));
+        .service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Full::<bytes::Bytes>::default())));
     for second in 1..=3 {
         let _closed = (second == 3).then(|| bank.0.lock());
         for _ in 0..4 {

@@ -66,6 +66,7 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 /// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
 /// restrictive limit and all shadows.
 #[derive(Clone)]
+#[must_use = "the decision says whether the request is allowed"]
 pub struct Decision {
     verdict: PackedVerdict,
     source: DecisionSource,

@@ -58,6 +58,7 @@ use crate::error::Error;
 /// ```
 pub struct DeniedCache<L, C = SystemClock> {
     limiter: L,
+    max_age: Duration,
     state: Arc<CacheState<C>>,
 }
 
@@ -71,7 +72,6 @@ struct CacheState<C> {
     /// Randomly seeded: two keys with one hash share a denial, so clients must not be able to find such keys.
     hasher: RandomState,
     clock: C,
-    max_age: Option<Duration>,
 }
 
 struct CachedDenial {
@@ -99,11 +99,12 @@ struct CandidateSlots {
 
 /// A request that the limiter inside decides.
 #[derive(Clone, Copy)]
-struct Undecided {
+struct UncachedRequest {
     candidates: CandidateSlots,
     options: AcquireOptions,
     requested_at: Timestamp,
     epoch: u64,
+    max_age: Duration,
 }
 
 impl<L> DeniedCache<L> {
@@ -136,21 +137,16 @@ impl<L, C: Clock> DeniedCache<L, C> {
             epochs: (0..slots.min(1024)).map(|_| AtomicU64::new(0)).collect(),
             hasher: RandomState::new(),
             clock,
-            max_age: None,
         };
-        Self { limiter, state: Arc::new(state) }
+        Self { limiter, max_age: Duration::MAX, state: Arc::new(state) }
     }
 
     /// Bounds the time for which the cache keeps a denial, and so the time for which a stale denial lasts.
     ///
-    /// # Panics
-    ///
-    /// If the limiter was cloned before, because clones share the cache.
+    /// Applies to the denials that this handle and its later clones cache.
     #[must_use]
-    #[track_caller]
     pub fn max_age(mut self, max_age: Duration) -> Self {
-        let state = Arc::get_mut(&mut self.state).expect("`max_age` must be set before the limiter is cloned");
-        state.max_age = Some(max_age);
+        self.max_age = max_age;
         self
     }
 
@@ -214,7 +210,7 @@ impl<C: Clock> CacheState<C> {
     }
 
     /// Caches a denial, unless the key was invalidated while the request was in flight.
-    fn insert(&self, in_flight: Undecided, decision: &Decision) {
+    fn insert(&self, in_flight: UncachedRequest, decision: &Decision) {
         if decision.is_estimate() {
             return;
         }
@@ -223,8 +219,8 @@ impl<C: Clock> CacheState<C> {
             (Verdict::ExceedsLimit, DecisionSource::Store) => DeniedCache::<()>::EXCEEDS_LIMIT_TTL,
             _ => return,
         };
-        let ttl = self.max_age.map_or(ttl, |max_age| max_age.min(ttl));
-        let Undecided { candidates, options, requested_at, epoch } = in_flight;
+        let UncachedRequest { candidates, options, requested_at, epoch, max_age } = in_flight;
+        let ttl = ttl.min(max_age);
         // Counted from before the decision, the denial expires no later than its `retry_after`.
         let expires_at = requested_at.saturating_add(ttl);
         // Computes the numbers of the decision now, not at each lookup.
@@ -267,12 +263,12 @@ impl<C: Clock> CacheState<C> {
 
 impl<L, C: Clock> DeniedCache<L, C> {
     /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
-    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, Undecided> {
+    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, UncachedRequest> {
         let state = &self.state;
         let (candidates, now) = (state.candidates(key), state.clock.now());
         state.lookup(candidates, options, now).ok_or_else(|| {
             let epoch = state.epoch(candidates).load(Ordering::SeqCst);
-            Undecided { candidates, options, requested_at: now, epoch }
+            UncachedRequest { candidates, options, requested_at: now, epoch, max_age: self.max_age }
         })
     }
 }
@@ -330,7 +326,7 @@ where
 
 impl<L: Clone, C> Clone for DeniedCache<L, C> {
     fn clone(&self) -> Self {
-        Self { limiter: self.limiter.clone(), state: Arc::clone(&self.state) }
+        Self { limiter: self.limiter.clone(), max_age: self.max_age, state: Arc::clone(&self.state) }
     }
 }
 
@@ -347,7 +343,7 @@ impl<L: fmt::Debug, C> fmt::Debug for DeniedCache<L, C> {
 pub struct DeniedCacheFuture<F, C> {
     #[pin]
     future: F,
-    in_flight: Undecided,
+    in_flight: UncachedRequest,
     state: Arc<CacheState<C>>,
 }
 

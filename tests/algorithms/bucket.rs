@@ -102,7 +102,7 @@ fn reset_is_at_most_200_years_after_a_change_of_quota() {
     let fast = Spec::Bucket { quota: Quota::per_second(1_000_000), burst: 1_000_000 };
     let slow = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let mut subject = Subject::new(&[vec![fast, slow]], 0);
-    subject.acquire(AcquireOptions::cost(1_000_000));
+    let _ = subject.acquire(AcquireOptions::cost(1_000_000));
     subject.apply(Op::Tier(1));
     assert!(subject.peek(AcquireOptions::default()).reset() <= Some(ticks(MAX_PERIOD)));
 }

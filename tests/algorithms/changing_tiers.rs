@@ -308,7 +308,7 @@ fn apply(subject: &mut Subject, step: Move) {
         Move::Tier(tier) => drop(subject.apply(Op::Tier(tier))),
         Move::Acquire { share, may_wait } => {
             let options = AcquireOptions::cost(cost(share));
-            subject.acquire(if may_wait { options } else { options.max_delay(ticks(0)) });
+            let _ = subject.acquire(if may_wait { options } else { options.max_delay(ticks(0)) });
         }
         Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
         Move::UntilRetry { share, off: ticks } => {

@@ -285,8 +285,8 @@ fn limiter_does_not_panic_at_the_end_of_the_clock() {
         assert!(subject.acquire(AcquireOptions::default()).is_allowed(), "{spec:?}");
         for now in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
             subject.set_clock(now);
-            subject.acquire(AcquireOptions::default().max_delay(Duration::MAX));
-            subject.acquire(AcquireOptions::cost(u64::MAX).max_delay(Duration::MAX));
+            let _ = subject.acquire(AcquireOptions::default().max_delay(Duration::MAX));
+            let _ = subject.acquire(AcquireOptions::cost(u64::MAX).max_delay(Duration::MAX));
         }
     }
 }

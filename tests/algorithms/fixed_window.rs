@@ -67,7 +67,7 @@ fn hold_is_charged_in_the_window_in_which_it_is_settled() {
     for aligned in [false, true] {
         let spec = Spec::FixedWindow { quota: Quota::new(5, Duration::from_secs(10)), aligned };
         let mut subject = Subject::new(&[vec![spec]], 0);
-        subject.acquire(AcquireOptions::cost(2));
+        let _ = subject.acquire(AcquireOptions::cost(2));
         subject.apply(Op::Hold(AcquireOptions::cost(3)));
         assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(0));
         subject.set_clock(12 * SECOND);
@@ -83,7 +83,7 @@ fn aligned_window_extends_an_earlier_window_that_it_charges() {
     let previous = Spec::FixedWindow { quota: Quota::new(5, Duration::from_secs(7)), aligned: false };
     let aligned = Spec::FixedWindow { quota: Quota::new(2, Duration::from_secs(10)), aligned: true };
     let mut subject = Subject::new(&[vec![previous, aligned]], SECOND);
-    subject.acquire(AcquireOptions::cost(1));
+    let _ = subject.acquire(AcquireOptions::cost(1));
     subject.apply(Op::Tier(1));
     assert_eq!(subject.peek(AcquireOptions::cost(2)).retry_after(), Some(Duration::from_secs(7)));
     assert_eq!(subject.acquire(AcquireOptions::cost(1)).reset(), Some(Duration::from_secs(9)));
@@ -95,9 +95,9 @@ fn aligned_window_extends_an_earlier_window_that_it_charges() {
 fn fixed_window_does_not_start_before_the_newest_time_of_its_state() {
     let window = |seconds| Spec::FixedWindow { quota: Quota::new(5, Duration::from_secs(seconds)), aligned: false };
     let mut subject = Subject::new(&[vec![window(10), window(3)]], 0);
-    subject.acquire(AcquireOptions::default());
+    let _ = subject.acquire(AcquireOptions::default());
     subject.set_clock(9 * SECOND);
-    subject.acquire(AcquireOptions::default());
+    let _ = subject.acquire(AcquireOptions::default());
     subject.apply(Op::Tier(1));
     subject.set_clock(8 * SECOND);
     let decision = subject.acquire(AcquireOptions::default());

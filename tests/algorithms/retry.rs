@@ -173,7 +173,7 @@ fn retry_after_of_a_bucket_is_sufficient_when_its_quota_was_raised() {
     let a_day = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let a_second = Spec::Bucket { quota: Quota::per_second(1), burst: 1 };
     let mut subject = Subject::new(&[vec![a_day, a_second]], 0);
-    subject.acquire(AcquireOptions::default());
+    let _ = subject.acquire(AcquireOptions::default());
     subject.apply(Op::Tier(1));
     if let Some(wait) = subject.acquire(AcquireOptions::default()).retry_after() {
         subject.set_clock(micros(wait));

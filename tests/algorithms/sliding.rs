@@ -84,8 +84,8 @@ fn assert_agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), T
 #[test]
 fn sliding_log_reset_includes_a_hold() {
     let mut subject = Subject::new(&[vec![Spec::SlidingLog { quota: Quota::new(3, ticks(10)) }]], 0);
-    subject.acquire(AcquireOptions::cost(0).hold());
-    subject.acquire(AcquireOptions::cost(1).hold());
+    let _ = subject.acquire(AcquireOptions::cost(0).hold());
+    let _ = subject.acquire(AcquireOptions::cost(1).hold());
     subject.apply(Op::Settle { which: 0, actual: u64::MAX });
     subject.set_clock(4);
     assert_eq!(subject.peek(AcquireOptions::default()).reset(), Some(ticks(10)));
@@ -95,8 +95,8 @@ fn sliding_log_reset_includes_a_hold() {
 #[test]
 fn sliding_log_waits_for_a_hold_beside_a_saturated_surcharge() {
     let mut subject = Subject::new(&[vec![Spec::SlidingLog { quota: Quota::new(2, ticks(3)) }]], 0);
-    subject.acquire(AcquireOptions::cost(0).hold());
-    subject.acquire(AcquireOptions::cost(2).hold());
+    let _ = subject.acquire(AcquireOptions::cost(0).hold());
+    let _ = subject.acquire(AcquireOptions::cost(2).hold());
     subject.apply(Op::Settle { which: 0, actual: u64::MAX });
     subject.set_clock(2);
     assert_eq!(subject.peek(AcquireOptions::default()).retry_after(), Some(ticks(3)));

@@ -248,7 +248,7 @@ fn config_example_reloads_a_changed_file() {
     let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.0.display());
     assert_eq!(printed[0], start);
     assert_eq!(printed[2], "4 | quota = \"100/fortnight\"");
-    assert!(printed[4].starts_with("\"100/fortnight\": a quota's period must end in "), "{printed:#?}");
+    assert!(printed[4].starts_with("quota: \"100/fortnight\": a quota's period must end in "), "{printed:#?}");
     check(&get(), 100, 96);
 
     // The limit is lowered to the present usage.

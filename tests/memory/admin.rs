@@ -117,8 +117,8 @@ fn peek_returns_what_acquire_returns_and_does_not_charge() {
 fn reset_makes_only_its_key_idle() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", AcquireOptions::cost(10));
-        acquire(&limiter, "bob", AcquireOptions::cost(4));
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
+        let _ = acquire(&limiter, "bob", AcquireOptions::cost(4));
         result_of(limiter.reset("alice")).unwrap();
         assert_eq!((remaining(&limiter, "alice"), remaining(&limiter, "bob")), (10, 6));
         assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
@@ -151,9 +151,9 @@ fn remaining_of_each(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
 fn reset_applies_to_every_limit_of_the_key() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
-    acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
-    acquire(&limiter, "carol@home", AcquireOptions::cost(1));
+    let _ = acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
+    let _ = acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
+    let _ = acquire(&limiter, "carol@home", AcquireOptions::cost(1));
     assert_eq!(remaining_of_each(&limiter, "alice@acme"), [3, 11, 20]);
     result_of(limiter.reset("alice@acme")).unwrap();
     // The reset removes the usage of other users of the shared sub-key too.
@@ -217,7 +217,7 @@ fn unknown_limit_name_is_an_error_that_names_it() {
 fn block_denies_until_exactly_its_end() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", AcquireOptions::cost(2));
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(2));
         result_of(limiter.block("default", "alice", MINUTE)).unwrap();
         let denied = acquire(&limiter, "alice", AcquireOptions::default());
         assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE });
@@ -241,7 +241,7 @@ fn block_denies_until_exactly_its_end() {
 fn retry_after_is_the_longer_of_block_and_limit() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
-    acquire(&limiter, "alice", AcquireOptions::cost(10));
+    let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
     result_of(limiter.block("default", "alice", 10 * SECOND)).unwrap();
     assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MINUTE));
     result_of(limiter.block("default", "alice", 90 * SECOND)).unwrap();
@@ -272,7 +272,7 @@ fn later_block_replaces_an_earlier_one() {
 fn unblock_keeps_the_usage() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", AcquireOptions::cost(6));
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(6));
         result_of(limiter.block("default", "alice", MINUTE)).unwrap();
         result_of(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
@@ -286,7 +286,7 @@ fn unblock_keeps_the_usage() {
 fn block_survives_reset_and_set() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", AcquireOptions::cost(10));
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
         result_of(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
         result_of(limiter.reset("alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
@@ -346,7 +346,7 @@ fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
 fn key_blocked_under_every_limit_is_denied_until_the_last_block_ends() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    acquire(&limiter, "alice@acme", AcquireOptions::default());
+    let _ = acquire(&limiter, "alice@acme", AcquireOptions::default());
     let remaining_before = remaining_of_each(&limiter, "alice@acme");
     let statuses = peek(&limiter, "alice@acme", AcquireOptions::default().detail(Detail::All));
     for (limit, seconds) in statuses.limits().iter().zip(1..) {
@@ -392,7 +392,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
         Limit::new("shadow", FixedWindow::new(Quota::new(1, 10 * SECOND))).shadow(),
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    acquire(&limiter, "alice", AcquireOptions::default());
+    let _ = acquire(&limiter, "alice", AcquireOptions::default());
     result_of(limiter.block("enforced", "alice", MINUTE)).unwrap();
     // The caller accepts a delay, so the enforced limit decides for the end of its block. The shadow limit does not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
@@ -414,7 +414,7 @@ fn top_keys_are_ordered_by_reset() {
     ));
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     for (key, cost) in [("bert", 3), ("anna", 10), ("carl", 1), ("clara", 8), ("bea", 4)] {
-        acquire(&limiter, key, AcquireOptions::cost(cost));
+        let _ = acquire(&limiter, key, AcquireOptions::cost(cost));
         clock.advance(SECOND);
     }
     let id = |limit: &str, key: &str| limiter.key_id(limit, key).unwrap();
@@ -505,8 +505,8 @@ fn top_keys_of_per_key_algorithms_are_ordered_by_reset() {
     let clock = ManualClock::new();
     let choose = |key: &str| FixedWindow::new(if key == "slow" { Quota::per_hour(10) } else { TEN });
     let limiter = Memory::builder(per_key(choose)).max_keys(100).clock(clock).build().unwrap();
-    acquire(&limiter, "fast", AcquireOptions::cost(10));
-    acquire(&limiter, "slow", AcquireOptions::cost(1));
+    let _ = acquire(&limiter, "fast", AcquireOptions::cost(10));
+    let _ = acquire(&limiter, "slow", AcquireOptions::cost(1));
     let top_keys = limiter.top_keys("default", 10).unwrap();
     let ids: Vec<_> = top_keys.iter().map(|key| (key.id, key.reset, key.figures)).collect();
     let id = |key: &str| limiter.key_id("default", key).unwrap();
@@ -524,9 +524,9 @@ fn usage_counts_keys_in_use() {
     let live = || -> Vec<_> { limiter.usage().into_iter().map(|usage| (usage.limit, usage.live_keys)).collect() };
     let named = |smooth, all| [("smooth".to_owned(), smooth), ("all".to_owned(), all)];
     assert_eq!(live(), named(0, 0));
-    acquire(&limiter, "alice", AcquireOptions::default());
-    acquire(&limiter, "bob", AcquireOptions::cost(2));
-    acquire(&limiter, "carol", AcquireOptions::cost(0));
+    let _ = acquire(&limiter, "alice", AcquireOptions::default());
+    let _ = acquire(&limiter, "bob", AcquireOptions::cost(2));
+    let _ = acquire(&limiter, "carol", AcquireOptions::cost(0));
     assert_eq!(live(), named(2, 1));
     // Alice's bucket has drained, Bob's has not.
     clock.advance(7 * SECOND);
@@ -579,7 +579,7 @@ fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
     let bytes = || limiter.usage()[0].bytes;
     let empty = bytes();
     for _ in 0..500 {
-        limiter.check("alice", AcquireOptions::default());
+        let _ = limiter.check("alice", AcquireOptions::default());
         clock.advance(MICROSECOND);
     }
     let with_hits = bytes();
@@ -609,7 +609,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     for key in 0..3_000_u64 {
         for _ in 0..=key % 5 {
             clock.advance(100 * MICROSECOND);
-            limiter.check(&key, AcquireOptions::default());
+            let _ = limiter.check(&key, AcquireOptions::default());
         }
         taken = (usage().bytes - empty).max(taken);
         assert!(taken <= most, "{taken} bytes for hits, at most {most}");
@@ -690,7 +690,7 @@ fn shadow_limit_that_denies_holds_and_settles_nothing() {
     assert_eq!(remaining_of_each(&limiter, "alice"), [3, 10]);
 
     // A surcharge is charged to the limits that held.
-    limiter.check("alice", AcquireOptions::cost(3));
+    let _ = limiter.check("alice", AcquireOptions::cost(3));
     let denied_by_shadow = hold(&limiter, "alice", 1);
     result_of(denied_by_shadow.settle(4)).unwrap();
     assert_eq!(remaining_of_each(&limiter, "alice"), [0, 3]);

@@ -17,6 +17,7 @@ use tower_ratelimit::{
 use crate::random::Random;
 
 /// A limiter that counts its calls.
+#[derive(Clone)]
 struct Counted<L> {
     limiter: L,
     calls: Arc<AtomicU64>,
@@ -169,7 +170,10 @@ async fn cached_denial_expires_after_max_age() {
     let clock = ManualClock::new();
     let calls = Arc::new(AtomicU64::new(0));
     let counted = Counted { limiter: per_second(1, &clock), calls: Arc::clone(&calls) };
-    let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
+    // A clone does not prevent the setting: see `max_age`.
+    let cache = DeniedCache::with_clock(counted, 64, clock.clone());
+    let limiter = cache.clone().max_age(Duration::from_millis(100));
+    drop(cache);
     assert!(is_allowed(&limiter, 1).await);
     assert!(!is_allowed(&limiter, 1).await);
     clock.advance(Duration::from_millis(99));
@@ -227,7 +231,7 @@ async fn peek_returns_and_inserts_cached_denials() {
     assert_eq!((calls.load(Ordering::Relaxed), again.source()), (2, DecisionSource::Cache));
     assert_eq!(again.retry_after(), peeked.retry_after());
     // A peek of cost zero reads the figures and is not answered from the cache.
-    limiter.peek(&1, AcquireOptions::cost(0)).await.expect("an answer");
+    let _ = limiter.peek(&1, AcquireOptions::cost(0)).await.expect("an answer");
     assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 

@@ -311,7 +311,7 @@ fn held_key_is_not_evicted() {
         let (limiter, clock) = memory(TEN, 1, when_full);
         let held = hold(&limiter, 7, BURST).expect("the key is new");
         for key in 1_000..3_000_u64 {
-            limiter.check(&key, AcquireOptions::default());
+            let _ = limiter.check(&key, AcquireOptions::default());
             clock.advance(Duration::from_micros(1));
             assert!(
                 !limiter.check(&7, AcquireOptions::default()).is_allowed(),
@@ -320,7 +320,7 @@ fn held_key_is_not_evicted() {
         }
         clock.advance(Duration::from_secs(10 * 86_400));
         for key in 3_000..4_000_u64 {
-            limiter.check(&key, AcquireOptions::default());
+            let _ = limiter.check(&key, AcquireOptions::default());
         }
         ready(held.settle(BURST)).expect("the held key has a slot");
         assert!(

@@ -425,7 +425,7 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         // Its usage is zero, so it would be the first key to be evicted.
         let held = hold(&limiter, &0_u64, 4);
         for key in 1..1000_u64 {
-            limiter.check(&key, AcquireOptions::cost(9));
+            let _ = limiter.check(&key, AcquireOptions::cost(9));
         }
         assert_eq!(remaining(&limiter, &0), 6, "{when_full:?}");
         settle(held, 3);
@@ -434,7 +434,7 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         assert_eq!((usage.held_keys, usage.held), (0, 0));
         // After the charge, the key can be evicted again. So many new keys certainly need its slot.
         for key in 1000..2000_u64 {
-            limiter.check(&key, AcquireOptions::cost(9));
+            let _ = limiter.check(&key, AcquireOptions::cost(9));
         }
         assert_eq!(remaining(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");
     }

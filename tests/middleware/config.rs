@@ -486,7 +486,7 @@ fn sub_key_added_again_replaces_the_earlier_one() {
     let parts = parts().add("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
     let limiter = memory(parts.limits(&policies).unwrap(), &clock);
-    limiter.check(&ALICE, AcquireOptions::cost(3));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(3));
     assert_eq!(left(&limiter, &BOB), named([("x", 7)]));
 }
 
@@ -513,7 +513,7 @@ fn replace_keeps_usage_when_the_quota_changes() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        limiter.check(&ALICE, AcquireOptions::cost(60));
+        let _ = limiter.check(&ALICE, AcquireOptions::cost(60));
         for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
             limiter.replace(user_limit(algorithm, quota)).unwrap();
             let expected = capacity_of(algorithm, has).saturating_sub(60);
@@ -537,18 +537,18 @@ fn replace_starts_new_limits_empty_and_drops_removed_ones() {
     let ten = Gcra::new(Quota::per_hour(10));
     let limiter = memory_without_limits(&clock);
     limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
-    limiter.check(&ALICE, AcquireOptions::cost(4));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(4));
 
     limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
-    limiter.check(&ALICE, AcquireOptions::cost(1));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
 
     // A limit with another algorithm or another sub-key type is another limit.
     let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
     let by_organisation = Limit::new("c", ten).keyed_by(|key: &Caller| key.organisation);
-    limiter.check(&ALICE, AcquireOptions::cost(1));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
 
@@ -602,12 +602,12 @@ fn replace_distinguishes_function_pointer_sub_keys_by_name() {
     let caller = Caller { user: 4, organisation: "acme" };
     let clock = ManualClock::new();
     let limiter = memory(limits("user"), &clock);
-    limiter.check(&caller, AcquireOptions::cost(3));
+    let _ = limiter.check(&caller, AcquireOptions::cost(3));
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same sub-key keeps its usage");
     limiter.replace(limits("org")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another sub-key starts empty");
-    limiter.check(&BOB, AcquireOptions::cost(1));
+    let _ = limiter.check(&BOB, AcquireOptions::cost(1));
     assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both callers have one organisation");
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]));
@@ -622,14 +622,14 @@ fn replace_keeps_usage_when_the_number_of_blocks_changes() {
         vec![DynLimit::new(Limit::new("x", window).keyed_by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(10), &clock);
-    limiter.check(&ALICE, AcquireOptions::cost(2));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
     let held = hold(&limiter, &ALICE, 5);
     for blocks in [6, 60, 1, 10, 60] {
         limiter.replace(limits(blocks)).unwrap();
         assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
     }
     clock.advance(10 * MINUTE);
-    limiter.check(&ALICE, AcquireOptions::cost(1));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
     settle(held, 0);
     assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
     // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
@@ -700,7 +700,7 @@ fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let global = DynLimit::new(Limit::new("global", SlidingLog::new(day)).keyed_by(all));
     limiter.replace(vec![global, user("minute", per_minute), user("hour", per_hour)]).unwrap();
     clock.advance(SECOND);
-    limiter.check(&ALICE, AcquireOptions::cost(2));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
     assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 38), ("hour", 88)]));
     settle(held, 3);
     // The new limit does not have the hold.

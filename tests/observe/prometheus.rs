@@ -110,7 +110,7 @@ fn app() -> Router {
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
     let (usage, gauged) = (window(1, &clock), Metrics::new("usage"));
     for key in 0..7_u8 {
-        usage.check(&key, tower_ratelimit::AcquireOptions::default());
+        let _ = usage.check(&key, tower_ratelimit::AcquireOptions::default());
     }
     let Acquisition::Ready(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()) else {
         panic!("memory answers immediately")

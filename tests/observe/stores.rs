@@ -72,13 +72,13 @@ fn memory_report_emits_the_usage() {
     let (live, capacity, evicted) = usage();
     assert_eq!((live, evicted), (0, 0));
     for key in 0..100 {
-        limiter.check(&key, AcquireOptions::default());
+        let _ = limiter.check(&key, AcquireOptions::default());
     }
     assert_eq!(usage(), (100, capacity, 0));
 
     // About 900 more keys than the capacity: each evicted key frees the slot of one new key.
     for key in 100..1000 {
-        limiter.check(&key, AcquireOptions::default());
+        let _ = limiter.check(&key, AcquireOptions::default());
     }
     let (live, _, evicted) = usage();
     assert!(live <= capacity);

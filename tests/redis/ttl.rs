@@ -149,7 +149,7 @@ async fn writes_extend_the_expiry_once_per_second() {
 async fn denied_and_free_requests_write_no_key() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
-        limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
+        let _ = limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
         acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer");
         assert!(
             acquire(&limiter, "alice", AcquireOptions::cost(11)).await.expect("an answer").decision.exceeds_limit()
@@ -249,7 +249,7 @@ async fn only_documented_commands_are_called() {
                 held.settle(1).await.expect("done");
             }
         }
-        limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
+        let _ = limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
         limiter.set_usage("default", "alice", 9).await.expect("done");
         limiter.block("default", "alice", Duration::from_secs(1)).await.expect("done");
         limiter.reset("alice").await.expect("done");
