@@ -74,7 +74,6 @@ impl<'a> Simulation<'a> {
     }
 
     /// Decides one arrival of the traffic. Call it in the order of [`Traffic::arrivals`].
-    #[must_use]
     pub fn decide(&self, arrival: &Arrival) -> Decision {
         self.clock.set(arrival.time);
         let mut options = AcquireOptions::cost(arrival.cost);
@@ -83,7 +82,6 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the decision on a cost of zero at a time, for the key of an arrival: it contains the remaining cost.
-    #[must_use]
     pub fn peek(&self, arrival: &Arrival, time: Timestamp) -> Decision {
         self.decide(&Arrival { time, cost: 0, ..*arrival })
     }

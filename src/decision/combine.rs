@@ -358,7 +358,6 @@ impl AcquireOptions {
 
 impl Decision {
     /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
-    #[must_use]
     pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
         let verdicts = limits.iter().filter(|status| !status.shadow).map(LimitStatus::verdict);
         let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);

@@ -99,7 +99,6 @@ impl PartialEq for Decision {
 
 impl Decision {
     /// Creates a decision of one limit.
-    #[must_use]
     pub fn from_limit(decided_at: Timestamp, status: LimitStatus) -> Self {
         Self {
             verdict: status.verdict,
@@ -148,7 +147,6 @@ impl Decision {
     }
 
     /// Creates a decision of a configured policy, which consults no limit.
-    #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
         Self {
             verdict: PackedVerdict::pack(verdict),
@@ -164,7 +162,6 @@ impl Decision {
     }
 
     /// Sets the source of the decision.
-    #[must_use]
     pub fn with_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
@@ -173,7 +170,6 @@ impl Decision {
     /// Sets whether the limiter schedules later starts for callers that accept a delay.
     ///
     /// If it does, a denial means that no start is possible within the accepted delay.
-    #[must_use]
     pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
         self.supports_scheduling = supports_scheduling;
         self
@@ -186,7 +182,6 @@ impl Decision {
     }
 
     /// Sets whether [`retry_after`](Self::retry_after) is an estimate.
-    #[must_use]
     pub fn with_estimate(mut self, is_estimate: bool) -> Self {
         self.is_estimate = is_estimate;
         self

@@ -83,7 +83,7 @@ pub(super) fn denied_cache(server: &Server, runtime: &Runtime) -> Option<Contest
 pub(super) fn denied_in_memory(_: &Server, _: &Runtime) -> Option<Contestant> {
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in 0..10_000_u64 {
-        limiter.check(&key, AcquireOptions::default());
+        let _ = limiter.check(&key, AcquireOptions::default());
     }
     contestant("memory", move |key| deny(&limiter, key))
 }
