@@ -137,7 +137,8 @@ impl Visitor<'_> for FieldName {
 
 /// Reads a value. An error begins with the name of the field.
 fn read_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(name: &str, value: D) -> Result<T, D::Error> {
-    T::deserialize(value).map_err(|error| de::Error::custom(format_args!("{name}: {error}")))
+    // Some formats end a message with a new line, and would add another one.
+    T::deserialize(value).map_err(|error| de::Error::custom(format_args!("{name}: {}", error.to_string().trim_end())))
 }
 
 /// Reads the value of a field, and checks what was read so far: an error of this seed has the position of the value.
