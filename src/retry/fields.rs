@@ -36,23 +36,29 @@ struct Stated {
     reset: Option<Duration>,
 }
 
-/// Returns the time until every exhausted limit has more available; `None` if the fields name no exhausted limit.
-pub(super) fn exhausted_for(headers: &HeaderMap) -> Option<Duration> {
-    limits(headers).into_iter().filter(|limit| limit.remaining <= 0).filter_map(|limit| limit.reset).max()
+/// What a server states about its limits.
+pub(super) struct StatedLimits(Vec<Stated>);
+
+impl StatedLimits {
+    /// Returns the time until every exhausted limit has more available; `None` if the fields name no exhausted limit.
+    pub(super) fn exhausted_for(&self) -> Option<Duration> {
+        self.0.iter().filter(|limit| limit.remaining <= 0).filter_map(|limit| limit.reset).max()
+    }
+
+    /// Returns the least that remains of any limit.
+    pub(super) fn remaining(&self) -> Option<u64> {
+        self.0.iter().map(|limit| u64::try_from(limit.remaining).unwrap_or_default()).min()
+    }
 }
 
-/// Returns what remains of the limit of which least remains.
-pub(super) fn remaining(headers: &HeaderMap) -> Option<u64> {
-    limits(headers).into_iter().map(|limit| u64::try_from(limit.remaining).unwrap_or_default()).min()
-}
-
-fn limits(headers: &HeaderMap) -> Vec<Stated> {
+/// Reads the limits that the fields of a response state.
+pub(super) fn limits(headers: &HeaderMap) -> StatedLimits {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let pairs = PAIRS.iter().filter_map(|(remaining, reset)| {
         let remaining = text(remaining)?.parse().ok()?;
         Some(Stated { remaining, reset: text(reset).and_then(|text| reset_in(text, headers)) })
     });
-    pairs.chain(rate_limit(headers)).collect()
+    StatedLimits(pairs.chain(rate_limit(headers)).collect())
 }
 
 /// Reads the field `RateLimit`: a list of limits, or in drafts before the eighth one limit as a dictionary.

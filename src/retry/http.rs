@@ -1,6 +1,6 @@
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 
-use super::fields::{exhausted_for, retry_after};
+use super::fields::{limits, retry_after};
 use super::hint::{ReadRetryHint, RetryHint};
 
 /// Reads HTTP responses.
@@ -27,9 +27,9 @@ impl HttpHint {
     #[must_use]
     pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> RetryHint {
         match status {
-            StatusCode::TOO_MANY_REQUESTS => {
-                retry_after(headers).or_else(|| exhausted_for(headers)).map_or(RetryHint::Backoff, RetryHint::After)
-            }
+            StatusCode::TOO_MANY_REQUESTS => retry_after(headers)
+                .or_else(|| limits(headers).exhausted_for())
+                .map_or(RetryHint::Backoff, RetryHint::After),
             StatusCode::SERVICE_UNAVAILABLE if method.is_some_and(Method::is_idempotent) => {
                 retry_after(headers).map_or(RetryHint::None, RetryHint::After)
             }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode};
 
-use crate::retry::fields::{exhausted_for, remaining, retry_after};
+use crate::retry::fields::{limits, retry_after};
 
 /// What a response says about the limits of its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ impl<Response, F: Fn(&Response) -> GateSignal> ReadGateSignal<Response> for F {
 /// Reads HTTP responses.
 ///
 /// - A 429 is a rejection, and so is a 503 with `Retry-After`, and a 403 with `Retry-After` or an exhausted limit (as
-///   GitHub sends). The time is that of `Retry-After`, otherwise the time until the exhausted limits have more available.
+///   GitHub sends). The time is `Retry-After`, otherwise the time until the exhausted limits have more available.
 /// - A response of any other status is the last one for a time if it names an exhausted limit.
 ///
 /// Exhausted limits are those of `RateLimit` with `r=0`, in the spellings of all drafts
@@ -50,14 +50,15 @@ impl HttpGateSignal {
     #[must_use]
     pub fn read_response(self, status: StatusCode, headers: &HeaderMap) -> GateSignal {
         let retry_after = retry_after(headers);
-        let exhausted_for = exhausted_for(headers);
+        let limits = limits(headers);
+        let exhausted_for = limits.exhausted_for();
         let told = retry_after.or(exhausted_for);
         match status {
             StatusCode::TOO_MANY_REQUESTS => GateSignal::Rejected(told),
             StatusCode::SERVICE_UNAVAILABLE if retry_after.is_some() => GateSignal::Rejected(told),
             StatusCode::FORBIDDEN if told.is_some() => GateSignal::Rejected(told),
             _ => exhausted_for
-                .map_or_else(|| GateSignal::Served { remaining: remaining(headers) }, GateSignal::ServedLast),
+                .map_or_else(|| GateSignal::Served { remaining: limits.remaining() }, GateSignal::ServedLast),
         }
     }
 }
