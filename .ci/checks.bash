@@ -125,6 +125,14 @@ places_of_mistakes() {
     scripts/simulation-mistakes --places
 }
 
+# `scripts/oracle` takes minutes, so only its model is checked, and the format of its processes.
+oracle_model() {
+    need python3 python3
+    component fmt rustfmt
+    scripts/oracle --list
+    cargo fmt --manifest-path oracle/Cargo.toml --check
+}
+
 # check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
 # is in another folder, because cargo locks the folder: such a step would stop the tests.
 check() {
@@ -140,12 +148,14 @@ checked() {
 step tests "Simulation of the Redis client, 20 000 seeds" simulated_client
 step servers "Clients of other projects" scripts/foreign-clients
 step servers "nginx and Caddy" scripts/gateways
+step servers "A limiter in PostgreSQL" scripts/postgres
 step servers "The dashboard in a browser" scripts/dashboard
 step servers "The playground in a browser" scripts/playground
 check "Format" formatted
 check "Links" linked
 check "No registries, no paths of one machine" impersonal
 check "Places of deliberate mistakes" places_of_mistakes
+check "Model of the oracle" oracle_model
 # First the steps that mostly use one processor: at the end, no other queue runs.
 check "Each feature alone" each_feature
 check "Lease model" lease_model

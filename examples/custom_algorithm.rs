@@ -71,7 +71,8 @@ impl Algorithm for Allowance {
             if amount == 0 { Duration::ZERO } else { self.restored_at(amount, at).saturating_since(now) }
         });
         let remaining = self.max.saturating_sub(used);
-        LimitSnapshot { limit: self.max, window: self.max_reset(), remaining, reset, next_token_after }.into()
+        let idle = LimitSnapshot::new(self.max, self.max_reset());
+        idle.with_remaining(remaining).with_reset(reset).with_next_token_after(next_token_after).into()
     }
 
     fn max_reset(&self) -> Duration {

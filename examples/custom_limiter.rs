@@ -32,11 +32,11 @@ impl Limiter<KeyText> for Prepaid {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, account: &KeyText, options: AcquireOptions) -> Acquisition<Self::Future> {
-        if options.hold {
+        if options.is_hold() {
             return Acquisition::Ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
         }
         let (decision, held) = match self.burst.hold(account, options) {
-            Acquisition::Ready(Ok(Outcome { decision, held: Some(held) })) => (decision, held),
+            Acquisition::Ready(Ok(Outcome { decision, held: Some(held), .. })) => (decision, held),
             // Denied: an immediate outcome, without a call to the bank.
             Acquisition::Ready(denied) => return Acquisition::Ready(denied),
             Acquisition::Pending(future) => return Acquisition::Pending(Box::pin(future)),
@@ -45,9 +45,9 @@ impl Limiter<KeyText> for Prepaid {
         let (bank, account) = (Arc::clone(&self.bank), *account);
         Acquisition::Pending(Box::pin(async move {
             let at = decision.decided_at();
-            let debited = bank.debit(account, options.cost).await;
+            let debited = bank.debit(account, options.get_cost()).await;
             if let Ok(Some(left)) = debited {
-                held.settle(options.cost).await?;
+                held.settle(options.get_cost()).await?;
                 let limits = [decision.limits(), &[credit(Verdict::Allowed, left)]].concat();
                 return Ok(Decision::from_limits(at, limits).into());
             }
@@ -62,8 +62,8 @@ const CREDIT: u64 = 4;
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 fn credit(verdict: Verdict, remaining: u64) -> LimitStatus {
-    let snapshot = LimitSnapshot { limit: CREDIT, window: MONTH, remaining, reset: MONTH, next_token_after: MONTH };
-    LimitStatus::new("credit", verdict, snapshot)
+    let snapshot = LimitSnapshot::new(CREDIT, MONTH).with_remaining(remaining);
+    LimitStatus::new("credit", verdict, snapshot.with_reset(MONTH).with_next_token_after(MONTH))
 }
 
 /// The remote service: the amount that each account has spent.

@@ -20,7 +20,7 @@ use axum::Router;
 use axum::http::{Request, header};
 use axum::routing::{get, post};
 use tower_ratelimit::key::{ExtractKey, Extracted};
-use tower_ratelimit::response::ResetFormat;
+use tower_ratelimit::response::{Headers, ResetFormat};
 use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
 
 /// The key. It contains the tier, by which `per_key` chooses the quota. It contains the user and not the token.
@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
     };
     let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).keyed_by(Caller::account));
-    let responder = Http::new().rate_limit_headers(None).legacy_headers(ResetFormat::EpochSeconds);
+    let responder = Http::new().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
 
     let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);
     let app = Router::new()

@@ -18,6 +18,7 @@ use std::time::Duration;
 use axum::routing::get;
 use axum::{Extension, Router};
 use tower_ratelimit::limiter::Fallback;
+use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
     Decision, DecisionSource, FixedWindow, Http, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Redis,
     RedisServer,
@@ -47,7 +48,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let local = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
 
     // The handler reads the decision.
-    let responder = Http::new().request_extension(true);
+    let responder = Http::new().headers(Headers::new().request_extension(true));
     let layer = RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, local)).responder(responder);
     let app = Router::new().route("/", get(hello)).layer(layer).route("/health", get(async || "ok\n"));
 

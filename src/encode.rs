@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::scratch::with_scratch;
 
 /// Encoding of a key as text, for a store that many processes share.
@@ -190,6 +192,21 @@ impl KeyWriter {
     pub(crate) fn names_len(&self) -> usize {
         self.text.len()
     }
+}
+
+/// The maximum length of a key in a shared store, in bytes. A longer key is replaced by its hash.
+pub(crate) const MAX_KEY_LEN: usize = 128;
+
+/// Returns `#` and the SHA-256 of a key that is too long. The encoding of a key contains no `#`.
+pub(crate) fn hash_if_long(key: &str) -> Option<String> {
+    (key.len() > MAX_KEY_LEN).then(|| hex('#', &Sha256::digest(key.as_bytes())))
+}
+
+/// Returns the bytes as hexadecimal digits behind a sign.
+pub(crate) fn hex(sign: char, bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
+    let digits = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
+    std::iter::once(sign).chain(digits).collect()
 }
 
 const fn is_unchanged(byte: u8) -> bool {

@@ -42,8 +42,15 @@ impl Error {
         Self::new(Kind::Unsupported, message)
     }
 
+    /// Creates the error of an operation on a limit that does not exist.
+    pub(crate) fn no_such_limit(name: &str) -> Self {
+        Self::config(format!(
+            "unknown limit: there is no limit named {name:?}; use the limit's name, which is \"default\" unless set"
+        ))
+    }
+
     /// Creates the error of a request that would have to wait without a timer.
-    pub(crate) fn without_timer() -> Self {
+    pub(crate) fn no_timer() -> Self {
         Self::config(if cfg!(feature = "timer") {
             "waiting failed: there is no tokio runtime with a timer; build the runtime with `enable_all`"
         } else {
@@ -52,11 +59,19 @@ impl Error {
     }
 
     /// Creates the error of a decision with a limit on requests in flight, if the caller does not keep its guard.
-    pub(crate) fn without_end() -> Self {
+    pub(crate) fn guard_not_kept() -> Self {
         Self::config(
             "the decision failed: a limit counts requests in flight, and the caller does not track their end; call \
              `release_on_body_end` or `release_on_response` of the layer, or set `AcquireOptions::until_end`",
         )
+    }
+
+    /// Creates the error of an operation on a limit that does not apply to its key.
+    pub(crate) fn does_not_apply(limit: &str) -> Self {
+        Self::config(format!(
+            "the operation failed: the limit {limit:?} does not apply to the key; pass a key that satisfies the limit's \
+             condition"
+        ))
     }
 
     /// Creates the error of a decision whose guard a custom limiter has replaced by one that holds less.

@@ -7,6 +7,8 @@
 //!
 //! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed
 //! request to the service. It rejects a denied request with the exact time after which a retry succeeds.
+//! The [`guide`] has a page on [algorithms](guide::choosing), [recipes](guide::recipes) and
+//! [common pitfalls](guide::pitfalls), and pages on keys, responses, costs, Redis, metrics and performance.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -49,16 +51,16 @@
 //! | [`algorithm`] | algorithms, and the maximum that each admits |
 //! | [`limit`] | named limits, several limits in one limiter, algorithms [chosen by the key](per_key) |
 //! | [`limiter`] | the trait between middleware and stores, combinators, and [holds](limiter::Held) |
-//! | [`store`] | stores: in memory, and in Redis (feature `redis`) |
+//! | [`store`] | stores: in memory, in Redis (feature `redis`), and [your own](store::StoreLimits) |
 //! | [`cost`] | costs of requests, before and after the response |
 //! | [`response`] | HTTP and gRPC responses, response headers |
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
+//! | `test_util` | tests for a store of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
-//! future is dropped. The [`guide`] contains pages on algorithms, keys, responses, costs, Redis, metrics and performance,
-//! [recipes](guide::recipes), and [common pitfalls](guide::pitfalls).
+//! future is dropped.
 //!
 //! # Guarantees
 //!
@@ -139,6 +141,7 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`.
+//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -171,6 +174,8 @@ mod scratch;
 pub mod store;
 mod sync;
 mod table;
+#[cfg(any(test, feature = "test-util"))]
+pub mod test_util;
 
 #[doc(inline)]
 pub use crate::algorithm::{
@@ -180,7 +185,7 @@ pub use crate::algorithm::{
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
 };
 pub use crate::error::Error;
 #[doc(inline)]
@@ -222,6 +227,8 @@ struct Readme;
 #[cfg(any(doc, doctest))]
 pub mod guide {
     /// [costs]: crate::guide::costs
+    /// [deploy]: crate::guide::recipes#counts-that-survive-a-deploy
+    /// [leases]: crate::guide::leases
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
@@ -275,6 +282,7 @@ pub mod guide {
 
     /// [choosing]: crate::guide::choosing
     /// [costs]: crate::guide::costs
+    /// [redis]: crate::guide::redis
     ///
     #[doc = include_str!("../docs/pictures/leases.md")]
     #[doc = include_str!("../docs/leases.md")]

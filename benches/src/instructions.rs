@@ -23,6 +23,7 @@ use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::limiter::Acquisition;
+use tower_ratelimit::response::Headers;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp,
@@ -59,6 +60,15 @@ fn main() {
                 decision.is_allowed()
             });
         }
+        // A thousand keys while another key is blocked.
+        "beside-block" => {
+            let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+            drop(limiter.block("default", &u64::MAX, Duration::from_secs(3600)));
+            repeat(count, |index| {
+                let key = index.wrapping_mul(0x9E37_79B9) % 1000;
+                black_box(&limiter).check(black_box(&key), AcquireOptions::default()).is_allowed()
+            });
+        }
         "denied" => repeat(count, decide(NOTHING, |_| 7)),
         "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
         "million-keys" => {
@@ -88,6 +98,11 @@ fn main() {
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
+        "one-limit-dynamic" => {
+            let limits: Vec<DynLimit<u64>> = vec![DynLimit::new(Limit::new("a", PLENTY))];
+            let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+            repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
+        }
         "three-limits-dynamic" => {
             let limits: Vec<DynLimit<u64>> = vec![
                 DynLimit::new(Limit::new("a", PLENTY)),
@@ -104,7 +119,9 @@ fn main() {
         "leased" => leased(count),
         "service" => service(count, limited(PLENTY, Http::new())),
         "service-beside-queue" => service_beside_queue(count),
-        "service-with-extension" => service(count, limited(PLENTY, Http::new().request_extension(true))),
+        "service-with-extension" => {
+            service(count, limited(PLENTY, Http::new().headers(Headers::new().request_extension(true))))
+        }
         "service-minimal" => service(count, limited(PLENTY, Http::minimal())),
         "service-rejected" => service(count, limited(NOTHING, Http::new())),
         "service-rejected-minimal" => service(count, limited(NOTHING, Http::minimal())),

@@ -16,6 +16,7 @@ use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
+use tower_ratelimit::response::Headers;
 use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::harness::{Contestant, Harness};
@@ -63,10 +64,13 @@ pub(crate) fn run(harness: &mut Harness) {
             contestant("bare", EmptyService),
             contestant("tower_governor_with_headers", governor_with_headers),
             contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
-            contestant("ours_with_request_extension", ours(plenty, Http::new().request_extension(true))),
+            contestant(
+                "ours_with_request_extension",
+                ours(plenty, Http::new().headers(Headers::new().request_extension(true))),
+            ),
             contestant(
                 "ours_with_both_extensions",
-                ours(plenty, Http::new().request_extension(true).response_extension(true)),
+                ours(plenty, Http::new().headers(Headers::new().request_extension(true).response_extension(true))),
             ),
             contestant("ours_minimal", ours(plenty, Http::minimal())),
         ],

@@ -1,7 +1,7 @@
 //! The server's side of the protocol: `src/store/redis/script/lease.lua` and `holds.lua`, for a bucket.
 
 use crate::bug::Bug;
-use crate::ledger::{Reply, Report};
+use crate::ledger::{LeaseReply, LeaseReport};
 use crate::system::{BURST, DURATION, EMISSION, HOLDERS, MAX_HELD};
 
 /// The entry of a holder.
@@ -70,7 +70,7 @@ impl Server {
     }
 
     /// Applies a report, and grants units, unless the lease must yield.
-    pub fn renew(&mut self, holder: usize, report: &Report, now: u64, yields: bool, bug: Bug) -> Reply {
+    pub fn renew(&mut self, holder: usize, report: &LeaseReport, now: u64, yields: bool, bug: Bug) -> LeaseReply {
         self.expire(now, bug);
         let entry = self.entries[holder];
         if let Some(entry) = entry
@@ -78,12 +78,12 @@ impl Server {
             && bug != Bug::SequenceIgnored
         {
             if report.sequence < entry.sequence {
-                return Reply::Expired;
+                return LeaseReply::Expired;
             }
-            return Reply::Applied { held: entry.held, expiry: entry.expiry };
+            return LeaseReply::Applied { held: entry.held, expiry: entry.expiry };
         }
         if entry.is_none() && report.expiry > 0 && report.expiry <= now && bug != Bug::LateRenewalApplied {
-            return Reply::Expired;
+            return LeaseReply::Expired;
         }
         let charged = entry.map_or(report.unconfirmed, |entry| report.spent.saturating_sub(entry.spent));
         if bug != Bug::ChargedAtGrant {
@@ -105,7 +105,7 @@ impl Server {
         }
         let held = report.keep + granted;
         if entry.is_none() && held == 0 {
-            return Reply::Applied { held: 0, expiry: 0 };
+            return LeaseReply::Applied { held: 0, expiry: 0 };
         }
         self.held += signed(granted);
         let old_expiry = entry.map_or(report.expiry, |entry| entry.expiry);
@@ -117,7 +117,7 @@ impl Server {
         } else {
             self.entries[holder] = Some(Entry { held, spent: report.spent, sequence: report.sequence, expiry });
         }
-        Reply::Applied { held, expiry }
+        LeaseReply::Applied { held, expiry }
     }
 }
 

@@ -3,7 +3,7 @@
 use stateright::{Model, Property};
 
 use crate::bug::Bug;
-use crate::ledger::{Change, Ledger, Reply, Report};
+use crate::ledger::{Change, LeaseReply, LeaseReport, Ledger};
 use crate::server::Server;
 
 /// The maximum number of processes with leases.
@@ -108,26 +108,26 @@ impl State {
         }
     }
 
-    fn send_report(&mut self, holder: usize, report: &Report) {
-        let Report { sequence, spent, unconfirmed, keep, want, expiry, sent_at } = *report;
+    fn send_report(&mut self, holder: usize, report: &LeaseReport) {
+        let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, sent_at } = *report;
         self.send(Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] });
     }
 
     fn receive(&mut self, system: &System, message: &Message, yields: bool) {
         match *message {
             Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] } => {
-                let report = Report { sequence, spent, unconfirmed, keep, want, expiry, sent_at };
+                let report = LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, sent_at };
                 let reply = self.server.renew(holder, &report, self.now, yields, system.bug);
                 let (held, expiry, is_expired) = match reply {
-                    Reply::Applied { held, expiry } => (held, expiry, false),
-                    Reply::Expired | Reply::Refused => (0, 0, true),
+                    LeaseReply::Applied { held, expiry } => (held, expiry, false),
+                    LeaseReply::Expired | LeaseReply::Refused => (0, 0, true),
                 };
                 self.send(Message::Reply { holder, sequence, held, expiry, is_expired });
             }
             Message::Reply { holder, sequence, held, expiry, is_expired } => {
                 let now = clock(self.now);
                 let holder = &mut self.holders[holder];
-                let reply = if is_expired { Reply::Expired } else { Reply::Applied { held, expiry } };
+                let reply = if is_expired { LeaseReply::Expired } else { LeaseReply::Applied { held, expiry } };
                 match holder.ledger.reply(sequence, reply, system.usable(), now) {
                     None => {}
                     Some(Change::Granted { units, deadline }) => {
@@ -202,7 +202,7 @@ impl Model for System {
                 actions.push(Action::Take(index));
             }
             let pending = holder.ledger.pending();
-            let gives_up = |report: Report| clock(state.now) >= report.sent_at + self.usable();
+            let gives_up = |report: LeaseReport| clock(state.now) >= report.sent_at + self.usable();
             if pending.is_none_or(gives_up) && holder.reports < self.reports {
                 actions.push(Action::Report { holder: index, keep_all: true, want: MAX_HELD });
                 if holder.remaining > 0 {

@@ -64,7 +64,8 @@ pub struct Burst {
     /// The largest cost. A delayed request counts at its start.
     pub admitted: u64,
     /// The maximum that the algorithm admits: see [`max_admitted`], of several limits the smallest. `None` if all
-    /// limits are shadows. Limits with a fixed cost count only if all limits have one.
+    /// limits are shadows. Limits with a fixed cost count only if all limits have one, and a limit that applies only to
+    /// some requests only if it is the only limit.
     pub bound: Option<u64>,
 }
 
@@ -135,6 +136,10 @@ impl<'a> ReportBuilder<'a> {
 
     /// Returns the maximum in the unit of the bursts, `None` if the policy counts in another unit.
     fn bound(&self, policy: &Policy, interval: Duration) -> Option<u64> {
+        // Of several limits, one that applies only to some requests does not bound the others.
+        if policy.when().is_some() && self.policies.len() > 1 {
+            return None;
+        }
         match (policy.fixed_cost(), self.counts_requests) {
             (None, _) => max_admitted(policy, interval, self.max_cost),
             (Some(cost), true) => max_admitted(policy, interval, cost)?.checked_div(cost),

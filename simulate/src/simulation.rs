@@ -12,10 +12,16 @@ use tower_ratelimit::{AcquireOptions, Decision};
 use tower_ratelimit::{DynLimit, Memory};
 use tower_ratelimit::{ManualClock, Timestamp};
 
+/// The value of a condition's column in rows to which the limit applies.
+const APPLIES: &str = "true";
+
 /// Decides traffic as a server with the same limits does.
 ///
 /// The limiter is a [`Memory`] on a [`ManualClock`] that is set to the time of each arrival. It has a slot for each key
 /// of the traffic, so it evicts none.
+///
+/// The `when` and `keep_free` of a policy name columns: a condition holds for arrivals whose value there is `true`. A report
+/// leaves out arrivals to which no limit applies.
 ///
 /// Retries of clients, and requests that wait in the layer's queue, are not simulated. With
 /// [`max_delay`](Self::max_delay), the limiter schedules later starts.
@@ -43,7 +49,7 @@ impl<'a> Simulation<'a> {
     /// # Errors
     ///
     /// Returns an error if the traffic has no column for a policy, if two policies have one name, or if a policy limits
-    /// requests in flight.
+    /// requests in flight or has a unit.
     pub fn together(policies: &[Policy], traffic: &'a Traffic) -> Result<Self, Error> {
         if let Some(policy) = policies.iter().find(|policy| policy.algorithm() == AlgorithmName::InFlight) {
             return Err(Error::config(format!(
@@ -52,9 +58,20 @@ impl<'a> Simulation<'a> {
                 policy.name()
             )));
         }
+        if let Some(policy) = policies.iter().find(|policy| policy.unit().is_some()) {
+            return Err(Error::config(format!(
+                "the simulation of policy {:?} failed: each request of the traffic has one cost, and none in units; remove \
+                 `unit`",
+                policy.name()
+            )));
+        }
         let mut parts = KeyParts::<[usize]>::new().add(ALL, |_: &[usize]| ());
         for (index, column) in traffic.columns().iter().enumerate() {
             parts = parts.add(column.clone(), move |row: &[usize]| row.get(index).copied());
+            let applies = traffic.value_index(index, APPLIES);
+            parts = parts.add_condition(column.clone(), move |row: &[usize]| {
+                applies.is_some() && row.get(index).copied() == applies
+            });
         }
         let clock = ManualClock::at(Timestamp::EPOCH);
         let limiter = Memory::builder(parts.limits(policies)?)
@@ -76,8 +93,7 @@ impl<'a> Simulation<'a> {
     /// Decides one arrival of the traffic. Call it in the order of [`Traffic::arrivals`].
     pub fn decide(&self, arrival: &Arrival) -> Decision {
         self.clock.set(arrival.time);
-        let mut options = AcquireOptions::cost(arrival.cost);
-        options.max_delay = self.max_delay;
+        let options = AcquireOptions::cost(arrival.cost).max_delay(self.max_delay);
         self.limiter.check(self.traffic.row(arrival), options)
     }
 
@@ -99,7 +115,9 @@ impl<'a> Simulation<'a> {
         let mut report = ReportBuilder::new(&self.policies, self.keys.len(), arrivals.len());
         for arrival in arrivals.iter() {
             let decision = self.decide(arrival);
-            report.add(self.keys.of(arrival), arrival, decision.verdict());
+            if !decision.is_exempt() {
+                report.add(self.keys.of(arrival), arrival, decision.verdict());
+            }
             observe(arrival, &decision);
         }
         report.finish(|key| self.keys.name(key, self.traffic))

@@ -69,13 +69,18 @@ impl Traffic {
         Self { columns, values, is_sorted: true, ..Self::default() }
     }
 
-    /// Creates empty traffic with the columns by which the policies count: all names but `all`.
+    /// Creates empty traffic with the columns by which the policies count, all names but `all`, and those of their
+    /// conditions.
     #[must_use]
     pub fn for_policies<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Self {
         let mut columns: Vec<&str> = Vec::new();
         for policy in policies {
-            if policy.by() != ALL && !columns.contains(&policy.by()) {
-                columns.push(policy.by());
+            let conditions = policy.when().into_iter().chain(policy.keep_free().map(|(name, _)| name));
+            let names = [policy.by()].into_iter().filter(|by| *by != ALL).chain(conditions);
+            for name in names {
+                if !columns.contains(&name) {
+                    columns.push(name);
+                }
             }
         }
         Self::new(columns)
@@ -146,6 +151,11 @@ impl Traffic {
     /// Returns a value by its index in a column.
     pub(super) fn value(&self, column: usize, index: usize) -> &str {
         self.values.get(column).and_then(|values| values.names.get(index)).map_or("", |name| name)
+    }
+
+    /// Returns the index of a value in a column, if an arrival has it.
+    pub(super) fn value_index(&self, column: usize, name: &str) -> Option<usize> {
+        self.values.get(column).and_then(|values| values.indices.get(name).copied())
     }
 
     pub(super) fn column_index(&self, name: &str) -> Option<usize> {

@@ -101,6 +101,8 @@ impl FixedWindow {
 impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
+    const STATE_NAME: &'static str = "fixed_window1";
+
     #[inline]
     fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
         let now = now.as_micros();
@@ -148,7 +150,7 @@ impl Algorithm for FixedWindow {
             let &[limit, period, used, reset, ..] = words;
             LimitSnapshot {
                 limit,
-                window: Duration::from_micros(period),
+                window: Some(Duration::from_micros(period)),
                 remaining: limit.saturating_sub(used),
                 reset: Duration::from_micros(reset),
                 next_token_after: Duration::from_micros(reset),

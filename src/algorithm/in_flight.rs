@@ -158,12 +158,8 @@ impl InFlight {
     }
 
     fn snapshot_with_held(&self, held: u64) -> LazySnapshot {
-        LazySnapshot::new([self.max, held, 0, 0, 0], |&[max, held, ..]| LimitSnapshot {
-            limit: max,
-            window: Duration::ZERO,
-            remaining: max.saturating_sub(held),
-            reset: Duration::ZERO,
-            next_token_after: Duration::ZERO,
+        LazySnapshot::new([self.max, held, 0, 0, 0], |&[max, held, ..]| {
+            LimitSnapshot::new(max, None).with_remaining(max.saturating_sub(held))
         })
     }
 }

@@ -55,7 +55,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// #     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 /// #         let remaining = u64::from(wait.is_zero());
-/// #         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()
+/// #         LimitSnapshot::new(1, self.0).with_remaining(remaining).with_reset(wait).with_next_token_after(wait).into()
 /// #     }
 /// #     fn max_reset(&self) -> Duration { self.0 }
 /// # }

@@ -164,7 +164,7 @@ use std::time::Duration;
 ///     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 ///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         let remaining = u64::from(wait.is_zero());
-///         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()
+///         LimitSnapshot::new(1, self.0).with_remaining(remaining).with_reset(wait).with_next_token_after(wait).into()
 ///     }
 ///
 ///     fn max_reset(&self) -> Duration {
@@ -194,6 +194,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// A lease cannot serve a queue, so a limiter with both is an error when it is built.
     const IS_QUEUE: bool = false;
+
+    /// The name of what the words of a state mean, for [stores of your own](crate::store::StoreLimits).
+    ///
+    /// The name is a part of each state's key. Choose another name, such as `cool_down2` after `cool_down1`, if you change
+    /// the meaning. Without a name the algorithm runs in [`Memory`](crate::Memory) and in Redis only.
+    const STATE_NAME: &'static str = "";
 
     /// Decides one request, and returns the state after it. Changes nothing.
     ///

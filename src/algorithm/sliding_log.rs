@@ -159,6 +159,8 @@ impl Window<'_> {
 impl Algorithm for SlidingLog {
     type State = HitLog;
 
+    const STATE_NAME: &'static str = "sliding_log1";
+
     fn decide(&self, state: &HitLog, now: Timestamp, options: ChargeOptions) -> Step<HitLog> {
         self.decide_in(&self.window(state, now.as_micros()), now, options)
     }

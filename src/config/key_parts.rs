@@ -1,25 +1,40 @@
 use std::fmt;
 use std::hash::Hash;
+use std::sync::Arc;
 
 use super::{BuiltAlgorithm, Policy};
 use crate::algorithm::Algorithm;
 use crate::encode::EncodeKey;
 use crate::error::Error;
-use crate::limit::{KeyedBy, Limit};
+use crate::limit::{KeepFree, KeyedBy, Limit, OnlyIf};
 use crate::store::DynLimit;
 #[cfg(feature = "redis")]
 use crate::store::RedisLimit;
 
-/// The sub-keys by which policies count, by their names in configuration: see [the module](super).
+/// The sub-keys by which policies count, and their conditions, by their names in configuration: see [the module](super).
 pub struct KeyParts<Key: ?Sized> {
     builders: Vec<(String, Box<dyn BuildLimit<Key>>)>,
+    conditions: Vec<(String, Condition<Key>)>,
 }
+
+/// Returns whether a limit applies to a key.
+type Condition<Key> = Arc<dyn Fn(&Key) -> bool + Send + Sync>;
+
+/// The conditions of one policy.
+struct Conditions<Key: ?Sized> {
+    /// Whether the limit applies.
+    when: Option<Condition<Key>>,
+    /// The units that are kept free from requests that satisfy a condition.
+    kept_free: Option<Vec<(Condition<Key>, u64)>>,
+}
+
+type ConfiguredSubKey<P, Units, When> = OnlyIf<KeepFree<P, Units>, When>;
 
 impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Creates an empty collection.
     #[must_use]
     pub fn new() -> Self {
-        Self { builders: Vec::new() }
+        Self { builders: Vec::new(), conditions: Vec::new() }
     }
 
     /// Adds a sub-key for limits in memory. It replaces an earlier sub-key of the same name.
@@ -42,6 +57,44 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         self.with_builder(name.into(), Shared(sub_key))
     }
 
+    /// Adds a condition: a policy with `when = NAME` applies only to keys for which `condition` returns `true`, as with
+    /// [`Limit::only_if`](crate::Limit::only_if). A policy with `keep_free = { NAME = UNITS }` keeps units free from these
+    /// keys, as with [`Limit::keep_free_by`](crate::Limit::keep_free_by). It replaces an earlier condition of the same name.
+    ///
+    /// ```
+    /// use tower_ratelimit::Memory;
+    /// use tower_ratelimit::config::{KeyParts, Policy};
+    ///
+    /// struct Call {
+    ///     user: u64,
+    ///     is_write: bool,
+    /// }
+    ///
+    /// let key_parts =
+    ///     KeyParts::new().add("user", |call: &Call| call.user).add_condition("write", |call: &Call| call.is_write);
+    /// let policies: Vec<Policy> = serde_json::from_str(
+    ///     r#"[
+    ///         { "name": "calls", "algorithm": "gcra", "quota": "50/s", "by": "user" },
+    ///         { "name": "writes", "algorithm": "gcra", "quota": "5/s", "by": "user", "when": "write" }
+    ///     ]"#,
+    /// )?;
+    /// let limiter = Memory::new(key_parts.limits(&policies)?);
+    /// assert_eq!(limiter.check(&Call { user: 7, is_write: false }, 1).remaining(), Some(49));
+    /// assert_eq!(limiter.check(&Call { user: 7, is_write: true }, 1).remaining(), Some(4));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn add_condition(
+        mut self,
+        name: impl Into<String>,
+        condition: impl Fn(&Key) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let name = name.into();
+        self.conditions.retain(|(other, _)| *other != name);
+        self.conditions.push((name, Arc::new(condition)));
+        self
+    }
+
     fn with_builder(mut self, name: String, builder: impl BuildLimit<Key> + 'static) -> Self {
         self.builders.retain(|(other, _)| *other != name);
         self.builders.push((name, Box::new(builder)));
@@ -52,10 +105,10 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a policy counts by an unknown sub-key, or if two policies have one name. The error names the
-    /// policy and the field.
+    /// Returns an error if a policy counts by an unknown sub-key or has an unknown condition, or if two policies have one
+    /// name. The error names the policy and the field.
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
-        self.build(policies, |builder, policy| Ok(builder.in_memory(policy)))
+        self.build(policies, |builder, policy, conditions| Ok(builder.in_memory(policy, conditions)))
     }
 
     /// Builds the limits of the policies, for [`Redis`](crate::Redis).
@@ -65,15 +118,16 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// As [`limits`](Self::limits), and if a sub-key was not added with [`add_shared`](Self::add_shared).
     #[cfg(feature = "redis")]
     pub fn redis_limits(&self, policies: &[Policy]) -> Result<Vec<RedisLimit<Key>>, Error> {
-        self.build(policies, |builder, policy| {
-            builder.in_redis(policy).ok_or("this sub-key is for limits in memory; add it with `KeyParts::add_shared`")
+        self.build(policies, |builder, policy, conditions| {
+            let limit = builder.in_redis(policy, conditions);
+            limit.ok_or("this sub-key is for limits in memory; add it with `KeyParts::add_shared`")
         })
     }
 
     fn build<L>(
         &self,
         policies: &[Policy],
-        build: impl Fn(&dyn BuildLimit<Key>, &Policy) -> Result<L, &'static str>,
+        build: impl Fn(&dyn BuildLimit<Key>, &Policy, Conditions<Key>) -> Result<L, &'static str>,
     ) -> Result<Vec<L>, Error> {
         let build = |(index, policy): (usize, &Policy)| {
             if let Some(first) = policies[..index].iter().position(|other| other.name() == policy.name()) {
@@ -90,9 +144,32 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
                 let problem = format!("unknown sub-key {:?}; use one of {}", policy.by(), known.join(", "));
                 field_error(index, policy, "by", &problem)
             })?;
-            build(&**builder, policy).map_err(|problem| field_error(index, policy, "by", problem))
+            let parts = self.conditions_of(index, policy)?;
+            build(&**builder, policy, parts).map_err(|problem| field_error(index, policy, "by", problem))
         };
         policies.iter().enumerate().map(build).collect()
+    }
+
+    fn conditions_of(&self, index: usize, policy: &Policy) -> Result<Conditions<Key>, Error> {
+        let when = policy.when().map(|when| self.condition(index, policy, "when", when)).transpose()?;
+        let kept_free = policy
+            .keep_free()
+            .map(|(name, units)| Ok((self.condition(index, policy, "keep_free", name)?, units)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(Conditions { when, kept_free: Some(kept_free).filter(|kept_free| !kept_free.is_empty()) })
+    }
+
+    fn condition(&self, index: usize, policy: &Policy, field: &str, when: &str) -> Result<Condition<Key>, Error> {
+        let condition = self.conditions.iter().find(|(name, _)| name == when).map(|(_, condition)| condition);
+        condition.cloned().ok_or_else(|| {
+            let known: Vec<_> = self.conditions.iter().map(|(name, _)| format!("{name:?}")).collect();
+            let problem = if known.is_empty() {
+                format!("unknown condition {when:?}; add it with `KeyParts::add_condition`")
+            } else {
+                format!("unknown condition {when:?}; use one of {}", known.join(", "))
+            };
+            field_error(index, policy, field, &problem)
+        })
     }
 }
 
@@ -118,11 +195,11 @@ macro_rules! with_algorithm {
 
 /// Builds the limit of a policy that counts by one sub-key.
 trait BuildLimit<Key: ?Sized>: Send + Sync {
-    fn in_memory(&self, policy: &Policy) -> DynLimit<Key>;
+    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key>;
 
     /// Returns `None` if the sub-key has no encoding for Redis.
     #[cfg(feature = "redis")]
-    fn in_redis(&self, _policy: &Policy) -> Option<RedisLimit<Key>> {
+    fn in_redis(&self, _policy: &Policy, _conditions: Conditions<Key>) -> Option<RedisLimit<Key>> {
         None
     }
 }
@@ -139,8 +216,8 @@ where
     SubKey: Hash + 'static,
     F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
 {
-    fn in_memory(&self, policy: &Policy) -> DynLimit<Key> {
-        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone())))
+    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
+        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
     }
 }
 
@@ -150,27 +227,49 @@ where
     SubKey: Hash + EncodeKey + 'static,
     F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
 {
-    fn in_memory(&self, policy: &Policy) -> DynLimit<Key> {
-        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone())))
+    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
+        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
     }
 
     #[cfg(feature = "redis")]
-    fn in_redis(&self, policy: &Policy) -> Option<RedisLimit<Key>> {
-        Some(with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, self.0.clone()))))
+    fn in_redis(&self, policy: &Policy, conditions: Conditions<Key>) -> Option<RedisLimit<Key>> {
+        Some(
+            with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions))),
+        )
     }
 }
 
-fn limit_of<Key, A, SubKey, F>(policy: &Policy, algorithm: A, sub_key: F) -> Limit<A, KeyedBy<F, SubKey>>
+fn limit_of<Key, A, SubKey, F>(
+    policy: &Policy,
+    algorithm: A,
+    sub_key: F,
+    conditions: Conditions<Key>,
+) -> Limit<
+    A,
+    ConfiguredSubKey<
+        KeyedBy<F, SubKey>,
+        impl Fn(&Key) -> u64 + Send + Sync + 'static,
+        impl Fn(&Key) -> bool + Send + Sync + 'static,
+    >,
+>
 where
-    Key: ?Sized,
+    Key: ?Sized + 'static,
     A: Algorithm,
     F: Fn(&Key) -> SubKey,
 {
     let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(sub_key).with_sub_key_name(policy.by());
+    let limit = limit.keep_free_by_some(conditions.kept_free.map(|kept_free| {
+        move |key: &Key| {
+            let units = kept_free.iter().filter(|(condition, _)| condition(key)).map(|(_, units)| *units);
+            units.max().unwrap_or_default()
+        }
+    }));
+    let limit = limit.only_if_some(conditions.when.map(|condition| move |key: &Key| condition(key)));
     let limit = if policy.is_shadow() { limit.shadow() } else { limit };
-    match policy.fixed_cost() {
-        Some(cost) => limit.fixed_cost(cost),
-        None => limit,
+    match (policy.fixed_cost(), policy.unit()) {
+        (Some(cost), _) => limit.fixed_cost(cost),
+        (None, Some(unit)) => limit.cost_of(unit.to_owned()),
+        (None, None) => limit,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Limits from configuration: TOML, JSON, and other formats that serde reads.
 //!
 //! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the
-//! sub-keys by name, and builds limits from policies, for memory and for Redis. [`Memory::replace`](crate::Memory::replace)
+//! sub-keys and conditions by name, and builds limits from policies, for memory and for Redis. [`Memory::replace`](crate::Memory::replace)
 //! and `Redis::replace` replace the limits at run time. Each key keeps its usage.
 //!
 //! ```
@@ -43,6 +43,7 @@ use crate::algorithm::{
 use crate::error::Error;
 use crate::quota::{Quota, read_period};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The configuration of one limit.
@@ -60,8 +61,11 @@ use std::time::Duration;
 /// max = 2                   # in-flight: the maximum of requests at once
 /// max_duration = "1h"       # in-flight: after this time a request does not count any more; default: no such time
 /// by = "user"               # the sub-key: a name that the application added to `KeyParts`
+/// when = "write"            # the condition: a name that the application added to `KeyParts`; default: always
 /// fixed_cost = 1            # charge this for every request; default: the cost of the request
+/// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
+/// keep_free = { bulk = 24 } # units that requests must leave to others, by the name of a condition; not for leaky-queue
 /// ```
 ///
 /// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error
@@ -166,10 +170,28 @@ impl Policy {
         &self.fields.by
     }
 
+    /// Returns the name of the [condition](crate::Limit::only_if), if the limit has one.
+    #[must_use]
+    pub fn when(&self) -> Option<&str> {
+        self.fields.when.as_deref()
+    }
+
     /// Returns the [fixed cost](crate::Limit::fixed_cost), if it is set.
     #[must_use]
     pub fn fixed_cost(&self) -> Option<u64> {
         self.fields.fixed_cost
+    }
+
+    /// Returns the [unit](crate::Limit::cost_of), if it is set.
+    #[must_use]
+    pub fn unit(&self) -> Option<&str> {
+        self.fields.unit.as_deref()
+    }
+
+    /// Returns the units that the limit [keeps free](crate::Limit::keep_free_by) from requests that satisfy a condition, by
+    /// the names of the conditions. If several conditions hold, the largest number counts.
+    pub fn keep_free(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.fields.keep_free.iter().flatten().map(|(name, units)| (name.as_str(), *units))
     }
 
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
@@ -219,9 +241,15 @@ struct PolicyFields {
     weighted: Option<bool>,
     by: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    when: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     fixed_cost: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<String>,
     #[serde(skip_serializing_if = "is_false")]
     shadow: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keep_free: Option<BTreeMap<String, u64>>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -234,6 +262,7 @@ impl TryFrom<PolicyFields> for Policy {
 
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
         fields.check_name()?;
+        fields.check_cost()?;
         fields.reject_inapplicable()?;
         let algorithm = fields.build()?;
         Ok(Self { fields, algorithm })
@@ -252,6 +281,18 @@ impl PolicyFields {
             return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
         }
         Ok(())
+    }
+
+    fn check_cost(&self) -> Result<(), Error> {
+        match &self.unit {
+            Some(unit) if unit.is_empty() => {
+                Err(Error::config("unit: it is empty; name what the limit counts, as in \"input\""))
+            }
+            Some(_) if self.fixed_cost.is_some() => {
+                Err(Error::config("unit: a limit with `fixed_cost` has no unit; remove one of the two"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn build(&self) -> Result<BuiltAlgorithm, Error> {
@@ -313,6 +354,11 @@ impl PolicyFields {
 
         if self.algorithm == InFlight && self.quota.is_some() {
             return Err(Error::config("quota: it does not apply to in-flight; set `max` instead"));
+        }
+        if self.algorithm == LeakyQueue && self.keep_free.is_some() {
+            return Err(Error::config(
+                "keep_free: it does not apply to leaky-queue; remove it or change the algorithm",
+            ));
         }
         let fields: [(&str, bool, &[AlgorithmName], &str); 7] = [
             ("max", self.max.is_some(), &[InFlight], "in-flight"),

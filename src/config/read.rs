@@ -20,8 +20,11 @@ const FIELDS: &[&str] = &[
     "blocks",
     "weighted",
     "by",
+    "when",
     "fixed_cost",
+    "unit",
     "shadow",
+    "keep_free",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
@@ -37,8 +40,11 @@ const EMPTY: PolicyFields = PolicyFields {
     blocks: None,
     weighted: None,
     by: String::new(),
+    when: None,
     fixed_cost: None,
+    unit: None,
     shadow: false,
+    keep_free: None,
 };
 
 /// The fields that were read.
@@ -64,6 +70,7 @@ impl Read {
         if self.has("name") {
             self.fields.check_name()?;
         }
+        self.fields.check_cost()?;
         if !self.has("algorithm") {
             return Ok(());
         }
@@ -169,7 +176,10 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "blocks" => fields.blocks = read_value(name, value)?,
             "weighted" => fields.weighted = read_value(name, value)?,
             "by" => fields.by = read_value(name, value)?,
+            "when" => fields.when = read_value(name, value)?,
             "fixed_cost" => fields.fixed_cost = read_value(name, value)?,
+            "unit" => fields.unit = read_value(name, value)?,
+            "keep_free" => fields.keep_free = Some(read_value(name, value)?),
             _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {

@@ -8,11 +8,12 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::cold_drop::ColdDrop;
+use super::flags::DecisionFlags;
 use super::options::{AcquireOptions, Detail};
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
 use super::verdict::{PackedVerdict, Verdict};
-use super::{Decision, DecisionSource, HeldParts};
+use super::{Decision, DecisionSource};
 use crate::clock::Timestamp;
 
 /// The decision of one limit alone, and what the other limits need to know of it.
@@ -213,13 +214,12 @@ impl Plan {
             verdict: PackedVerdict::pack(self.verdict),
             source: DecisionSource::Store,
             supports_scheduling: self.schedules,
-            is_estimate: self.is_estimate,
-            is_denied_by_leases: false,
-            held_parts: HeldParts::NONE,
+            flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive,
             all_limits,
         }
+        .with_estimate(self.is_estimate)
     }
 }
 
@@ -266,7 +266,7 @@ pub(crate) trait DecisionPart {
 impl DecisionPart for LimitStatus {
     #[inline]
     fn is_shadow(&self) -> bool {
-        self.shadow
+        Self::is_shadow(self)
     }
 
     #[inline]
@@ -321,7 +321,7 @@ fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>
     let (index, strictest) = strictest.map_or((None, None), |(index, status)| (Some(index), Some(status.clone())));
     if !lists_all {
         let mut next = 0..;
-        statuses.retain(|status| next.next() == index || status.shadow);
+        statuses.retain(|status| next.next() == index || status.is_shadow());
     }
     let is_listed_by_itself = !lists_all && index.is_some() && statuses.len() == 1;
     (strictest, if is_listed_by_itself { ColdDrop::EMPTY } else { ColdDrop::new(Box::new(statuses)) })
@@ -329,7 +329,7 @@ fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>
 
 impl DecisionPart for (usize, &LimitStatus) {
     fn is_shadow(&self) -> bool {
-        self.1.shadow
+        self.1.is_shadow()
     }
 
     fn verdict(&self) -> Verdict {
@@ -359,7 +359,7 @@ impl AcquireOptions {
 impl Decision {
     /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
     pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
-        let verdicts = limits.iter().filter(|status| !status.shadow).map(LimitStatus::verdict);
+        let verdicts = limits.iter().filter(|status| !status.is_shadow()).map(LimitStatus::verdict);
         let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);
         let (most_restrictive, all_limits) = list(limits, true);
         let decision = Self::by_policy(decided_at, verdict).with_source(DecisionSource::Store);

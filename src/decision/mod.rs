@@ -2,9 +2,12 @@
 
 mod cold_drop;
 mod combine;
+mod costs;
+mod flags;
 mod options;
 mod snapshot;
 mod status;
+mod unit;
 mod verdict;
 
 use std::fmt;
@@ -12,10 +15,14 @@ use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
 pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
+pub use self::costs::Costs;
+pub(crate) use self::costs::UnitCosts;
+use self::flags::DecisionFlags;
 pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, first_invalid_name_char};
+pub(crate) use self::unit::Unit;
 use self::verdict::PackedVerdict;
 pub use self::verdict::Verdict;
 use crate::clock::Timestamp;
@@ -71,9 +78,7 @@ pub struct Decision {
     verdict: PackedVerdict,
     source: DecisionSource,
     supports_scheduling: bool,
-    is_estimate: bool,
-    is_denied_by_leases: bool,
-    held_parts: HeldParts,
+    flags: DecisionFlags,
     decided_at: Timestamp,
     most_restrictive: Option<LimitStatus>,
     #[allow(
@@ -89,8 +94,8 @@ impl PartialEq for Decision {
         self.verdict == other.verdict
             && self.source == other.source
             && self.supports_scheduling == other.supports_scheduling
-            && self.is_estimate == other.is_estimate
-            && self.is_denied_by_leases == other.is_denied_by_leases
+            && self.is_estimate() == other.is_estimate()
+            && self.is_denied_by_leases() == other.is_denied_by_leases()
             && self.decided_at == other.decided_at
             && self.most_restrictive == other.most_restrictive
             && self.all_limits == other.all_limits
@@ -104,9 +109,7 @@ impl Decision {
             verdict: status.verdict,
             source: DecisionSource::Store,
             supports_scheduling: false,
-            is_estimate: false,
-            is_denied_by_leases: false,
-            held_parts: HeldParts::NONE,
+            flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -120,9 +123,7 @@ impl Decision {
             verdict: status.verdict,
             source: DecisionSource::Store,
             supports_scheduling,
-            is_estimate: false,
-            is_denied_by_leases: false,
-            held_parts: HeldParts::NONE,
+            flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: Some(status),
             all_limits: ColdDrop::EMPTY,
@@ -135,9 +136,7 @@ impl Decision {
             verdict: self.verdict.aged_by(elapsed),
             source: DecisionSource::Cache,
             supports_scheduling: self.supports_scheduling,
-            is_estimate: self.is_estimate,
-            is_denied_by_leases: self.is_denied_by_leases,
-            held_parts: self.held_parts,
+            flags: self.flags,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
@@ -152,9 +151,7 @@ impl Decision {
             verdict: PackedVerdict::pack(verdict),
             source: DecisionSource::Policy,
             supports_scheduling: false,
-            is_estimate: false,
-            is_denied_by_leases: false,
-            held_parts: HeldParts::NONE,
+            flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: None,
             all_limits: ColdDrop::EMPTY,
@@ -183,7 +180,7 @@ impl Decision {
 
     /// Sets whether [`retry_after`](Self::retry_after) is an estimate.
     pub fn with_estimate(mut self, is_estimate: bool) -> Self {
-        self.is_estimate = is_estimate;
+        self.flags.set(DecisionFlags::ESTIMATE, is_estimate);
         self
     }
 
@@ -195,12 +192,12 @@ impl Decision {
     /// wait suffices, but a shorter one may do.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
-        self.is_estimate
+        self.flags.has(DecisionFlags::ESTIMATE)
     }
 
     /// Sets whether the request would be allowed if leases held nothing.
     pub(crate) fn with_denied_by_leases(mut self, is_denied_by_leases: bool) -> Self {
-        self.is_denied_by_leases = is_denied_by_leases;
+        self.flags.set(DecisionFlags::DENIED_BY_LEASES, is_denied_by_leases);
         self
     }
 
@@ -209,19 +206,23 @@ impl Decision {
     /// Known to a limiter with leases only.
     #[must_use]
     pub fn is_denied_by_leases(&self) -> bool {
-        self.is_denied_by_leases
+        self.flags.has(DecisionFlags::DENIED_BY_LEASES)
     }
 
     /// Records which parts the guard of an allowed request has.
     pub(crate) fn with_held_parts(mut self, held_parts: HeldParts) -> Self {
-        self.held_parts = held_parts;
+        self.flags.set(DecisionFlags::HOLDS_FIXED, held_parts.fixed);
+        self.flags.set(DecisionFlags::HOLDS_UNTIL_END, held_parts.until_end);
         self
     }
 
     /// Returns which parts the guard has that the store returned with the decision.
     #[inline]
     pub(crate) fn held_parts(&self) -> HeldParts {
-        self.held_parts
+        HeldParts {
+            fixed: self.flags.has(DecisionFlags::HOLDS_FIXED),
+            until_end: self.flags.has(DecisionFlags::HOLDS_UNTIL_END),
+        }
     }
 
     /// Turns a delayed decision into a denial.
@@ -297,7 +298,18 @@ impl Decision {
     /// [`limits`](Self::limits) that is not a shadow.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.limits().iter().any(|status| status.is_blocked && !status.shadow)
+        self.limits().iter().any(|status| status.is_blocked() && !status.is_shadow())
+    }
+
+    /// Returns whether no limit of the limiter [applies](crate::Limit::only_if) to the request, which is therefore allowed.
+    ///
+    /// The layer treats the request as one that its extractor exempts.
+    #[must_use]
+    pub fn is_exempt(&self) -> bool {
+        self.most_restrictive.is_none()
+            && self.source != DecisionSource::Policy
+            && self.is_allowed_now()
+            && self.limits().is_empty()
     }
 
     /// Returns the part of the system that made the decision.
@@ -312,7 +324,7 @@ impl Decision {
         self.decided_at
     }
 
-    /// Returns the most restrictive limit, `None` if a policy decided.
+    /// Returns the most restrictive limit, `None` if a policy decided or no limit applies.
     #[must_use]
     pub fn most_restrictive(&self) -> Option<&LimitStatus> {
         self.most_restrictive.as_ref()
@@ -330,16 +342,17 @@ impl Decision {
 
     /// Returns the shadow limits that would have denied the request, regardless of the [`AcquireOptions`].
     pub fn shadow_denials(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.limits().iter().filter(|status| status.shadow && !status.verdict().is_allowed())
+        self.limits().iter().filter(|status| status.is_shadow() && !status.verdict().is_allowed())
     }
 
-    /// Returns the remaining cost of the most restrictive limit, `None` if a policy decided.
+    /// Returns the remaining cost of the most restrictive limit, `None` if a policy decided or no limit applies.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.most_restrictive().map(LimitStatus::remaining)
     }
 
-    /// Returns the time until the key is idle at the most restrictive limit, `None` if a policy decided.
+    /// Returns the time until the key is idle at the most restrictive limit, `None` if a policy decided or no limit
+    /// applies.
     #[must_use]
     pub fn reset(&self) -> Option<Duration> {
         self.most_restrictive().map(LimitStatus::reset)
@@ -352,8 +365,8 @@ impl fmt::Debug for Decision {
             .field("verdict", &self.verdict())
             .field("source", &self.source)
             .field("supports_scheduling", &self.supports_scheduling)
-            .field("is_estimate", &self.is_estimate)
-            .field("is_denied_by_leases", &self.is_denied_by_leases)
+            .field("is_estimate", &self.is_estimate())
+            .field("is_denied_by_leases", &self.is_denied_by_leases())
             .field("decided_at", &self.decided_at)
             .field("limits", &self.limits())
             .finish_non_exhaustive()

@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use super::costs::{Costs, UnitCosts};
+use crate::error::Error;
+
 /// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
 ///
 /// The default is a cost of one. An integer converts into options of that cost.
@@ -10,46 +13,110 @@ use std::time::Duration;
 /// assert_eq!(AcquireOptions::from(5_u64), AcquireOptions::cost(5));
 /// assert_eq!(AcquireOptions::from(1_u64), AcquireOptions::default());
 /// ```
+///
+/// A custom limiter reads the options with the methods whose names begin with `get_` and `is_`:
+///
+/// ```
+/// use tower_ratelimit::AcquireOptions;
+///
+/// let options = AcquireOptions::cost(5).hold();
+/// assert_eq!(options.get_cost(), 5);
+/// assert!(options.is_hold());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct AcquireOptions {
-    /// The cost of the request. A limit can have a [fixed cost](crate::Limit::fixed_cost) instead.
-    ///
-    /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
-    pub cost: u64,
-    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all
-    /// other algorithms delay nothing.
-    ///
-    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a
-    /// start within the delay. Other algorithms deny the request.
-    pub max_delay: Option<Duration>,
-    /// How many of the limits the decision lists. Listing several limits costs an allocation.
-    pub detail: Detail,
-    /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
-    pub hold: bool,
-    /// Whether the caller keeps the guard in [`Outcome::held`](crate::limiter::Outcome::held) until the request has
-    /// ended, as a limit on requests [in flight](crate::InFlight) demands.
-    pub until_end: bool,
+    pub(crate) cost: u64,
+    pub(crate) max_delay: Option<Duration>,
+    pub(crate) detail: Detail,
+    pub(crate) hold: bool,
+    pub(crate) until_end: bool,
     /// Whether the hold may be released as if the request had not come. Then limits with a fixed cost hold it, too.
     pub(crate) is_provisional: bool,
+    /// The costs in units. Options with units are made from [`Costs`].
+    pub(crate) units: UnitCosts,
+    /// A limiter around this one has checked that a limit names each unit.
+    pub(crate) has_known_units: bool,
 }
 
 impl AcquireOptions {
-    /// Returns options with this cost, and otherwise the defaults.
+    /// Returns the options by which a limit that keeps units free allows the request: it starts now, and leaves the units.
+    #[inline]
+    pub(crate) fn keeping_free(self, units: Option<u64>) -> Self {
+        match units {
+            None => self,
+            Some(units) => Self { cost: self.cost.saturating_add(units), ..self }.max_delay(Duration::ZERO),
+        }
+    }
+
+    /// Returns options with this cost, and otherwise the defaults. A limit can have a
+    /// [fixed cost](crate::Limit::fixed_cost) instead.
+    ///
+    /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
         let detail = Detail::MostRestrictive;
-        Self { cost, max_delay: None, detail, hold: false, until_end: false, is_provisional: false }
+        Self {
+            cost,
+            max_delay: None,
+            detail,
+            hold: false,
+            until_end: false,
+            is_provisional: false,
+            units: UnitCosts::NONE,
+            has_known_units: false,
+        }
     }
 
-    /// Sets the longest delay that the caller accepts.
+    /// Returns the cost of the request, with its costs in units.
+    ///
+    /// A limiter of your own that has no units must return an error if there are any: a unit that no limit names is a
+    /// mistake of the caller.
     #[must_use]
-    pub const fn max_delay(mut self, max_delay: Duration) -> Self {
-        self.max_delay = Some(max_delay);
+    pub const fn costs(&self) -> Costs {
+        Costs::from_parts(Some(self.cost), self.units)
+    }
+
+    #[inline]
+    pub(crate) const fn has_units(&self) -> bool {
+        !self.units.is_none()
+    }
+
+    /// Checks that a limit names each unit, unless a limiter around this one has. `visit_units` visits the units of all
+    /// limits.
+    #[inline]
+    pub(crate) fn check_units(&self, visit_units: impl FnOnce(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
+        if self.units.is_none() || self.has_known_units { Ok(()) } else { self.units.check(visit_units) }
+    }
+
+    /// Returns options for the limiters inside of a limiter that has checked the units.
+    pub(crate) const fn with_known_units(mut self) -> Self {
+        self.has_known_units = true;
         self
     }
 
-    /// Holds the cost instead of charging it: see [`Limiter::hold`](crate::Limiter::hold).
+    /// Sets the costs.
+    #[cfg(feature = "timer")]
+    pub(crate) fn set_costs(&mut self, costs: Costs) {
+        *self = Self { units: costs.unit_costs(), ..*self };
+        self.cost = costs.number().unwrap_or(1);
+    }
+
+    /// Sets the longest delay that the caller accepts. With `None`, the default, a queue delays the request up to its
+    /// capacity, and all other algorithms delay nothing.
+    ///
+    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a
+    /// start within the delay. Other algorithms deny the request.
+    #[must_use]
+    #[inline]
+    pub fn max_delay(mut self, max_delay: impl Into<Option<Duration>>) -> Self {
+        self.max_delay = max_delay.into();
+        self
+    }
+
+    /// [Holds](crate::limiter::Held) the cost instead of charging it. A hold starts now, whatever the maximum delay is.
+    ///
+    /// The guard is in [`Outcome::held`](crate::limiter::Outcome::held).
     #[must_use]
     pub const fn hold(mut self) -> Self {
         self.hold = true;
@@ -79,10 +146,48 @@ impl AcquireOptions {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Sets how many of the limits the decision lists.
+    /// Sets how many of the limits the decision lists. Listing several limits costs an allocation.
     #[must_use]
     pub const fn detail(mut self, detail: Detail) -> Self {
         self.detail = detail;
+        self
+    }
+
+    /// Returns the cost of the request.
+    #[must_use]
+    pub const fn get_cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Returns the longest delay that the caller accepts, `None` for the limiter's own bound.
+    #[must_use]
+    pub const fn get_max_delay(&self) -> Option<Duration> {
+        self.max_delay
+    }
+
+    /// Returns how many of the limits the decision lists.
+    #[must_use]
+    pub const fn get_detail(&self) -> Detail {
+        self.detail
+    }
+
+    /// Returns whether the limiter must hold the cost instead of charging it.
+    #[must_use]
+    pub const fn is_hold(&self) -> bool {
+        self.hold
+    }
+
+    /// Returns whether the caller keeps the guard until the request has ended.
+    #[must_use]
+    pub const fn is_until_end(&self) -> bool {
+        self.until_end
+    }
+
+    /// Returns these options for a caller that keeps no guard.
+    #[inline]
+    pub(crate) const fn without_guard(mut self) -> Self {
+        self.hold = false;
+        self.until_end = false;
         self
     }
 }

@@ -2,20 +2,69 @@ use std::fmt;
 use std::time::Duration;
 
 /// Limit, remaining, reset and window of one key at one limit at one time.
+///
+/// Custom algorithms and limiters create it for an idle key, and set what differs:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::LimitSnapshot;
+///
+/// let minute = Duration::from_secs(60);
+/// let used_up = LimitSnapshot::new(5, minute).with_remaining(0).with_reset(minute).with_next_token_after(minute);
+/// assert_eq!((used_up.limit, used_up.remaining), (5, 0));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_structs, reason = "custom algorithms construct it")]
+#[non_exhaustive]
 pub struct LimitSnapshot {
     /// The largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     pub limit: u64,
     /// The time in which `limit` becomes available again: the period of a window, the time from empty to full of a
-    /// bucket. Zero for a limit on requests in flight, which has no window.
-    pub window: Duration,
+    /// bucket. `None` for a limit on requests [in flight](crate::InFlight), which has no window.
+    pub window: Option<Duration>,
     /// The largest cost that is allowed now, rounded down.
     pub remaining: u64,
     /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
     /// The time until `remaining` increases, zero if `remaining` is at its maximum.
     pub next_token_after: Duration,
+}
+
+impl LimitSnapshot {
+    /// Creates the snapshot of an idle key: the whole limit remains. A window of zero is no window.
+    #[must_use]
+    pub fn new(limit: u64, window: impl Into<Option<Duration>>) -> Self {
+        let window = window.into().filter(|window| !window.is_zero());
+        Self { limit, window, remaining: limit, reset: Duration::ZERO, next_token_after: Duration::ZERO }
+    }
+
+    /// Sets the largest cost that is allowed now.
+    #[must_use]
+    pub const fn with_remaining(mut self, remaining: u64) -> Self {
+        self.remaining = remaining;
+        self
+    }
+
+    /// Sets the time until the key is idle.
+    #[must_use]
+    pub const fn with_reset(mut self, reset: Duration) -> Self {
+        self.reset = reset;
+        self
+    }
+
+    /// Sets the time until `remaining` increases.
+    #[must_use]
+    pub const fn with_next_token_after(mut self, next_token_after: Duration) -> Self {
+        self.next_token_after = next_token_after;
+        self
+    }
+
+    /// Returns the numbers for a request from which a limit keeps units free.
+    fn keeping_free(self, units: u64) -> Self {
+        // While fewer than the units are left, it is unknown when more than the units are: at the latest at the reset.
+        let next_token_after = if self.remaining < units { self.reset } else { self.next_token_after };
+        let (limit, remaining) = (self.limit.saturating_sub(units), self.remaining.saturating_sub(units));
+        Self { limit, remaining, next_token_after, ..self }
+    }
 }
 
 /// A [`LimitSnapshot`] that is computed on demand.
@@ -28,13 +77,7 @@ pub struct LazySnapshot {
 }
 
 impl LazySnapshot {
-    pub(crate) const EMPTY: Self = Self::new([0; 5], |_| LimitSnapshot {
-        limit: 0,
-        window: Duration::ZERO,
-        remaining: 0,
-        reset: Duration::ZERO,
-        next_token_after: Duration::ZERO,
-    });
+    pub(crate) const EMPTY: Self = Self::new([0; 5], |_| LimitSnapshot::new(0, None));
 
     /// Creates a snapshot that `compute` computes from `words`.
     #[must_use]
@@ -43,16 +86,26 @@ impl LazySnapshot {
         Self { words, compute }
     }
 
-    /// Creates a snapshot from limit, window, remaining, reset and time to the next token, in microseconds.
+    /// Creates a snapshot from limit, window, remaining, reset and time to the next token, in microseconds. The window is
+    /// zero if there is none.
     #[inline]
     pub(crate) const fn from_micros(words: [u64; 5]) -> Self {
         Self::new(words, |&[limit, window, remaining, reset, next_token_after]| LimitSnapshot {
             limit,
-            window: Duration::from_micros(window),
+            window: (window > 0).then(|| Duration::from_micros(window)),
             remaining,
             reset: Duration::from_micros(reset),
             next_token_after: Duration::from_micros(next_token_after),
         })
+    }
+
+    /// Returns the numbers for a request from which a limit keeps units free.
+    #[inline]
+    pub(crate) fn keeping_free(self, units: Option<u64>) -> Self {
+        match units {
+            None | Some(0) => self,
+            Some(units) => self.compute().keeping_free(units).into(),
+        }
     }
 
     /// Computes the snapshot.
@@ -68,7 +121,7 @@ impl From<LimitSnapshot> for LazySnapshot {
         let micros = crate::clock::micros_floor;
         Self::from_micros([
             snapshot.limit,
-            micros(snapshot.window),
+            snapshot.window.map_or(0, micros),
             snapshot.remaining,
             micros(snapshot.reset),
             micros(snapshot.next_token_after),

@@ -161,9 +161,10 @@ impl LimitStatus {
         self.snapshot().limit
     }
 
-    /// Returns the time in which [`limit`](Self::limit) becomes available again.
+    /// Returns the time in which [`limit`](Self::limit) becomes available again. `None` for a limit on requests
+    /// [in flight](crate::InFlight), which has no window.
     #[must_use]
-    pub fn window(&self) -> Duration {
+    pub fn window(&self) -> Option<Duration> {
         self.snapshot().window
     }
 

@@ -32,6 +32,10 @@ where
     fn extract(&self, request: &Request) -> Extracted<K::Key> {
         if self.exempt.matches(request) { Extracted::Exempt } else { self.key.extract(request) }
     }
+
+    fn warning(&self, request: &Request) -> Option<&'static str> {
+        self.key.warning(request)
+    }
 }
 
 /// A condition on requests.

@@ -11,12 +11,12 @@ use tower_service::Service;
 /// Looks up a key with an async function, for example a user in a database.
 ///
 /// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer
-/// inserts the result into the request's extensions, and [`Extension`](super::Extension) reads the key from there.
+/// inserts the result into the request's extensions, and [`FromExtension`](super::FromExtension) reads the key from there.
 /// The function receives a reference to the request. Its future must not borrow the request, and returns one of
 ///
 /// - `Ok(Some(user))`: the layer forwards the request with the user in its extensions;
-/// - `Ok(None)`: the layer forwards the request unchanged. `Extension` finds no key then: use
-///   [`Extension::<User>::new().or(..)`](super::Or) for the key of such requests;
+/// - `Ok(None)`: the layer forwards the request unchanged. `FromExtension` finds no key then: use
+///   [`FromExtension::<User>::new().or(..)`](super::Or) for the key of such requests;
 /// - `Err(response)`: the layer returns the response. No limit is charged.
 ///
 /// Return `Ok(None)` for requests without a credential. If the credential is [unusable](super::MissingKey::unusable)
@@ -25,7 +25,7 @@ use tower_service::Service;
 ///
 /// ```
 /// use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse, routing::get};
-/// use tower_ratelimit::key::{Extension, LookupLayer};
+/// use tower_ratelimit::key::{FromExtension, LookupLayer};
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ use tower_service::Service;
 /// let app: Router = Router::new()
 ///     .route("/", get(async || "hello"))
 ///     // Known users by their ID, all other clients by their address.
-///     .layer(RateLimitLayer::new(Extension::<UserId>::new().or(PeerIp::new()), by_user))
+///     .layer(RateLimitLayer::new(FromExtension::<UserId>::new().or(PeerIp::new()), by_user))
 ///     .layer(lookup)
 ///     // Limits the number of lookups.
 ///     .layer(RateLimitLayer::new(PeerIp::new(), by_address));

@@ -8,7 +8,7 @@
 //! | [`Header`] | the value of a header |
 //! | [`Host`], [`Method`], [`Path`] | a part of the request line |
 //! | `MatchedPath` | axum's route (feature `axum`) |
-//! | [`Extension`] | a value that an outer layer, such as [`LookupLayer`], put into the request's extensions |
+//! | [`FromExtension`] | a value that an outer layer, such as [`LookupLayer`], put into the request's extensions |
 //! | [`Global`] | one key for all requests |
 //! | a closure `Fn(&Request) -> Option<Key>`, or `Result`, or [`Extracted`] | the value that the closure returns |
 //! | `first.or(second)` | [one of two keys](Or): the API key, otherwise the client's address |
@@ -29,7 +29,7 @@
 //! | [`Cookie`] | no cookie of the name | the cookie is empty, repeated, or not UTF-8 when decoded |
 //! | [`Host`] | neither `:authority` (or an absolute URI) nor the `Host` header | one of the two is malformed, both differ, `Host` is empty or repeated |
 //! | [`PeerIp`], [`ClientIp`] | the peer's address is missing (status 500) | with `trust_absent_peer`: the header is missing, or holds no address |
-//! | [`Extension`] | the extensions hold no such value (status 500) | never: the function of a [`LookupLayer`] returns the response |
+//! | [`FromExtension`] | the extensions hold no such value (status 500) | never: the function of a [`LookupLayer`] returns the response |
 //! | a closure | `None`, or [`MissingKey::from_request`] | `Err`, or [`MissingKey::unusable`] |
 //! | `first.or(second)` | both keys are absent | the first key is unusable, or the first is absent and the second unusable |
 //! | a tuple of extractors | one key is absent, none is unusable | one key is unusable |
@@ -40,7 +40,7 @@
 mod canonical;
 mod closure;
 mod exempt;
-mod extension;
+mod from_extension;
 mod global;
 mod ip;
 mod lookup;
@@ -52,7 +52,7 @@ mod text;
 mod tuple;
 
 pub use self::exempt::{ClientNetworks, ExactPaths, ExemptIf, PeerNetworks, Preflight};
-pub use self::extension::Extension;
+pub use self::from_extension::FromExtension;
 pub use self::global::Global;
 pub use self::ip::{ClientIp, PeerIp, TrustedProxies};
 pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
@@ -124,6 +124,16 @@ pub trait ExtractKey<Request> {
 
     /// Extracts the key of a request.
     fn extract(&self, request: &Request) -> Extracted<Self::Key>;
+
+    /// Returns a warning if the request suggests that this extractor does not fit the server.
+    ///
+    /// The layer asks about its first requests. If many of them have a warning, and all of these one key, it emits
+    /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] warns of a proxy in front of the server. By
+    /// default there is none.
+    fn warning(&self, request: &Request) -> Option<&'static str> {
+        let _ = request;
+        None
+    }
 }
 
 /// The result of an extractor.

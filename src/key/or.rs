@@ -72,6 +72,10 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
             found => found.map(Either::Left),
         }
     }
+
+    fn warning(&self, request: &Request) -> Option<&'static str> {
+        self.first.warning(request).or_else(|| self.second.warning(request))
+    }
 }
 
 // Inherent methods: a method of `ExtractKey<Request>` would be ambiguous in `Request`, and a method of another trait
@@ -96,7 +100,7 @@ has_or! {
     [P] super::Bearer<P>,
     [P] super::ClientIp<P>,
     [P] super::Cookie<P>,
-    [T] super::Extension<T>,
+    [T] super::FromExtension<T>,
     [] super::Header,
     [] super::Host,
     [A, B] Or<A, B>,

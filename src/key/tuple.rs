@@ -26,6 +26,11 @@ macro_rules! tuple {
                     _ => Extracted::Exempt,
                 }
             }
+
+            fn warning(&self, request: &Request) -> Option<&'static str> {
+                let ($($part,)+) = self;
+                None$(.or_else(|| $part.warning(request)))+
+            }
         }
     };
 }

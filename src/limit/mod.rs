@@ -1,7 +1,11 @@
 //! Named limits: an algorithm and the part of the key by which it counts.
 
+mod checks;
+mod condition;
 mod cost;
 mod into_limit;
+mod into_limits;
+mod keep_free;
 mod per_key;
 mod select;
 mod sub_key;
@@ -10,14 +14,18 @@ mod transition;
 use std::borrow::Cow;
 use std::fmt;
 
+pub(crate) use self::checks::{LimitFacts, check_limits};
+pub use self::condition::OnlyIf;
 pub(crate) use self::cost::LimitCost;
 pub use self::into_limit::IntoLimit;
+pub(crate) use self::into_limits::impl_into_limits;
+pub use self::keep_free::KeepFree;
 pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
-pub use self::sub_key::{KeyedBy, KeyedByRef, SubKeyOf, WholeKey};
+pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
 pub(crate) use self::transition::ReadMode;
-use crate::decision::{Name, first_invalid_name_char};
-use crate::error::Error;
+use crate::algorithm::Algorithm as _;
+use crate::decision::{Name, Unit};
 
 /// A named limit on a key or on a part of the key.
 ///
@@ -87,7 +95,8 @@ impl<A> Limit<A> {
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
     ///
-    /// If `sub_key` returns an `Option`, `None` is a value like others: all keys with `None` share one count.
+    /// If `sub_key` returns an `Option`, `None` is a value like others: all keys with `None` share one count. If the
+    /// limit should not apply to these keys, use [`keyed_by_some`](Self::keyed_by_some).
     ///
     /// The value owns its data. For a part that the key lends, such as a name, use [`keyed_by_ref`](Self::keyed_by_ref):
     /// with `keyed_by` the compiler reports `lifetime may not live long enough`.
@@ -117,13 +126,129 @@ impl<A> Limit<A> {
         self.with_sub_key(KeyedByRef::new(sub_key))
     }
 
+    /// Counts by the value that `sub_key` returns. The limit does not apply to a key for which it returns `None`.
+    ///
+    /// See [`only_if`](Self::only_if) for what that means, and for what it demands of the other limits of the limiter.
+    ///
+    /// ```
+    /// use tower_ratelimit::{AcquireOptions, Gcra, Limit, Memory, Quota};
+    ///
+    /// struct Caller {
+    ///     address: u32,
+    ///     user: Option<u64>,
+    /// }
+    ///
+    /// let limiter = Memory::new((
+    ///     Limit::new("address", Gcra::new(Quota::per_second(50))).keyed_by(|caller: &Caller| caller.address),
+    ///     Limit::new("user", Gcra::new(Quota::per_second(10))).keyed_by_some(|caller: &Caller| caller.user),
+    /// ));
+    /// let anonymous = Caller { address: 1, user: None };
+    /// assert_eq!(limiter.check(&anonymous, 1).remaining(), Some(49));
+    /// let alice = Caller { address: 1, user: Some(7) };
+    /// assert_eq!(limiter.check(&alice, 1).remaining(), Some(9));
+    /// ```
+    pub fn keyed_by_some<Key: ?Sized, SubKey, F: Fn(&Key) -> Option<SubKey>>(
+        self,
+        sub_key: F,
+    ) -> Limit<A, KeyedBySome<F, SubKey>> {
+        self.with_sub_key(KeyedBySome::new(sub_key))
+    }
+
     fn with_sub_key<P>(self, sub_key: P) -> Limit<A, P> {
-        let Self { name, algorithm, cost, shadow, .. } = self;
-        Limit { name, algorithm, sub_key, sub_key_name: None, cost, shadow }
+        self.map_sub_key(|_| sub_key)
     }
 }
 
 impl<A, P> Limit<A, P> {
+    fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
+        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow } = self;
+        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow }
+    }
+
+    /// Applies the limit only to keys for which `condition` returns `true`.
+    ///
+    /// A limit that does not apply to the key of a request has no part in the decision: the limiter does not read,
+    /// charge or hold anything there, and neither the decision, the header fields, nor the keys in Redis contain the
+    /// limit. If no limit of the limiter applies, the request is allowed, and
+    /// [`Decision::is_exempt`](crate::Decision::is_exempt) returns `true`.
+    ///
+    /// The condition reads the key, so a limit that counted by the whole key would count the requests that satisfy the
+    /// condition apart from the others. Therefore each limit of a limiter with a condition needs
+    /// [`keyed_by`](Limit::keyed_by), [`keyed_by_ref`](Limit::keyed_by_ref) or
+    /// [`keyed_by_some`](Limit::keyed_by_some): otherwise the limiter cannot be built. Call them before this method.
+    ///
+    /// `condition` must always return the same for the same key. The limiter calls it for every decision, possibly more
+    /// than once. `reset` acts on the limits that apply to its key. `set_usage` and `block` return an error if their
+    /// limit does not apply to their key.
+    ///
+    /// ```
+    /// use tower_ratelimit::{AcquireOptions, Gcra, Limit, Memory, Quota};
+    ///
+    /// struct Call {
+    ///     user: u64,
+    ///     is_write: bool,
+    /// }
+    ///
+    /// let limiter = Memory::new((
+    ///     Limit::new("calls", Gcra::new(Quota::per_second(50))).keyed_by(|call: &Call| call.user),
+    ///     Limit::new("writes", Gcra::new(Quota::per_second(5)))
+    ///         .keyed_by(|call: &Call| call.user)
+    ///         .only_if(|call: &Call| call.is_write),
+    /// ));
+    /// assert_eq!(limiter.check(&Call { user: 7, is_write: false }, 1).remaining(), Some(49));
+    /// assert_eq!(limiter.check(&Call { user: 7, is_write: true }, 1).remaining(), Some(4));
+    /// ```
+    pub fn only_if<Key: ?Sized, F: Fn(&Key) -> bool>(self, condition: F) -> Limit<A, OnlyIf<P, F>> {
+        self.map_sub_key(|sub_key| OnlyIf::new(sub_key, Some(condition)))
+    }
+
+    /// Keeps units of the limit free from some requests: priority classes.
+    ///
+    /// `units` returns for a key how many units its requests must leave to others. The limit allows such a request only
+    /// if the units are free besides the cost of the request and all held costs, and then charges the cost alone. 0 is
+    /// the highest priority: such a request may use the whole limit. For a request, the numbers of the limit are those
+    /// without the units that are kept free from it, and its `retry_after` is exact. A cost that exceeds the limit less
+    /// these units is never allowed.
+    ///
+    /// The units are free again as the limit drains, so a class with few units kept free is admitted at the rate of the
+    /// limit, if requests of other classes leave that rate. Surcharges can use units that are kept free.
+    ///
+    /// A limit that keeps units free schedules no later starts, so [`LeakyQueue`](crate::LeakyQueue) cannot keep any:
+    /// the limiter cannot be built. `units` reads the key, so each limit of the limiter needs a sub-key, as beside
+    /// [`only_if`](Self::only_if): call this method after `keyed_by`. `units` must always return the same for the same
+    /// key. A limiter with [leases](crate::store) and such a limit cannot be built.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Limit, Memory, Quota};
+    ///
+    /// struct Call {
+    ///     is_bulk: bool,
+    /// }
+    ///
+    /// let all = Limit::new("all", Gcra::new(Quota::per_second(80)).burst(40))
+    ///     .keyed_by(|_: &Call| ())
+    ///     .keep_free_by(|call: &Call| if call.is_bulk { 30 } else { 0 });
+    /// let limiter = Memory::new(all);
+    /// assert_eq!(limiter.check(&Call { is_bulk: true }, 10).remaining(), Some(0));
+    /// assert!(!limiter.check(&Call { is_bulk: true }, 1).is_allowed());
+    /// assert!(limiter.check(&Call { is_bulk: false }, 30).is_allowed());
+    /// ```
+    pub fn keep_free_by<Key: ?Sized, F: Fn(&Key) -> u64>(self, units: F) -> Limit<A, KeepFree<P, F>> {
+        self.map_sub_key(|sub_key| KeepFree::new(sub_key, Some(units)))
+    }
+
+    /// Sets the units that a limit from configuration keeps free, if it keeps any.
+    #[cfg(feature = "serde")]
+    pub(crate) fn keep_free_by_some<F>(self, units: Option<F>) -> Limit<A, KeepFree<P, F>> {
+        self.map_sub_key(|sub_key| KeepFree::new(sub_key, units))
+    }
+
+    /// Sets the condition of a limit from configuration, if it has one.
+    #[cfg(feature = "serde")]
+    pub(crate) fn only_if_some<F>(self, condition: Option<F>) -> Limit<A, OnlyIf<P, F>> {
+        self.map_sub_key(|sub_key| OnlyIf::new(sub_key, condition))
+    }
+
     /// Makes the limit a shadow: it decides and counts, and never denies a request.
     ///
     /// Use a shadow to try a limit on real traffic beside the enforced limits.
@@ -173,6 +298,33 @@ impl<A, P> Limit<A, P> {
         self
     }
 
+    /// Charges the cost of the request in a unit: input tokens, for example.
+    ///
+    /// Callers state the costs of a request in units by [`Costs`](crate::Costs). A request that leaves out the unit
+    /// costs 0 on this limit. [`settle`](crate::limiter::Held::settle) charges each limit its own actual cost.
+    ///
+    /// A limit has one kind of cost: this method replaces a [fixed cost](Self::fixed_cost), and the other way round.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Costs, Detail, AcquireOptions, Limit, Memory, Quota, TokenBucket};
+    ///
+    /// let limiter = Memory::new((
+    ///     Limit::new("requests", TokenBucket::new(Quota::per_minute(60))).fixed_cost(1),
+    ///     Limit::new("input", TokenBucket::new(Quota::per_minute(40_000))).cost_of("input"),
+    ///     Limit::new("output", TokenBucket::new(Quota::per_minute(8_000))).cost_of("output"),
+    /// ));
+    ///
+    /// let costs = Costs::new().add("input", 1_200).add("output", 4_000);
+    /// let decision = limiter.check("alice", AcquireOptions::from(costs).detail(Detail::All));
+    /// let remaining: Vec<u64> = decision.limits().iter().map(|limit| limit.remaining()).collect();
+    /// assert_eq!(remaining, [59, 38_800, 4_000]);
+    /// ```
+    #[must_use]
+    pub fn cost_of(mut self, unit: impl Into<Cow<'static, str>>) -> Self {
+        self.cost = LimitCost::OfUnit(Unit::named(unit.into()));
+        self
+    }
+
     pub(crate) fn cost(&self) -> LimitCost {
         self.cost
     }
@@ -198,11 +350,32 @@ impl<A, P> Limit<A, P> {
         self
     }
 
+    /// Returns the sub-key's name in configuration.
+    pub(crate) fn sub_key_name(&self) -> Option<&str> {
+        self.sub_key_name.as_ref().map(Name::as_str)
+    }
+
     /// Returns whether both limits count by the sub-key of one name.
     ///
     /// Limits of one type without such a name count by the same closure type, so by the same sub-key.
     pub(crate) fn has_same_sub_key(&self, other: &Self) -> bool {
-        self.sub_key_name.as_ref().map(Name::as_str) == other.sub_key_name.as_ref().map(Name::as_str)
+        self.sub_key_name() == other.sub_key_name()
+    }
+
+    /// Returns what the checks of a limiter's limits need.
+    pub(crate) fn facts<Key: ?Sized>(&self) -> LimitFacts<'_>
+    where
+        A: AlgorithmSelector,
+        P: SubKeyOf<Key>,
+    {
+        LimitFacts {
+            name: self.name(),
+            is_conditional: self.sub_key.is_conditional(),
+            is_whole_key: self.sub_key.is_whole_key(),
+            keeps_free: self.sub_key.keeps_free(),
+            is_queue: A::Algorithm::IS_QUEUE,
+            cost: self.cost,
+        }
     }
 
     pub(crate) fn algorithm(&self) -> &A {
@@ -218,33 +391,4 @@ impl<A: fmt::Debug, P> fmt::Debug for Limit<A, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limit").field("name", &self.name()).field("algorithm", &self.algorithm).finish_non_exhaustive()
     }
-}
-
-/// Checks the names of a limiter's limits.
-///
-/// # Errors
-///
-/// Returns an error if there is no limit, if a name is empty or has a character that header fields cannot carry, or if
-/// two limits have one name.
-pub(crate) fn check_unique_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-    let mut seen = std::collections::HashSet::new();
-    for name in names {
-        if name.is_empty() {
-            return Err(Error::config("limit name: a limit has an empty name; give it a name that clients may see"));
-        }
-        if let Some(char) = first_invalid_name_char(name) {
-            return Err(Error::config(format!(
-                "limit name {name:?}: header fields cannot carry {char:?}; use printable ASCII other than '\"' and '\\'"
-            )));
-        }
-        if !seen.insert(name) {
-            return Err(Error::config(format!(
-                "limit name: two limits are named {name:?}; give each its own name with `Limit::new`"
-            )));
-        }
-    }
-    if seen.is_empty() {
-        return Err(Error::config("no limits: a limiter without limits would allow every request; add a limit"));
-    }
-    Ok(())
 }

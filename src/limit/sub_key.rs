@@ -6,10 +6,38 @@ use std::marker::PhantomData;
 pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
     type SubKey: ?Sized;
 
-    /// Calls `f` with the sub-key of `key`.
-    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Self::SubKey) -> R) -> R;
+    /// Calls `f` with the sub-key of `key`. Returns `None` if the limit does not apply to `key`.
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Self::SubKey) -> R) -> Option<R>;
 
-    /// Returns whether the type shows that all keys have the same sub-key.
+    /// Returns whether the limit applies to `key`.
+    fn applies_to(&self, key: &Key) -> bool {
+        self.with_sub_key(key, |_| ()).is_some()
+    }
+
+    /// Returns whether there may be keys to which the limit does not apply.
+    fn is_conditional(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the sub-key is the whole key.
+    fn is_whole_key(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the limit keeps units free from some requests.
+    #[inline]
+    fn keeps_free(&self) -> bool {
+        false
+    }
+
+    /// Returns the units that the limit keeps free from requests of `key`, `None` if it keeps none free from any request.
+    #[inline]
+    fn kept_free(&self, key: &Key) -> Option<u64> {
+        let _ = key;
+        None
+    }
+
+    /// Returns whether the type shows that all keys to which the limit applies have the same sub-key.
     fn is_constant(&self) -> bool {
         false
     }
@@ -21,6 +49,9 @@ mod sealed {
     impl Sealed for super::WholeKey {}
     impl<F, SubKey> Sealed for super::KeyedBy<F, SubKey> {}
     impl<F, SubKey: ?Sized> Sealed for super::KeyedByRef<F, SubKey> {}
+    impl<F, SubKey> Sealed for super::KeyedBySome<F, SubKey> {}
+    impl<P, F> Sealed for crate::limit::OnlyIf<P, F> {}
+    impl<P, F> Sealed for crate::limit::KeepFree<P, F> {}
 }
 
 /// Counts by the whole key.
@@ -35,6 +66,16 @@ pub struct KeyedBy<F, SubKey>(F, PhantomData<fn() -> SubKey>);
 /// Counts by a part borrowed from the key: see [`Limit::keyed_by_ref`](super::Limit::keyed_by_ref).
 #[doc(hidden)]
 pub struct KeyedByRef<F, SubKey: ?Sized>(F, PhantomData<fn() -> Box<SubKey>>);
+
+/// Counts by a value that some keys have: see [`Limit::keyed_by_some`](super::Limit::keyed_by_some).
+#[doc(hidden)]
+pub struct KeyedBySome<F, SubKey>(F, PhantomData<fn() -> SubKey>);
+
+impl<F, SubKey> KeyedBySome<F, SubKey> {
+    pub(super) const fn new(sub_key: F) -> Self {
+        Self(sub_key, PhantomData)
+    }
+}
 
 impl<F, SubKey> KeyedBy<F, SubKey> {
     pub(super) const fn new(sub_key: F) -> Self {
@@ -52,8 +93,12 @@ impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     type SubKey = Key;
 
     #[inline]
-    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> R {
-        f(key)
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> Option<R> {
+        Some(f(key))
+    }
+
+    fn is_whole_key(&self) -> bool {
+        true
     }
 }
 
@@ -66,8 +111,8 @@ where
     type SubKey = SubKey;
 
     #[inline]
-    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
-        f(&(self.0)(key))
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> Option<R> {
+        Some(f(&(self.0)(key)))
     }
 
     fn is_constant(&self) -> bool {
@@ -85,8 +130,42 @@ where
     type SubKey = SubKey;
 
     #[inline]
-    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
-        f((self.0)(key))
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> Option<R> {
+        Some(f((self.0)(key)))
+    }
+}
+
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBySome<F, SubKey>
+where
+    Key: ?Sized,
+    SubKey: 'static,
+    F: Fn(&Key) -> Option<SubKey> + Send + Sync + 'static,
+{
+    type SubKey = SubKey;
+
+    #[inline]
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> Option<R> {
+        (self.0)(key).map(|sub_key| f(&sub_key))
+    }
+
+    fn is_conditional(&self) -> bool {
+        true
+    }
+
+    fn is_constant(&self) -> bool {
+        size_of::<SubKey>() == 0
+    }
+}
+
+impl<F: Clone, SubKey> Clone for KeyedBySome<F, SubKey> {
+    fn clone(&self) -> Self {
+        Self::new(self.0.clone())
+    }
+}
+
+impl<F, SubKey> fmt::Debug for KeyedBySome<F, SubKey> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedBySome").finish_non_exhaustive()
     }
 }
 

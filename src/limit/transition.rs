@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::{AlgorithmSelector, Limit};
+use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, Verdict};
@@ -35,6 +35,8 @@ pub(crate) struct Transition<'a, A> {
     /// The decision holds its cost. A limit with a fixed cost charges it, and starts now, too.
     is_hold: bool,
     shadow: bool,
+    /// The units that are kept free from the request, if the limit keeps any free.
+    kept_free: Option<u64>,
 }
 
 impl<C: AlgorithmSelector, P> Limit<C, P> {
@@ -47,12 +49,27 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
 
     /// Returns the limit's part of a decision on a key for which `algorithm` is selected.
     #[inline]
-    pub(crate) fn transition<'a>(
+    pub(crate) fn transition<'a, Key: ?Sized>(
         &self,
         algorithm: &'a C::Algorithm,
+        key: &Key,
+        options: AcquireOptions,
+    ) -> Transition<'a, C::Algorithm>
+    where
+        P: SubKeyOf<Key>,
+    {
+        self.transition_keeping_free(algorithm, self.sub_key.kept_free(key), options)
+    }
+
+    /// Returns the limit's part of a decision on a key from whose requests `kept_free` units are kept free.
+    #[inline]
+    pub(crate) fn transition_keeping_free<'a>(
+        &self,
+        algorithm: &'a C::Algorithm,
+        kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow }
+        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow, kept_free }
     }
 }
 
@@ -72,14 +89,15 @@ impl<A: Algorithm> Transition<'_, A> {
         mode: ReadMode,
         reading: &mut LimitReading,
     ) {
-        let &Self { algorithm, options, is_hold, shadow } = self;
+        let &Self { algorithm, options, is_hold, shadow, kept_free } = self;
         // A hold changes no state, so no later start can be scheduled.
-        reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold;
+        reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
         (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
         (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
         if A::HELD_UNTIL_END && !options.until_end {
             reading.counting = Counting::DecidesOnly;
         }
+        let options = options.keeping_free(kept_free);
         if held > 0 || options.hold {
             Self::read_with_held(algorithm, state, now, options, reading);
         } else {
@@ -103,6 +121,7 @@ impl<A: Algorithm> Transition<'_, A> {
         if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
             reading.snapshot = algorithm.snapshot(state, now);
         }
+        reading.snapshot = reading.snapshot.keeping_free(kept_free);
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
@@ -144,10 +163,11 @@ impl<A: Algorithm> Transition<'_, A> {
     /// Returns the numbers of a state after the decision, for the next request.
     #[inline]
     pub(crate) fn snapshot(&self, state: &A::State, held: u64, now: Timestamp) -> LazySnapshot {
-        if held == 0 {
+        let snapshot = if held == 0 {
             self.algorithm.snapshot(state, now)
         } else {
             self.algorithm.peek_with_held(state, now, self.options, held).1
-        }
+        };
+        snapshot.keeping_free(self.kept_free)
     }
 }

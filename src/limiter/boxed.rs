@@ -2,13 +2,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::future::{Acquisition, BoxFuture, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
 /// A limiter of any type, for limiters that are chosen at run time. Clones share the limiter.
 ///
-/// Only pending decisions are boxed; immediate decisions are not.
+/// Only pending decisions are boxed; immediate decisions are not. For operations that only the store has, such as
+/// [`Memory::usage`](crate::Memory::usage) and [`Memory::top_keys`](crate::Memory::top_keys), keep a clone of the store.
 ///
 /// ```
 /// use tower_ratelimit::limiter::BoxLimiter;
@@ -30,7 +31,7 @@ impl<Key: ?Sized> BoxLimiter<Key> {
         Self(Arc::new(limiter))
     }
 
-    admin_methods!(Key);
+    limiter_methods!(Key);
 }
 
 impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
@@ -46,6 +47,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.0.limits_of_erased(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.0.visit_units_erased(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -70,6 +75,7 @@ trait ErasedLimiter<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision>;
     fn limits_of_erased(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
+    fn visit_units_erased(&self, visit: &mut dyn FnMut(&'static str));
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()>;
 }
 
@@ -87,6 +93,10 @@ impl<Key: ?Sized, L: Limiter<Key>> ErasedLimiter<Key> for L {
 
     fn limits_of_erased(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limits_of(key, limits);
+    }
+
+    fn visit_units_erased(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.visit_units(visit);
     }
 
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -8,7 +8,7 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture, both_ok};
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
@@ -93,10 +93,24 @@ impl<A, B> Chained<A, B> {
         Chained::new(self, last)
     }
 
-    admin_methods!();
+    limiter_methods!();
 }
 
 impl<A, B> Chained<A, B> {
+    /// Checks that a limit of one of the limiters names each unit. Each limiter then charges the units of its limits.
+    #[inline]
+    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    where
+        A: Limiter<Key>,
+        B: Limiter<Key>,
+    {
+        options.check_units(|visit| {
+            self.first.visit_units(visit);
+            self.second.visit_units(visit);
+        })?;
+        Ok(options.with_known_units())
+    }
+
     fn after_first<Key>(
         &self,
         key: &Key,
@@ -249,7 +263,10 @@ where
     type Future = ChainedFuture<Key, A, B>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let options = options.max_delay(Duration::ZERO);
+        let options = match self.checked(options) {
+            Ok(options) => options.max_delay(Duration::ZERO),
+            Err(error) => return Acquisition::Ready(Err(error)),
+        };
         match self.first.acquire(key, options.provisional()) {
             Acquisition::Pending(future) => {
                 let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
@@ -260,7 +277,10 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = options.max_delay(Duration::ZERO);
+        let options = match self.checked(options) {
+            Ok(options) => options.max_delay(Duration::ZERO),
+            Err(error) => return LimiterFuture::ready(Err(error)),
+        };
         let of_part = peek_options(options);
         let joined = self.first.peek(key, of_part).join(self.second.peek(key, of_part));
         joined.map_result(move |joined| {
@@ -272,6 +292,11 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.first.limits_of(key, limits);
         self.second.limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.first.visit_units(visit);
+        self.second.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
 use crate::clock::{Clock, SystemClock, Timestamp, latest_end};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
@@ -19,7 +19,7 @@ use crate::error::Error;
 /// A limiter that caches denials, so that a flood of denied requests does not reach the limiter inside.
 ///
 /// Put the cache around [`Redis`](crate::store) limiters. A cached denial answers later requests of the same key with
-/// the same or a higher cost, and the same maximum delay. It expires at its `retry_after`, counted from the time of its
+/// the same or a higher cost (in each [unit](crate::Limit::cost_of)), and the same maximum delay. It expires at its `retry_after`, counted from the time of its
 /// request. Cached denials are exact: until then the limiter would deny the request again,
 /// and the numbers of a cached denial change with time as those of the limiter would. A request with a higher cost
 /// receives the wait of the cached denial, and reaches the limiter after that.
@@ -174,7 +174,7 @@ impl<L, C: Clock> DeniedCache<L, C> {
         }
     }
 
-    admin_methods!();
+    limiter_methods!();
 }
 
 impl<C: Clock> CacheState<C> {
@@ -202,6 +202,7 @@ impl<C: Clock> CacheState<C> {
         let applies = denial.hash == hash
             && denial.is_valid(now)
             && options.cost >= denial.options.cost
+            && options.units.cover(&denial.options.units)
             && options.max_delay == denial.options.max_delay
             // A hold starts now. A denied hold may be scheduled as a charge, unless the charge accepts no delay.
             && (options.hold == denial.options.hold || options.max_delay == Some(Duration::ZERO))
@@ -263,6 +264,7 @@ impl<C: Clock> CacheState<C> {
 
 impl<L, C: Clock> DeniedCache<L, C> {
     /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
+    #[allow(clippy::result_large_err, reason = "no error: the common case")]
     fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, UncachedRequest> {
         let state = &self.state;
         let (candidates, now) = (state.candidates(key), state.clock.now());
@@ -313,6 +315,10 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limiter.limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.limiter.visit_units(visit);
     }
 
     /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::error::Error;
 ///
 /// Such a decision names no limit, and its source is [`DecisionSource::Policy`](crate::DecisionSource::Policy). Use
 /// this if availability matters more than the limit. If the limit protects a service from overload, use
-/// [`Fallback`](super::Fallback) instead.
+/// [`Fallback`](super::Fallback) instead: it needs a second limiter, which `FailOpen` does not.
 #[derive(Clone, Debug)]
 pub struct FailOpen<L> {
     limiter: L,
@@ -28,7 +28,7 @@ impl<L> FailOpen<L> {
         Self { limiter, clock: Arc::default() }
     }
 
-    admin_methods!();
+    limiter_methods!();
 }
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
@@ -50,6 +50,10 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limiter.limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.limiter.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
@@ -18,6 +18,9 @@ use crate::error::Error;
 /// If the primary limiter returns an error for which [`is_unavailable`](Error::is_unavailable) holds, the secondary
 /// limiter decides. The source of its decisions is [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). The
 /// two limiters do not share usage: after an outage a key may have used up to the sum of both limits.
+///
+/// Costs in [units](crate::Limit::cost_of) may name the units of both limiters. Each limiter charges those that its limits
+/// name.
 ///
 /// `set_usage`, `block`, `unblock` and `reset` run on both limiters and return the result of the primary.
 ///
@@ -49,7 +52,21 @@ impl<P, S> Fallback<P, S> {
         Self { primary, secondary }
     }
 
-    admin_methods!();
+    limiter_methods!();
+
+    /// Checks that a limit of one of the limiters names each unit. Each limiter then charges the units of its limits.
+    #[inline]
+    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    where
+        P: Limiter<Key>,
+        S: Limiter<Key>,
+    {
+        options.check_units(|visit| {
+            self.primary.visit_units(visit);
+            self.secondary.visit_units(visit);
+        })?;
+        Ok(options.with_known_units())
+    }
 }
 
 impl<Key, P, S> Limiter<Key> for Fallback<P, S>
@@ -62,6 +79,10 @@ where
     type Future = FallbackFuture<Key, P, S>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let options = match self.checked(options) {
+            Ok(options) => options,
+            Err(error) => return Acquisition::Ready(Err(error)),
+        };
         match self.primary.acquire(key, options) {
             Acquisition::Ready(Err(error)) if error.is_unavailable() => match self.secondary.acquire(key, options) {
                 Acquisition::Ready(result) => Acquisition::Ready(result.map(tag_secondary)),
@@ -78,6 +99,10 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        let options = match self.checked(options) {
+            Ok(options) => options,
+            Err(error) => return LimiterFuture::ready(Err(error)),
+        };
         match self.primary.peek(key, options).try_ready() {
             Ok(Err(error)) if error.is_unavailable() => self.secondary.peek(key, options).map(mark_fallback),
             Ok(result) => LimiterFuture::ready(result),
@@ -99,6 +124,11 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.primary.limits_of(key, limits);
         self.secondary.limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.primary.visit_units(visit);
+        self.secondary.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -194,6 +194,14 @@ impl<T> LimiterFuture<T> {
     }
 }
 
+#[cfg(feature = "redis")]
+impl LimiterFuture<()> {
+    /// Joins this operation with another. Both must succeed.
+    pub(crate) fn and(self, other: Self) -> Self {
+        self.join(other).map_result(both_ok)
+    }
+}
+
 fn ready_value<T>(poll: Poll<T>) -> Option<T> {
     match poll {
         Poll::Ready(ready) => Some(ready),

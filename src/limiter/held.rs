@@ -3,7 +3,8 @@ use std::fmt;
 use super::future::{LimiterFuture, both_ok};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
-use crate::decision::HeldParts;
+use crate::decision::{Costs, HeldParts, UnitCosts};
+use crate::error::Error;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -68,23 +69,76 @@ pub struct Held {
     parts: Option<Box<Parts>>,
 }
 
-type Settle = Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>;
+type Settle = Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>;
 
-/// The parts of a hold that end apart from the request's cost.
+/// What few guards have: costs in units, and the parts of a hold that end apart from the request's cost.
 #[derive(Default)]
 struct Parts {
     /// The fixed costs of limits, which a [provisional](AcquireOptions::provisional) hold includes.
     fixed: Option<Held>,
     /// What limits on requests in flight hold. It is never charged.
     until_end: Option<Held>,
+    units: HeldUnits,
+}
+
+impl Parts {
+    fn is_empty(&self) -> bool {
+        self.fixed.is_none() && self.until_end.is_none() && self.units.is_empty()
+    }
+
+    fn boxed(self) -> Option<Box<Self>> {
+        Some(self).filter(|parts| !parts.is_empty()).map(Box::new)
+    }
+}
+
+/// The costs of a hold in units.
+#[derive(Clone, Default)]
+struct HeldUnits {
+    costs: UnitCosts,
+    /// The units of the limiter.
+    known: Vec<&'static str>,
+}
+
+impl HeldUnits {
+    fn is_empty(&self) -> bool {
+        self.costs.is_none() && self.known.is_empty()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&'static str)) {
+        let held = Costs::from_parts(None, self.costs);
+        self.known.iter().copied().chain(held.units().map(|(unit, _)| unit)).for_each(visit);
+    }
 }
 
 impl Held {
     /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
     ///
-    /// To wrap the guard of another limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
+    /// The limiter has no units: use [`with_costs`](Self::with_costs) for one that has. To wrap the guard of another
+    /// limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        let settle = move |actual: Costs| settle(actual.number().unwrap_or(cost));
         Self { cost, settle: Some(Box::new(settle)), parts: None }
+    }
+
+    /// Creates a guard for a custom limiter with [units](crate::Limit::cost_of). The guard calls `settle` once, with the
+    /// actual costs.
+    ///
+    /// Settling in a unit that `costs` leave out is an error.
+    pub fn with_costs(
+        costs: impl Into<Costs>,
+        settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self::of_limits(costs.into(), Vec::new(), settle)
+    }
+
+    /// Creates a guard of a limiter with these units.
+    pub(crate) fn of_limits(
+        costs: Costs,
+        known: Vec<&'static str>,
+        settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
+    ) -> Self {
+        let parts = Parts { units: HeldUnits { costs: costs.unit_costs(), known }, ..Parts::default() };
+        Self { cost: costs.number().unwrap_or(1), settle: Some(Box::new(settle)), parts: parts.boxed() }
     }
 
     /// Creates the guard of fixed costs. The guard calls `end` once: with `true` to charge the costs.
@@ -98,13 +152,13 @@ impl Held {
     /// callers that keep it ([`AcquireOptions::until_end`]).
     pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let until_end = Some(Self::new(cost, move |_| release()));
-        Self { cost, settle: None, parts: Some(Box::new(Parts { fixed: None, until_end })) }
+        Self { cost, settle: None, parts: Parts { until_end, ..Parts::default() }.boxed() }
     }
 
     /// Replaces how the guard settles, and keeps everything else that it holds: for a limiter around another one.
     ///
-    /// Instead of charging the actual cost, the guard calls `settle` once, with the guard of the cost that is settled
-    /// and the actual cost. What other limits hold (requests [in flight](crate::InFlight), fixed costs) ends as before.
+    /// Instead of charging the actual costs, the guard calls `settle` once, with the guard of the cost that is settled
+    /// and the actual costs. What other limits hold (requests [in flight](crate::InFlight), fixed costs) ends as before.
     /// A guard without a cost to settle never calls `settle`.
     ///
     /// ```
@@ -120,22 +174,23 @@ impl Held {
     ///     fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
     ///         let (acquired, key) = (self.0.acquire(key, options), key.to_owned());
     ///         Acquisition::Pending(Box::pin(async move {
-    ///             let Outcome { decision, held } = acquired.await?;
+    ///             let Outcome { decision, held, .. } = acquired.await?;
     ///             let held = held.map(|held| {
     ///                 held.map_settle(move |held, actual| {
     ///                     println!("{key}: {actual}");
     ///                     held.settle(actual)
     ///                 })
     ///             });
-    ///             Ok(Outcome { decision, held })
+    ///             Ok(Outcome::new(decision, held))
     ///         }))
     ///     }
     /// }
     /// ```
-    pub fn map_settle(mut self, settle: impl FnOnce(Self, u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        let cost = self.cost;
+    pub fn map_settle(mut self, settle: impl FnOnce(Self, Costs) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        let (cost, units) = (self.cost, self.units().cloned().unwrap_or_default());
         self.settle = self.settle.take().map(|inner| -> Settle {
-            let inner = Self { cost, settle: Some(inner), parts: None };
+            let parts = Parts { units, ..Parts::default() }.boxed();
+            let inner = Self { cost, settle: Some(inner), parts };
             Box::new(move |actual| settle(inner, actual))
         });
         self
@@ -151,7 +206,9 @@ impl Held {
 
     /// Adds the guard of fixed costs.
     pub(crate) fn with_fixed_costs(mut self, fixed: Option<Self>) -> Self {
-        self.parts = fixed.map(|fixed| Box::new(Parts { fixed: Some(fixed), until_end: None }));
+        if fixed.is_some() {
+            self.parts.get_or_insert_default().fixed = fixed;
+        }
         self
     }
 
@@ -165,25 +222,55 @@ impl Held {
         let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take()).map(|until_end| Self {
             cost: until_end.cost,
             settle: None,
-            parts: Some(Box::new(Parts { fixed: None, until_end: Some(until_end) })),
+            parts: Parts { until_end: Some(until_end), ..Parts::default() }.boxed(),
         });
         (self.settle.is_some().then_some(self), until_end)
     }
 
-    /// Returns the held cost.
+    /// Returns the held cost of limits that name no unit.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Ends the hold and charges `actual`.
+    /// Returns the held costs: [`cost`](Self::cost), and the costs in units.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        Costs::from_parts(Some(self.cost), self.units().map(|units| units.costs).unwrap_or_default())
+    }
+
+    fn units(&self) -> Option<&HeldUnits> {
+        self.parts.as_deref().map(|parts| &parts.units)
+    }
+
+    /// Ends the hold and charges `actual`: a number, or [`Costs`].
+    ///
+    /// Each limit charges its own actual cost: a limit with a [unit](crate::Limit::cost_of) charges 0 if `actual` leaves
+    /// out the unit, and another limit charges what it has held if `actual` has no number.
     ///
     /// # Errors
     ///
-    /// If the store cannot record the charge: the key table is full ([`WhenFull::Deny`](crate::WhenFull::Deny)), or
-    /// Redis is unavailable.
-    pub fn settle(mut self, actual: u64) -> LimiterFuture<()> {
-        self.end(actual)
+    /// - No limit names one of the units. The guard then settles the whole held cost, as if it were dropped.
+    /// - The store cannot record the charge: the key table is full ([`WhenFull::Deny`](crate::WhenFull::Deny)), or Redis
+    ///   is unavailable.
+    pub fn settle(mut self, actual: impl Into<Costs>) -> LimiterFuture<()> {
+        let actual = actual.into();
+        match self.check_units(actual) {
+            Ok(()) => self.end(actual),
+            Err(error) => self.end(self.costs()).map_result(|_| Err(error)),
+        }
+    }
+
+    /// Checks that a limit names each unit.
+    pub(crate) fn check_units(&self, actual: Costs) -> Result<(), Error> {
+        if actual.unit_costs().is_none() || self.settle.is_none() {
+            return Ok(());
+        }
+        actual.unit_costs().check(|visit| {
+            if let Some(units) = self.units() {
+                units.visit(visit);
+            }
+        })
     }
 
     /// Ends the hold and charges nothing.
@@ -193,8 +280,8 @@ impl Held {
     /// As for [`settle`](Self::settle).
     pub fn release(mut self) -> LimiterFuture<()> {
         match self.parts.as_mut().and_then(|parts| parts.fixed.take()) {
-            None => self.end(0),
-            Some(fixed) => fixed.release().join(self.end(0)).map_result(both_ok),
+            None => self.end(Costs::from(0)),
+            Some(fixed) => fixed.release().join(self.end(Costs::from(0))).map_result(both_ok),
         }
     }
 
@@ -206,13 +293,17 @@ impl Held {
         };
         let [of_first, of_second] =
             [first.parts.take(), second.parts.take()].map(|parts| parts.map_or_else(Parts::default, |parts| *parts));
+        // Both guards are of one request, with one cost in each unit.
+        let costs = if of_first.units.costs.is_none() { of_second.units.costs } else { of_first.units.costs };
         let parts = Parts {
             fixed: Self::join(of_first.fixed, of_second.fixed),
             until_end: Self::join(of_first.until_end, of_second.until_end),
+            units: HeldUnits { costs, known: [of_first.units.known, of_second.units.known].concat() },
         };
         let mut joined = match (first.settle.is_some(), second.settle.is_some()) {
-            (true, true) => Self::new(first.cost.max(second.cost), move |actual| {
-                first.settle(actual).join(second.settle(actual)).map_result(both_ok)
+            // The joined guard checks the units. Each limiter charges those that its limits name.
+            (true, true) => Self::of_limits(first.cost.max(second.cost).into(), Vec::new(), move |actual| {
+                first.end(actual).join(second.end(actual)).map_result(both_ok)
             }),
             // What is held until the end is never settled, so its cost is not part of the cost that is.
             (true, false) => first,
@@ -222,25 +313,25 @@ impl Held {
                 second
             }
         };
-        joined.parts = Some(Box::new(parts)).filter(|parts| parts.fixed.is_some() || parts.until_end.is_some());
+        joined.parts = parts.boxed();
         Some(joined)
     }
 
-    fn end(&mut self, actual: u64) -> LimiterFuture<()> {
+    fn end(&mut self, actual: Costs) -> LimiterFuture<()> {
         let settle = self.settle.take();
         let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
         let settled = settle.map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop());
         match until_end {
             None => settled,
-            Some(mut until_end) => settled.join(until_end.end(0)).map_result(both_ok).complete_on_drop(),
+            Some(mut until_end) => settled.join(until_end.end(Costs::from(0))).map_result(both_ok).complete_on_drop(),
         }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let cost = self.cost;
-        self.end(cost).detach();
+        let whole = self.costs();
+        self.end(whole).detach();
     }
 }
 

@@ -11,7 +11,7 @@ use pin_project::pin_project;
 
 use super::Limiter;
 use super::until_ready::Wait;
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
 
 /// The limit of the items of one key.
@@ -76,9 +76,9 @@ impl<S: Stream, L: Limiter<Key>, Key> LimitedStream<S, L, Key> {
         Self { stream, admission: Admission::new(limiter, key), waiting: None }
     }
 
-    /// Sets the cost of each item.
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.admission.options.cost = cost;
+    /// Sets the cost of each item: a number, or [`Costs`] in units.
+    pub fn cost(mut self, cost: impl Into<Costs>) -> Self {
+        self.admission.options.set_costs(cost.into());
         self
     }
 }
@@ -150,9 +150,9 @@ impl<S, L: Limiter<Key>, Key> LimitedSink<S, L, Key> {
         Self { sink, admission: Admission::new(limiter, key), is_admitted: false }
     }
 
-    /// Sets the cost of each item.
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.admission.options.cost = cost;
+    /// Sets the cost of each item: a number, or [`Costs`] in units.
+    pub fn cost(mut self, cost: impl Into<Costs>) -> Self {
+        self.admission.options.set_costs(cost.into());
         self
     }
 }

@@ -7,6 +7,11 @@
 //! | [`FailOpen`] | allows requests while the store is unavailable |
 //! | [`Fallback`] | uses another limiter while the store is unavailable |
 //! | [`Chained`] | combines limits that one store cannot decide together |
+//! | [`Observed`] | emits the events of decisions, for code without the layer |
+//!
+//! The stores and all of these have the methods `check`, `hold`, `set_usage`, `block`, `unblock` and `reset`. `usage`,
+//! `report_usage`, `key_id` and `top_keys` read the tables of [`Memory`](crate::Memory), so only it has them: keep a clone
+//! of it. Redis has no list of a limiter's keys.
 //!
 //! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. `until_ready` and
 //! `LimitedStream` and `LimitedSink` (feature `timer`) wait for a limiter without the middleware.
@@ -23,6 +28,8 @@ mod held;
 #[cfg(feature = "timer")]
 mod limited;
 mod limits_of_key;
+mod methods;
+mod observed;
 mod outcome;
 mod reservation;
 #[cfg(all(test, not(loom)))]
@@ -31,7 +38,6 @@ mod tests;
 mod until_ready;
 
 pub use self::admin::AdminOperation;
-pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
 pub(crate) use self::capacity::{
     CapacityListener, any_queue, capacity_added, capacity_released, listen, queue_created, queues_removed,
@@ -46,6 +52,8 @@ pub use self::held::Held;
 pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
+pub(crate) use self::methods::{check, limiter_methods};
+pub use self::observed::Observed;
 pub use self::outcome::Outcome;
 pub use self::reservation::Reservation;
 #[cfg(feature = "timer")]
@@ -60,6 +68,22 @@ use std::sync::Arc;
 /// The stores ([`Memory`](crate::Memory), `Redis`) implement this trait, and the middleware depends on nothing else of
 /// them. A custom limiter must implement [`acquire`](Self::acquire) only. The other methods return an error for which
 /// [`is_unsupported`](Error::is_unsupported) holds, unless the limiter implements them.
+///
+/// The stores and the combinators have the methods `hold`, `check`, `set_usage`, `block`, `unblock` and `reset` of their
+/// own, so callers need not import the trait.
+///
+/// # What limiters support
+///
+/// | | several limits, tiers, shadows | [`hold`](AcquireOptions::hold), `settle`, [`Reservation`] | [requests in flight](crate::InFlight) | leases |
+/// |---|---|---|---|---|
+/// | [`Memory`](crate::Memory) | yes | yes | yes | not needed |
+/// | `Redis` | yes | yes | yes | yes |
+/// | `RedisCell` | one limit | no | no | no |
+/// | your own, with [`StoreLimits`](crate::store::StoreLimits) | yes | no | no: an error when it is built | no |
+/// | your own, without it | what you implement | by [`Held::new`] | by [`Held::until_end`] | no |
+///
+/// "No" is an error for which [`is_unsupported`](Error::is_unsupported) holds. To count requests in flight beside limits that
+/// cannot hold, combine both limiters with [`Chained`], the one with requests in flight first.
 ///
 /// # Futures and cancellation
 ///
@@ -120,14 +144,6 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// [`is_unsupported`](Error::is_unsupported) holds.
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future>;
 
-    /// Holds the cost instead of charging it: [`acquire`](Self::acquire) with [`AcquireOptions::hold`].
-    ///
-    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it. The caller
-    /// must keep the guard until the request has ended ([`AcquireOptions::until_end`]).
-    fn hold(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        self.acquire(key, options.hold().until_end())
-    }
-
     /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let _ = (key, options);
@@ -140,6 +156,14 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// requests of each key wait in a queue of their own. A limiter around another one should forward the call.
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         let _ = (key, limits);
+    }
+
+    /// Names the units in which the limits of this limiter charge: see [`Limit::cost_of`](crate::Limit::cost_of).
+    ///
+    /// A limiter that decides alone returns an error for costs in any other unit. A limiter around others
+    /// ([`Chained`], [`Fallback`]) accepts the units of all of them, and forwards this call. By default there are none.
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        let _ = visit;
     }
 
     /// Runs an administrative operation on a key.
@@ -168,6 +192,10 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         (**self).limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        (**self).visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

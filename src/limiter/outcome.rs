@@ -10,7 +10,8 @@ use crate::error::Error;
 /// ([`Held::map_settle`]). A layer rejects a request with an error if its guard lacks a part that the limiter inside
 /// holds.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs, reason = "custom limiters construct it")]
+#[non_exhaustive]
+#[must_use = "the decision says whether the request is allowed, and dropping the guard settles the held cost"]
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
@@ -20,6 +21,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Creates the outcome of a custom limiter. A decision without a guard converts [`From`] a [`Decision`].
+    #[inline]
+    pub fn new(decision: Decision, held: Option<Held>) -> Self {
+        Self { decision, held }
+    }
+
     /// Creates the outcome of a store. The decision records the parts of the guard, so that callers can
     /// [check](Self::check_guard) whether they have received them.
     pub(crate) fn of_store(decision: Decision, held: Option<Held>) -> Self {
@@ -50,7 +57,7 @@ impl Outcome {
         if let Some(held) = self.held {
             held.release().detach();
         }
-        Err(if lacks_parts { Error::guard_lacks_parts() } else { Error::without_end() })
+        Err(if lacks_parts { Error::guard_lacks_parts() } else { Error::guard_not_kept() })
     }
 }
 

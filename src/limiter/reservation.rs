@@ -3,7 +3,7 @@ use std::future::{Future, IntoFuture};
 use super::future::LimiterFuture;
 use super::held::Held;
 use super::{Limiter, Outcome};
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::{AcquireOptions, Costs, Decision};
 use crate::error::Error;
 
 /// A [hold](Held) for work whose cost is counted while it runs: a stream, a job, a call that is paid by tokens.
@@ -12,6 +12,9 @@ use crate::error::Error;
 /// the reservation. **Dropping a reservation settles what was spent until then**: a cancelled stream is charged for
 /// what it used, and a stream that never began is charged nothing. Usage beyond the reserved cost is a surcharge: the
 /// limiter charges it even if it exceeds the limit.
+///
+/// A [`Held`] guard charges the whole cost when it is dropped, because a request whose cost is unknown must not be free. A
+/// reservation knows what was spent, so it charges that.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Reservation;
@@ -35,7 +38,7 @@ use crate::error::Error;
 #[must_use = "dropping a reservation settles what was spent until then"]
 pub struct Reservation {
     held: Option<Held>,
-    spent: u64,
+    spent: Costs,
 }
 
 impl Reservation {
@@ -53,34 +56,45 @@ impl Reservation {
     ///
     /// [`Redis`](crate::store) releases what it has held for a future that is dropped before it completes. Other
     /// limiters may differ.
-    pub fn reserve<Key: ?Sized, L: Limiter<Key>>(
+    pub fn reserve<Key: ?Sized, L: Limiter<Key>, O: Into<AcquireOptions>>(
         limiter: &L,
         key: &Key,
-        options: AcquireOptions,
-    ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L> {
-        let acquired = limiter.hold(key, options).into_future();
+        options: O,
+    ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L, O> {
+        let options = options.into();
+        // With units, a limit that names none counts requests: it charges what it has held, unless a number is spent.
+        let spent = if options.units.is_none() { Costs::from(0) } else { Costs::new() };
+        let acquired = limiter.acquire(key, options.hold().until_end()).into_future();
         async move {
             let Outcome { decision, held } = acquired.await?.check_guard(true)?;
-            let reservation = decision.is_allowed().then_some(Self { held, spent: 0 });
+            let reservation = decision.is_allowed().then_some(Self { held, spent });
             Ok((reservation, decision))
         }
     }
 
-    /// Returns the held cost.
+    /// Returns the held cost of limits that name no unit.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.held.as_ref().map_or(0, Held::cost)
     }
 
-    /// Returns the amount spent until now.
+    /// Returns the amount spent until now, apart from the [units](Self::spent_costs).
     #[must_use]
     pub fn spent(&self) -> u64 {
+        self.spent.number().unwrap_or(0)
+    }
+
+    /// Returns the costs spent until now.
+    #[must_use]
+    pub fn spent_costs(&self) -> Costs {
         self.spent
     }
 
-    /// Adds `amount` to the amount spent, which may exceed the reserved cost.
-    pub fn spend(&mut self, amount: u64) {
-        self.spent = self.spent.saturating_add(amount);
+    /// Adds `amount` to the amount spent, which may exceed the reserved cost: a number, or [`Costs`] in units.
+    ///
+    /// If the reservation has units, limits without a unit charge what they have held, unless a number is spent.
+    pub fn spend(&mut self, amount: impl Into<Costs>) {
+        self.spent = self.spent.plus(amount.into());
     }
 
     /// Ends the reservation and charges `actual` instead of the amount spent.
@@ -88,11 +102,11 @@ impl Reservation {
     /// # Errors
     ///
     /// As for [`Held::settle`].
-    pub fn settle(mut self, actual: u64) -> LimiterFuture<()> {
-        self.end(actual)
+    pub fn settle(mut self, actual: impl Into<Costs>) -> LimiterFuture<()> {
+        self.end(actual.into())
     }
 
-    fn end(&mut self, actual: u64) -> LimiterFuture<()> {
+    fn end(&mut self, actual: Costs) -> LimiterFuture<()> {
         self.held.take().map_or_else(|| LimiterFuture::ready(Ok(())), |held| held.settle(actual))
     }
 }

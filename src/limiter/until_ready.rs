@@ -101,7 +101,7 @@ impl<F: Future<Output = Result<Outcome, Error>>> Wait<F> {
         let mut this = self.project();
         if this.options.hold || this.options.until_end {
             return Poll::Ready(Err(Error::unsupported(
-                "until_ready failed: it cannot hold a cost; call `Limiter::hold`",
+                "until_ready failed: it cannot hold a cost; call `hold` of the limiter",
             )));
         }
         let left = || this.options.max_delay.map_or(Duration::MAX, |max| max.saturating_sub(this.started.elapsed()));
@@ -114,7 +114,7 @@ impl<F: Future<Output = Result<Outcome, Error>>> Wait<F> {
                 StepProjection::Decide(decision) => {
                     let decision = ready!(decision.poll(cx))?.decision;
                     let Some(wait) = wait_after(&decision, left()) else { return Poll::Ready(Ok(decision)) };
-                    let sleep = sleep(wait).ok_or_else(Error::without_timer)?;
+                    let sleep = sleep(wait).ok_or_else(Error::no_timer)?;
                     Step::Sleep(sleep, Some(decision).filter(Decision::is_allowed))
                 }
                 StepProjection::Sleep(sleep, allowed) => {

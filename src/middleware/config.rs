@@ -9,9 +9,9 @@ use super::queue::{Bounds, Queues};
 use super::request_end::RequestEnd as _;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::key::MissingKey;
+use crate::key::{ExtractKey as _, MissingKey};
 use crate::limiter::{Held, Outcome};
-use crate::observe::{Event, Observers};
+use crate::observe::{Event, FirstRequests, Observers};
 use crate::read_ahead;
 use crate::response::{Rejection, Respond as _};
 
@@ -24,6 +24,7 @@ pub(crate) struct Config<K, A, R, T> {
     pub(crate) missing_key: MissingKeyPolicy,
     pub(crate) wait: WaitConfig,
     pub(crate) observers: Observers,
+    pub(crate) first_requests: FirstRequests,
 }
 
 /// The configuration of a service with these parts.
@@ -60,10 +61,10 @@ impl<K, A, R, T> Config<K, A, R, T> {
 #[inline]
 pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     config: &ConfigOf<Request, P>,
-    cost: u64,
+    cost: P::Cost,
     max_delay: Option<Duration>,
 ) -> AcquireOptions {
-    let mut options = AcquireOptions::cost(cost);
+    let mut options = AcquireOptions::from(cost.into());
     options.max_delay = max_delay;
     options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
@@ -89,6 +90,32 @@ pub(crate) fn first_delay<Request, P: Parts<Request>>(
 pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, context: &mut P::Context) {
     if config.observers.is_some() {
         P::Responder::observe(context, &config.observers);
+    }
+}
+
+/// Emits the extractor's warning, if there is one for many of the first requests, and they have one key.
+#[cold]
+#[inline(never)]
+pub(crate) fn observe_first<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    request: &Request,
+    key: &P::Key,
+) {
+    let warning = config.first_requests.observe(key, || config.extractor.warning(request));
+    if let Some(message) = warning {
+        config.observers.warn(message);
+    }
+}
+
+/// Tells the developer why all responses are errors, if no observer does.
+pub(crate) fn warn_of_misconfiguration(observers: &Observers, rejection: &Rejection) {
+    if !cfg!(debug_assertions) || observers.is_some() || !rejection.is_misconfigured() {
+        return;
+    }
+    match rejection {
+        Rejection::MissingKey(missing) => observers.warn(&format!("server misconfigured: {missing}")),
+        Rejection::Unavailable(error) => observers.warn(&format!("server misconfigured: {error}")),
+        Rejection::OverLimit(_) => {}
     }
 }
 
@@ -152,15 +179,6 @@ impl Default for WaitConfig {
     }
 }
 
-/// A bound that no type satisfies, on methods that need the feature `timer`.
-#[cfg(not(feature = "timer"))]
-#[allow(unreachable_pub, reason = "named by a bound of public methods only")]
-#[diagnostic::on_unimplemented(
-    message = "waiting needs the feature `timer` of tower-ratelimit, which is off",
-    note = "enable it in Cargo.toml: `tower-ratelimit = {{ .., features = [\"timer\"] }}`"
-)]
-pub trait NeedsFeatureTimer {}
-
 /// What the layer does with a request after the limiter's result.
 pub(crate) enum Disposition {
     /// The request may start now.
@@ -197,8 +215,21 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ServiceResult<Request, P> {
+    warn_of_misconfiguration(&config.observers, &rejection);
     let response = config.responder.on_rejected(request, rejection)?;
     Ok(P::End::on_response(P::Tracker::default(), response))
+}
+
+/// The event of an admitted request.
+#[inline]
+pub(crate) fn decided_event(decision: &Decision, elapsed: Option<Duration>) -> Event<'_> {
+    if decision.is_exempt() { Event::Exempt } else { Event::Decided { decision, elapsed } }
+}
+
+/// Returns the decision on an admitted request, if a limit applied.
+#[inline]
+pub(crate) fn applied(decision: &Decision) -> Option<&Decision> {
+    (!decision.is_exempt()).then_some(decision)
 }
 
 /// The event of a rejected request.

@@ -93,21 +93,20 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: &Request,
     key: P::Key,
-    cost: u64,
     options: AcquireOptions,
     id: u64,
 ) -> Result<Result<Waiting, Rejection>, P::Key> {
-    let arrival = arrival::<Request, P>(config, request, key, cost, options, Instant::now());
+    let arrival = arrival::<Request, P>(config, request, key, options, Instant::now());
     match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
         Ok(waiting) => Ok(Ok(waiting)),
         Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
         Err(JoinError::Refused(refused)) => Ok(Err(refused_on_arrival::<Request, P>(config, refused))),
-        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(Error::without_timer()))),
+        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(Error::no_timer()))),
     }
 }
 
 /// The decision after which a request joins a queue.
-pub(crate) enum Undecided {
+pub(crate) enum WaitCause {
     Denied(Decision),
     Scheduled(Decision, Option<Held>),
 }
@@ -118,13 +117,13 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     request: &Request,
     key: P::Key,
     options: AcquireOptions,
-    undecided: Undecided,
+    cause: WaitCause,
     arrived_at: Instant,
 ) -> Result<Waiting, Rejection> {
-    let arrival = arrival::<Request, P>(config, request, key, options.cost, options, arrived_at);
-    let (id, asked) = match undecided {
-        Undecided::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
-        Undecided::Scheduled(decision, held) => {
+    let arrival = arrival::<Request, P>(config, request, key, options, arrived_at);
+    let (id, asked) = match cause {
+        WaitCause::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
+        WaitCause::Scheduled(decision, held) => {
             let at = Instant::now() + decision.delay();
             let held = StartHold::new(held, || arrival.ask.queues());
             let id = arrival.ask.queue_of(&decision);
@@ -134,7 +133,7 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
         Ok(waiting) => Ok(waiting),
         Err(JoinError::Refused(refused)) => Err(refused_on_arrival::<Request, P>(config, refused)),
-        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(Error::without_timer())),
+        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(Error::no_timer())),
         Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
     }
 }
@@ -143,11 +142,10 @@ fn arrival<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: &Request,
     key: P::Key,
-    cost: u64,
     options: AcquireOptions,
     arrived_at: Instant,
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
-    let class = Queues::class(&key, cost, keeps_guard::<Request, P>());
+    let class = Queues::class(&key, options.costs(), keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
     let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue() };
     // A client can shorten its wait, and not prolong it.

@@ -9,7 +9,7 @@ use super::cost::{CostFn, SettleFn, UnitCost};
 use super::request_end::{BodyEnd, ResponseEnd};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
-use crate::observe::{Observer, Observers};
+use crate::observe::{FirstRequests, Observer, Observers};
 #[cfg(feature = "timer")]
 use crate::read_ahead::Bounds;
 use crate::response::Http;
@@ -128,6 +128,7 @@ impl<K, A> RateLimitLayer<K, A> {
             missing_key: MissingKeyPolicy::default(),
             wait: WaitConfig::default(),
             observers: Observers::default(),
+            first_requests: FirstRequests::default(),
         };
         Self { config, end: PhantomData }
     }
@@ -139,8 +140,10 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// [`Http`] with options, [`RejectWithError`](crate::response::RejectWithError), a closure, or another
     /// [responder](crate::response).
     pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T, E> {
-        let Config { extractor, limiter, responder: _, cost_policy, missing_key, wait, observers } = self.config;
-        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        let Config { extractor, limiter, responder: _, cost_policy, missing_key, wait, observers, first_requests } =
+            self.config;
+        let config =
+            Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
         RateLimitLayer { config, end: PhantomData }
     }
 
@@ -169,9 +172,11 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///     .exempt_if(Preflight);
     /// ```
     pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T, E> {
-        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
+        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests } =
+            self.config;
         let extractor = ExemptIf::new(extractor, exempt);
-        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        let config =
+            Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
         RateLimitLayer { config, end: PhantomData }
     }
 
@@ -257,39 +262,12 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     }
 
     fn with_cost_policy<U>(self, wrap: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U, E> {
-        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
+        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests } =
+            self.config;
         let cost_policy = wrap(cost_policy);
-        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        let config =
+            Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
         RateLimitLayer { config, end: PhantomData }
-    }
-}
-
-/// Without the feature `timer`, a call of these methods is a compile error that names the feature.
-#[cfg(not(feature = "timer"))]
-#[allow(missing_docs, reason = "these methods cannot be called")]
-impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
-    #[doc(hidden)]
-    pub fn max_wait(self, _max_wait: std::time::Duration) -> Self
-    where
-        Self: super::config::NeedsFeatureTimer,
-    {
-        self
-    }
-
-    #[doc(hidden)]
-    pub fn max_waiters(self, _max_waiters: usize) -> Self
-    where
-        Self: super::config::NeedsFeatureTimer,
-    {
-        self
-    }
-
-    #[doc(hidden)]
-    pub fn read_ahead(self, _max_bytes_per_request: usize, _max_bytes: usize) -> Self
-    where
-        Self: super::config::NeedsFeatureTimer,
-    {
-        self
     }
 }
 

@@ -6,6 +6,7 @@ use tower_service::Service;
 
 use super::cost::CostPolicy;
 use super::request_end::RequestEnd;
+use crate::decision::Costs;
 use crate::key::ExtractKey;
 use crate::limiter::Limiter;
 use crate::response::Respond;
@@ -14,8 +15,14 @@ use crate::response::Respond;
 /// and what tracks the end of requests.
 ///
 /// Implemented for the tuple of the six. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it;
-/// other crates can neither name nor implement it.
+/// other crates can neither name nor implement it. The compiler names it only to a program that writes the tuple itself.
 #[allow(unreachable_pub, reason = "named by a bound of a public type only")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` are not the parts of a rate limit service for requests of type `{Request}`",
+    label = "a part does not fit",
+    note = "the response future of a service is `<RateLimit<S, K, A, ..> as Service<Request>>::Future`: service, key \
+            extractor, limiter, responder, cost policy and request end"
+)]
 pub trait Parts<Request> {
     type Service: Service<Request, Response = Self::InnerResponse, Error = Self::InnerError> + Clone;
     type InnerResponse;
@@ -29,9 +36,11 @@ pub trait Parts<Request> {
     type End: RequestEnd<Request, Self::Responded, Response = Self::Response, Tracker = Self::Tracker>;
     type Response;
     type Tracker: Default;
-    type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError>;
+    type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError, Cost = Self::Cost>;
+    type Cost: Into<Costs> + Copy;
 }
 
+#[diagnostic::do_not_recommend]
 impl<Request, S, K, A, R, T, E> Parts<Request> for (S, K, A, R, T, E)
 where
     S: Service<Request> + Clone,
@@ -54,6 +63,7 @@ where
     type Response = E::Response;
     type Tracker = E::Tracker;
     type CostPolicy = T;
+    type Cost = T::Cost;
 }
 
 /// The future of the inner service.

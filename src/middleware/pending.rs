@@ -9,8 +9,10 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower_service::Service as _;
 
-use super::config::{ConfigOf, Disposition, classify, observe_context, rejected, rejection_event};
-use super::join::{Undecided, join_after, queue_ids};
+use super::config::{
+    ConfigOf, Disposition, applied, classify, decided_event, observe_context, rejected, rejection_event,
+};
+use super::join::{WaitCause, join_after, queue_ids};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, QueueIds, StartHold, Waited, Waiting};
 use super::settlement::{PendingSettlement, track};
@@ -181,7 +183,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         key: P::Key,
         deferred: WithService<P::Service, Deferred<Request, P>>,
     ) -> Self {
-        let undecided = match disposition {
+        let cause = match disposition {
             Disposition::Admit(decision, held) => {
                 let held = StartHold::new(held, || queue_ids::<Request, P>(&deferred.request.config, &key));
                 let start = GrantedStart::immediate(decision, held);
@@ -195,13 +197,13 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
                 drop(service);
                 return Self::finish_rejected(request, rejection);
             }
-            Disposition::Wait(decision) => Undecided::Denied(decision),
-            Disposition::Schedule(decision, held) => Undecided::Scheduled(decision, held),
+            Disposition::Wait(decision) => WaitCause::Denied(decision),
+            Disposition::Schedule(decision, held) => WaitCause::Scheduled(decision, held),
         };
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
         let Deferred { request: ref inner, ref config, options, started_at, .. } = request;
-        match join_after::<Request, P>(config, inner, key, options, undecided, started_at) {
+        match join_after::<Request, P>(config, inner, key, options, cause, started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
             Err(rejection) => {
                 drop(service);
@@ -247,7 +249,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         }
         deferred.end_wait(WaitEnd::Served);
         let Deferred { request, config, queues, outcome, .. } = deferred;
-        outcome.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
+        outcome.finish(|elapsed| decided_event(&decision, elapsed));
         let forwarded = forward(&config, &mut service, request, &decision, held.into_held(), queues);
         Self::Done { output: Some(PendingOutput::Forwarded(forwarded)) }
     }
@@ -267,7 +269,7 @@ pub(crate) fn forward<Request, P: Parts<Request>>(
 ) -> Forwarded<Request, P> {
     let (tracker, held) = track::<Request, P>(config, queues.clone(), &mut request, held);
     let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
-    let mut context = config.responder.on_allowed(&mut request, Some(decision));
+    let mut context = config.responder.on_allowed(&mut request, applied(decision));
     observe_context::<Request, P>(config, &mut context);
     let response = service.call(request);
     Forwarded { response, context, tracker, settlement }

@@ -8,8 +8,8 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::config::{
-    Config, ConfigOf, Disposition, acquire_options, classify, first_delay, missing_key_event, observe_context,
-    rejected, rejection_event,
+    Config, ConfigOf, Disposition, acquire_options, applied, classify, decided_event, first_delay, missing_key_event,
+    observe_context, observe_first, rejected, rejection_event,
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
@@ -106,13 +106,16 @@ where
         // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
         // which stalls.
         let acquired = config.limiter.acquire(&key, options);
+        if config.observers.can_warn() {
+            observe_first::<Request, (S, K, A, R, T, E)>(config, &request, &key);
+        }
         if T::NEEDS_HOLD || E::TRACKS {
             return match acquired {
                 Acquisition::Ready(Ok(outcome))
                     if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
                 {
                     let Outcome { decision, held } = outcome;
-                    config.observers.emit(|| Event::Decided { decision: &decision, elapsed: None });
+                    config.observers.emit(|| decided_event(&decision, None));
                     let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
                         config,
@@ -130,8 +133,8 @@ where
             Acquisition::Ready(Ok(outcome @ Outcome { decision, .. }))
                 if decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
             {
-                config.observers.emit(|| Event::Decided { decision, elapsed: None });
-                config.responder.on_allowed(&mut request, Some(decision))
+                config.observers.emit(|| decided_event(decision, None));
+                config.responder.on_allowed(&mut request, applied(decision))
             }
             _ => return call_slow(&mut self.inner, config, request, key, cost, acquired),
         };
@@ -162,12 +165,12 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
     key: P::Key,
-    cost: u64,
+    cost: P::Cost,
     queue: u64,
 ) -> ResponseFuture<Request, P> {
     let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
-    match join_existing::<Request, P>(config, &request, key, cost, options, queue) {
+    match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
             let request = Deferred::new(request, options, queues, Arc::clone(config));
@@ -190,7 +193,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
     key: P::Key,
-    cost: u64,
+    cost: P::Cost,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
     let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));

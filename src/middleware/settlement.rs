@@ -9,7 +9,7 @@ use super::parts::Parts;
 use super::queue::QueueIds;
 use super::request_end::RequestEnd;
 use crate::limiter::{Held, LimiterFuture, any_queue, capacity_released};
-use crate::observe::Event;
+use crate::observe::WarningKind;
 
 /// Whether the layer keeps the guard of a request that the limiter has allowed.
 pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
@@ -54,9 +54,16 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
     /// Settles the actual cost. Returns the future if the store is still recording it.
     pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
         // Before the guard is taken: if the policy panics, dropping `self` settles the whole held cost.
-        let actual = self.config.cost_policy.settle(self.held.as_ref()?.cost(), result);
+        let actual = self.config.cost_policy.settle(self.held.as_ref()?.costs(), result);
         let held = self.held.take()?;
-        self.config.observers.emit(|| Event::Settled { held: held.cost(), actual });
+        let observers = &self.config.observers;
+        match held.check_units(actual) {
+            Ok(()) => observers.emit_settled(held.costs(), actual),
+            Err(error) => {
+                observers.warn_once(WarningKind::UnknownUnit, || Some(format!("settling a request failed: {error}")));
+                observers.emit_settled(held.costs(), held.costs());
+            }
+        }
         // An error is ignored: the hold then expires in the store, and the response does not depend on it.
         match held.settle(actual).try_ready() {
             Ok(_) => {
@@ -78,8 +85,7 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
 impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            let cost = held.cost();
-            self.config.observers.emit(|| Event::Settled { held: cost, actual: cost });
+            self.config.observers.emit_settled(held.costs(), held.costs());
             drop(held);
             self.wake_queues();
         }

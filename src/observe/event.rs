@@ -10,6 +10,7 @@ use crate::error::Error;
 /// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it
 /// when it forwards or rejects the request, or when the request's future is dropped before that.
 /// [`outcome`](Self::outcome) returns its name. All other events are additional.
+/// `limiter::Observed` emits the same events for callers of a limiter.
 ///
 /// No event describes the inner service's response.
 #[derive(Clone, Copy)]
@@ -76,8 +77,12 @@ pub enum Event<'a> {
     /// The layer settled a held cost.
     ///
     /// The response determines the charged cost. If the response's future is dropped, the layer charges the held cost.
+    ///
+    /// Costs in [units](crate::Costs) are further events, one for each unit.
     #[non_exhaustive]
     Settled {
+        /// The unit of the costs. `None` for the cost on limits that name no unit.
+        unit: Option<&'a str>,
         /// The held cost.
         held: u64,
         /// The charged cost. A smaller one releases the rest of the held cost. A greater one adds a surcharge.
@@ -201,10 +206,15 @@ pub enum Event<'a> {
     ///
     /// - Limiters in one Redis conflict.
     /// - A response carries two limits of one name.
+    /// - A request is settled with a [unit](crate::Costs) that no limit names, so its whole held cost is charged.
     /// - [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) exempts requests because the server is
     ///   misconfigured: without connect info, for example, no request has an address, and no limit applies.
     ///
-    /// Each layer emits one event of the second and of the third kind, with the first such request.
+    /// - Many of the first requests come from one private address, which [`PeerIp`](crate::PeerIp) counts by, and a proxy
+    ///   has added `X-Forwarded-For`: [`ExtractKey::warning`](crate::ExtractKey::warning).
+    ///
+    /// Each layer emits one event of every kind but the first. Without an observer, a debug build prints the one about the
+    /// proxy on the standard error, and the causes of "server misconfigured".
     #[non_exhaustive]
     Warning {
         /// The problem and its solution.
@@ -267,6 +277,57 @@ pub enum Stage {
     ///
     /// A waiting request is not charged. A start that it had received goes to the next waiting request.
     Waiting,
+}
+
+/// Events that a middleware or a limiter of your own emits. [`Exempt`](Self::Exempt) has no fields.
+impl<'a> Event<'a> {
+    /// Creates [`Decided`](Self::Decided).
+    #[must_use]
+    pub const fn decided(decision: &'a Decision, elapsed: Option<Duration>) -> Self {
+        Self::Decided { decision, elapsed }
+    }
+
+    /// Creates [`MissingKey`](Self::MissingKey).
+    #[must_use]
+    pub const fn missing_key(reason: &'a dyn fmt::Display, server_error: bool, forwarded: bool) -> Self {
+        Self::MissingKey { reason, server_error, forwarded }
+    }
+
+    /// Creates [`Failed`](Self::Failed).
+    #[must_use]
+    pub const fn failed(error: &'a Error, elapsed: Option<Duration>) -> Self {
+        Self::Failed { error, elapsed }
+    }
+
+    /// Creates [`Abandoned`](Self::Abandoned).
+    #[must_use]
+    pub const fn abandoned(stage: Stage) -> Self {
+        Self::Abandoned { stage }
+    }
+
+    /// Creates [`Settled`](Self::Settled).
+    #[must_use]
+    pub const fn settled(unit: Option<&'a str>, held: u64, actual: u64) -> Self {
+        Self::Settled { unit, held, actual }
+    }
+
+    /// Creates [`InFlightStarted`](Self::InFlightStarted).
+    #[must_use]
+    pub const fn in_flight_started(cost: u64) -> Self {
+        Self::InFlightStarted { cost }
+    }
+
+    /// Creates [`InFlightEnded`](Self::InFlightEnded).
+    #[must_use]
+    pub const fn in_flight_ended(cost: u64, lasted: Duration) -> Self {
+        Self::InFlightEnded { cost, lasted }
+    }
+
+    /// Creates [`Warning`](Self::Warning).
+    #[must_use]
+    pub const fn warning(message: &'a str) -> Self {
+        Self::Warning { message }
+    }
 }
 
 impl Event<'_> {
@@ -373,8 +434,8 @@ impl fmt::Debug for Event<'_> {
             }
             Self::WaitRefused => f.write_str("WaitRefused"),
             Self::WaitAsked { admitted } => f.debug_struct("WaitAsked").field("admitted", admitted).finish(),
-            Self::Settled { held, actual } => {
-                f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
+            Self::Settled { unit, held, actual } => {
+                f.debug_struct("Settled").field("unit", unit).field("held", held).field("actual", actual).finish()
             }
             Self::InFlightStarted { cost } => f.debug_struct("InFlightStarted").field("cost", cost).finish(),
             Self::InFlightEnded { cost, lasted } => {

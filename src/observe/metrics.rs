@@ -123,6 +123,17 @@ impl Recorder {
         surcharged.increment(actual.saturating_sub(held));
     }
 
+    fn settled_in(&self, unit: &str, held: u64, actual: u64) {
+        let counts = [
+            ("ratelimit_settled_total", held.min(actual)),
+            ("ratelimit_released_total", held.saturating_sub(actual)),
+            ("ratelimit_surcharged_total", actual.saturating_sub(held)),
+        ];
+        for (name, count) in counts {
+            counter!(name, "limiter" => self.limiter(), "unit" => unit.to_owned()).increment(count);
+        }
+    }
+
     fn in_flight(&self) -> &(Gauge, Histogram) {
         self.in_flight.get_or_init(|| {
             let requests = gauge!("ratelimit_in_flight", "limiter" => self.limiter());
@@ -296,7 +307,8 @@ impl Observer for Metrics {
             }
             Event::WaitRefused => recorder.waits().refused.increment(1),
             Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
-            Event::Settled { held, actual } => recorder.settled(held, actual),
+            Event::Settled { unit: None, held, actual } => recorder.settled(held, actual),
+            Event::Settled { unit: Some(unit), held, actual } => recorder.settled_in(unit, held, actual),
             Event::InFlightStarted { .. } => recorder.in_flight().0.increment(1.0),
             Event::InFlightEnded { lasted, .. } => {
                 let (requests, seconds) = recorder.in_flight();

@@ -10,6 +10,7 @@
 //! [`Memory::top_keys`](crate::Memory::top_keys).
 
 mod event;
+mod first_requests;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod observer;
@@ -19,6 +20,7 @@ mod outcome_guard;
 mod tracing;
 
 pub use self::event::{Event, ShedCause, Stage, WaitEnd};
+pub(crate) use self::first_requests::FirstRequests;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 pub use self::observer::Observer;

@@ -1,9 +1,11 @@
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::event::Event;
 use super::observer::Observer;
+use crate::decision::Costs;
 
 /// The registered observers, if any.
 #[derive(Clone, Default)]
@@ -23,6 +25,8 @@ pub(crate) enum WarningKind {
     RepeatedLimitName = 1,
     /// Requests are exempt because the server is misconfigured, so that none of them can have a key.
     ExemptByMisconfiguration = 2,
+    /// The costs that settle a request have a unit that no limit names.
+    UnknownUnit = 4,
 }
 
 impl Observers {
@@ -45,10 +49,38 @@ impl Observers {
         }
     }
 
+    /// Emits an event for the cost without a unit, and one for each unit.
+    #[inline]
+    pub(crate) fn emit_settled(&self, held: Costs, actual: Costs) {
+        let number = held.number().unwrap_or(0);
+        self.emit(|| Event::settled(None, number, actual.number().unwrap_or(number)));
+        if self.is_some() && !(held.unit_costs().is_none() && actual.unit_costs().is_none()) {
+            // A unit that is settled, and was not held, is a surcharge.
+            for (unit, _) in held.plus(actual).units() {
+                self.emit(|| Event::settled(Some(unit), held.of(unit), actual.of(unit)));
+            }
+        }
+    }
+
     /// Whether there is an observer, for callers that would have to measure a time for an event.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Whether somebody can receive a warning: an observer, or the developer of a debug build.
+    #[inline]
+    pub(crate) fn can_warn(&self) -> bool {
+        cfg!(debug_assertions) || self.is_some()
+    }
+
+    /// Emits `message` as a warning. Without an observer, a debug build prints it on the standard error, once.
+    pub(crate) fn warn(&self, message: &str) {
+        if self.is_some() {
+            self.emit(|| Event::Warning { message });
+        } else if cfg!(debug_assertions) {
+            print_once(message);
+        }
     }
 
     /// Emits `message` as a warning, unless these observers or clones of them have received one of this kind.
@@ -63,6 +95,17 @@ impl Observers {
         {
             self.emit(|| Event::Warning { message: &message });
         }
+    }
+}
+
+/// Prints a message, unless this process has printed it before.
+fn print_once(message: &str) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    const MAX_PRINTED: usize = 16;
+
+    let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if printed.len() < MAX_PRINTED && printed.insert(message.to_owned()) {
+        eprintln!("tower-ratelimit: {message} (printed in debug builds only: observers receive such warnings)");
     }
 }
 

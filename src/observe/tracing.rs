@@ -159,7 +159,9 @@ impl Observer for Tracing {
             }
             Event::WaitRefused => trace!(target: TARGET, limiter, "queue full or too long: the request does not wait"),
             Event::WaitAsked { admitted } => trace!(target: TARGET, limiter, admitted, "queue asked for a start"),
-            Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
+            Event::Settled { unit, held, actual } => {
+                trace!(target: TARGET, limiter, unit, held, actual, "hold settled");
+            }
             Event::InFlightStarted { cost } => trace!(target: TARGET, limiter, cost, "request in flight"),
             Event::InFlightEnded { cost, lasted } => {
                 trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 
@@ -47,6 +48,18 @@ impl<R> ByContentType<R> {
         Self { grpc, http }
     }
 
+    /// Returns the response to a rejected request, for handlers that call a limiter themselves: see [`Http::reject`].
+    pub fn reject<B>(&self, request: &Parts, rejection: impl Into<Rejection>) -> Response<B>
+    where
+        B: Body + Default,
+        R: Render<B>,
+    {
+        match answer_type(&request.method, &request.headers) {
+            None => self.http.reject(request, rejection),
+            answer_type => self.grpc.reject(answer_type, rejection.into()),
+        }
+    }
+
     /// Supports services with any response body, which becomes a [`ResponseBody`](super::ResponseBody).
     #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
@@ -73,11 +86,11 @@ where
     }
 
     fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
-        answer_type(request).and_then(|_| grpc_timeout(request.headers()))
+        answer_type(request.method(), request.headers()).and_then(|_| grpc_timeout(request.headers()))
     }
 
     fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
-        let is_grpc = answer_type(request).is_some();
+        let is_grpc = answer_type(request.method(), request.headers()).is_some();
         let headers = if is_grpc { self.grpc.headers } else { self.http.headers };
         headers.on_allowed(request.extensions_mut(), decision)
     }
@@ -92,10 +105,6 @@ where
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
-        if answer_type(&request).is_some() {
-            Ok(self.grpc.reject(&request, rejection))
-        } else {
-            self.http.on_rejected(request, rejection)
-        }
+        Ok(self.reject(&request.into_parts().0, rejection))
     }
 }

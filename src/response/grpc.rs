@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-use http::{HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::Respond;
 use super::body::ResponseBody;
 use super::grpc_timeout::grpc_timeout;
-use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, legacy};
+use super::headers::{Headers, HttpContext, legacy};
 use super::problem;
 use super::rejection::Rejection;
 use crate::decision::{Decision, Detail, LimitStatus};
@@ -28,7 +28,7 @@ use crate::observe::Observers;
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
 /// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
-/// [`request_extension`](Self::request_extension) is on. It is off by default.
+/// [`Headers::request_extension`] is on. It is off by default.
 ///
 /// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type
 /// of gRPC or gRPC-Web) is rejected with the HTTP status that [`Http`](super::Http) uses, so that no client takes the
@@ -60,7 +60,7 @@ use crate::observe::Observers;
 /// [`PeerIp`](crate::PeerIp) finds the peer's address of tonic 0.14 without further setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc {
-    pub(super) headers: HeaderOptions,
+    pub(super) headers: Headers,
     details: bool,
     pushback: Option<Duration>,
 }
@@ -69,7 +69,7 @@ impl Grpc {
     /// Creates a responder with `RetryInfo` and `QuotaFailure`, and without pushback.
     #[must_use]
     pub const fn new() -> Self {
-        Self { headers: HeaderOptions::EMPTY, details: true, pushback: None }
+        Self { headers: Headers::none(), details: true, pushback: None }
     }
 
     /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
@@ -94,45 +94,14 @@ impl Grpc {
         self
     }
 
-    /// Sets the format in which responses carry `RateLimit` and `RateLimit-Policy` as metadata: see
-    /// [`Http::rate_limit_headers`](super::Http::rate_limit_headers).
-    ///
-    /// Off by default.
+    /// Sets the header fields that responses carry as metadata, and the extensions: see [`Headers`]. By default none.
     #[must_use]
-    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
-        self.headers.rate_limit = format.into();
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.headers = headers;
         self
     }
 
-    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
-    ///
-    /// Off by default.
-    #[must_use]
-    pub fn request_extension(mut self, on: bool) -> Self {
-        self.headers.request_extension = on;
-        self
-    }
-
-    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers.
-    ///
-    /// Off by default.
-    #[must_use]
-    pub fn response_extension(mut self, on: bool) -> Self {
-        self.headers.response_extension = on;
-        self
-    }
-
-    /// Sets whether `Access-Control-Expose-Headers` lists the headers of rejections, so that gRPC-Web clients of other
-    /// origins can read the status: see [`Http::expose_headers`](super::Http::expose_headers).
-    ///
-    /// Off by default.
-    #[must_use]
-    pub fn expose_headers(mut self, on: bool) -> Self {
-        self.headers.cors_expose = on;
-        self
-    }
-
-    /// Returns the gRPC status of a rejection, for custom responders.
+    /// Returns the gRPC status of a rejection, for custom responders, and for handlers that call a limiter themselves.
     #[must_use]
     pub fn status(&self, rejection: &Rejection) -> Status {
         let code = code(rejection);
@@ -149,9 +118,9 @@ impl Grpc {
         Status::with_error_details(code, rejection.to_text(), details)
     }
 
-    pub(super) fn reject<A, B: Default>(&self, request: &Request<A>, rejection: Rejection) -> Response<B> {
+    pub(super) fn reject<B: Default>(&self, answer_type: Option<HeaderValue>, rejection: Rejection) -> Response<B> {
         let mut response = self.status(&rejection).into_http();
-        match answer_type(request) {
+        match answer_type {
             Some(content_type) => drop(response.headers_mut().insert(header::CONTENT_TYPE, content_type)),
             None => *response.status_mut() = problem::status(&rejection),
         }
@@ -161,7 +130,7 @@ impl Grpc {
         }
         match rejection {
             Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
-            _ => self.headers.expose(&mut response),
+            _ => self.headers.add_exposed(&mut response),
         }
         response
     }
@@ -200,19 +169,19 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
-        Ok(self.reject(&request, rejection))
+        Ok(self.reject(answer_type(request.method(), request.headers()), rejection))
     }
 }
 
-/// Returns the content type of the answer to a gRPC call, or `None` if `request` is not a gRPC call.
+/// Returns the content type of the answer to a gRPC call, or `None` if the request is not a gRPC call.
 ///
 /// The type has no suffix, because rejections have no messages. gRPC and gRPC-Web use `POST` only. A cache or a browser
 /// could take an answer of status 200 to any other method for a page.
-pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
-    if request.method() != Method::POST {
+pub(super) fn answer_type(method: &Method, headers: &HeaderMap) -> Option<HeaderValue> {
+    if method != Method::POST {
         return None;
     }
-    let content_type = request.headers().get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     // Types are case-insensitive, and parameters may follow (RFC 9110, section 8.3.1).
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     let is = |name: &str| {
@@ -237,10 +206,9 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
     let is_violated = |limit: &&LimitStatus| !limit.is_shadow() && !limit.verdict().is_allowed();
     let violation = |limit: &LimitStatus| {
         let snapshot = limit.snapshot();
-        let description = if snapshot.window.is_zero() {
-            format!("at most {} in flight", snapshot.limit)
-        } else {
-            format!("at most {} in {:?}", snapshot.limit, snapshot.window)
+        let description = match snapshot.window {
+            None => format!("at most {} in flight", snapshot.limit),
+            Some(window) => format!("at most {} in {window:?}", snapshot.limit),
         };
         let mut violation = QuotaViolation::new(format!("limit:{}", limit.name()), description);
         limit.name().clone_into(&mut violation.quota_id);

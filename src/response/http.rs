@@ -1,8 +1,9 @@
+use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body::Body;
 
 use super::Respond;
-use super::headers::{HeaderOptions, HttpContext, RateLimitFormat, ResetFormat, legacy};
+use super::headers::{Headers, HttpContext, legacy};
 use super::map_body::MapBody;
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
@@ -19,17 +20,17 @@ use crate::observe::Observers;
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
-///   [`request_extension`](Self::request_extension) is on. It is off by default.
+///   [`Headers::request_extension`] is on. It is off by default.
 ///
 /// ```
-/// use tower_ratelimit::response::{Http, ResetFormat};
+/// use tower_ratelimit::response::{Headers, Http, ResetFormat};
 ///
-/// let like_github = Http::new().legacy_headers(ResetFormat::EpochSeconds);
+/// let like_github = Http::new().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
 /// let minimal = Http::minimal();
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Http<R = Problem> {
-    pub(super) headers: HeaderOptions,
+    pub(super) headers: Headers,
     render: R,
 }
 
@@ -37,8 +38,7 @@ impl Http {
     /// Creates a responder with rate limit headers and a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        let headers = HeaderOptions { rate_limit: Some(RateLimitFormat::Draft11), ..HeaderOptions::EMPTY };
-        Self { headers, render: Problem }
+        Self { headers: Headers::new(), render: Problem }
     }
 
     /// Creates a responder that changes rejections only, and allocates nothing for allowed requests.
@@ -46,70 +46,15 @@ impl Http {
     /// Rejections carry `Retry-After` and `Cache-Control`, and no other headers.
     #[must_use]
     pub const fn minimal() -> Self {
-        Self { headers: HeaderOptions::EMPTY, render: Problem }
+        Self { headers: Headers::none(), render: Problem }
     }
 }
 
 impl<R> Http<R> {
-    /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
-    ///
-    /// The default of [`new`](Self::new) is the latest draft: a later version of this crate may send a later one. Name
-    /// the format if your clients need it.
-    ///
-    /// ```
-    /// use tower_ratelimit::response::{Http, RateLimitFormat};
-    ///
-    /// let draft_11 = Http::new().rate_limit_headers(RateLimitFormat::Draft11);
-    /// let without = Http::new().rate_limit_headers(None);
-    /// ```
+    /// Sets the header fields that responses carry, and the extensions: see [`Headers`].
     #[must_use]
-    pub fn rate_limit_headers(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
-        self.headers.rate_limit = format.into();
-        self
-    }
-
-    /// Adds `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the most restrictive limit.
-    ///
-    /// Clients of an older draft (`RateLimit: limit=10, remaining=..`) misread the current `RateLimit` header. For
-    /// these clients, turn [`rate_limit_headers`](Self::rate_limit_headers) off.
-    #[must_use]
-    pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
-        self.headers.legacy = Some(reset);
-        self
-    }
-
-    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
-    ///
-    /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
-    #[must_use]
-    pub fn request_extension(mut self, on: bool) -> Self {
-        self.headers.request_extension = on;
-        self
-    }
-
-    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
-    /// such as an access log.
-    ///
-    /// Off by default. A copy of the decision takes two allocations, and the map of the extensions more.
-    #[must_use]
-    pub fn response_extension(mut self, on: bool) -> Self {
-        self.headers.response_extension = on;
-        self
-    }
-
-    /// Sets whether `Access-Control-Expose-Headers` lists the headers, so that scripts of other origins can read them.
-    ///
-    /// Off by default, because a CORS layer may already list them
-    /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this
-    /// layer in either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight)
-    /// exempts CORS preflight requests.
-    ///
-    /// tower-http's `CorsLayer` with `expose_headers` *replaces* this list by its own. List the names there instead:
-    /// `ratelimit`, `ratelimit-policy`, `retry-after`, and `x-ratelimit-limit`, `-remaining` and `-reset` if you send
-    /// them.
-    #[must_use]
-    pub fn expose_headers(mut self, on: bool) -> Self {
-        self.headers.cors_expose = on;
+    pub fn headers(mut self, headers: Headers) -> Self {
+        self.headers = headers;
         self
     }
 
@@ -174,6 +119,25 @@ impl<R> Http<R> {
         Http { headers: self.headers, render }
     }
 
+    /// Returns the response to a rejected request, for handlers that call a limiter themselves: the same status, headers
+    /// and body as the layer's.
+    ///
+    /// `rejection` is the [`Decision`] that denies the request, a [`MissingKey`](crate::key::MissingKey), or the
+    /// [`Error`](crate::Error) of the limiter. In axum a handler extracts the [`Parts`]. The page "Recipes" of the guide
+    /// has an example.
+    pub fn reject<B>(&self, request: &Parts, rejection: impl Into<Rejection>) -> Response<B>
+    where
+        B: Body + Default,
+        R: Render<B>,
+    {
+        let rejection = rejection.into();
+        let mut response = self.finish_rejected(self.render.render(request, &rejection), rejection);
+        if request.method == Method::HEAD {
+            remove_body(&mut response);
+        }
+        response
+    }
+
     /// Adds the headers and the extension of a rejection to its rendered response.
     pub(super) fn finish_rejected<B>(&self, mut response: Response<B>, rejection: Rejection) -> Response<B> {
         legacy::forbid_storing(response.headers_mut());
@@ -182,7 +146,7 @@ impl<R> Http<R> {
         }
         match rejection {
             Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
-            _ => self.headers.expose(&mut response),
+            _ => self.headers.add_exposed(&mut response),
         }
         response
     }
@@ -231,12 +195,7 @@ where
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
-        let (request, _body) = request.into_parts();
-        let mut response = self.finish_rejected(self.render.render(&request, &rejection), rejection);
-        if request.method == Method::HEAD {
-            remove_body(&mut response);
-        }
-        Ok(response)
+        Ok(self.reject(&request.into_parts().0, rejection))
     }
 }
 

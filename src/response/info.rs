@@ -2,8 +2,8 @@ use crate::decision::Decision;
 
 /// How the rate limiter treated a request, in the extensions of the request or of the response.
 ///
-/// A responder with [`request_extension`](super::Http::request_extension) inserts the value into requests, for handlers.
-/// With [`response_extension`](super::Http::response_extension) it inserts the value into responses, for outer layers
+/// A responder with [`request_extension`](super::Headers::request_extension) inserts the value into requests, for handlers.
+/// With [`response_extension`](super::Headers::response_extension) it inserts the value into responses, for outer layers
 /// such as an access log. Both are off by default. If several layers limit a request, the request carries the value of the innermost layer. The response
 /// carries the strictest one.
 #[derive(Clone, Debug, PartialEq)]

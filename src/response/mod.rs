@@ -36,7 +36,7 @@ pub use self::body::ResponseBody;
 pub use self::by_content_type::ByContentType;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
-pub use self::headers::{RateLimitFormat, ResetFormat};
+pub use self::headers::{Headers, RateLimitFormat, ResetFormat};
 pub use self::http::Http;
 pub use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;

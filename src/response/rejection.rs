@@ -100,6 +100,27 @@ impl Rejection {
     }
 }
 
+/// The rejection of a request that a decision denies.
+impl From<Decision> for Rejection {
+    fn from(denied: Decision) -> Self {
+        Self::OverLimit(denied)
+    }
+}
+
+/// The rejection of a request without a key.
+impl From<MissingKey> for Rejection {
+    fn from(missing: MissingKey) -> Self {
+        Self::MissingKey(missing)
+    }
+}
+
+/// The rejection of a request about which the limiter could not decide.
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        Self::Unavailable(error)
+    }
+}
+
 const UNAVAILABLE_TEXT: &str = "rate limiter unavailable";
 const MISCONFIGURED_TEXT: &str = "server misconfigured";
 

@@ -1,5 +1,6 @@
-//! Stores: in memory and in Redis.
+//! Stores: in memory, in Redis, and limits for [a store of your own](StoreLimits).
 
+mod custom;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -13,6 +14,7 @@ mod redis {
     }
 }
 
+pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage};
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;

@@ -1,6 +1,6 @@
 //! Lookups: the location of a key, and its entry, present or vacant.
 
-use super::set::Set;
+use super::set::{BLOCKED, FLAGS, HELD, Set};
 use super::table::{Table, UnlockGuard, bounded_index, fingerprint};
 use crate::algorithm::{AtomicState, State};
 use crate::sync::Backoff;
@@ -45,6 +45,18 @@ impl Location {
 
     pub(crate) fn is_absent(&self) -> bool {
         self.position == Position::Absent
+    }
+
+    /// Returns whether a key with these candidate sets was blocked, and the flag is still set.
+    ///
+    /// Both sets of a blocked key have the flag. A reading always has the version of the first one.
+    #[inline]
+    pub(crate) fn may_be_blocked(&self) -> bool {
+        self.versions[0] & BLOCKED != 0
+    }
+
+    pub(crate) fn candidate_sets(&self) -> [usize; 2] {
+        self.candidate_sets
     }
 
     /// Returns the slot of a present key.
@@ -111,7 +123,7 @@ pub enum LookupError {
     NotFound,
     /// The in-line case does not apply: the complete case must decide, on the same entry.
     Uncommon,
-    /// The fast path does not apply: costs are held on some key of the table, for example.
+    /// The fast path does not apply: costs are held on a key of the set, for example.
     NotApplicable,
 }
 
@@ -167,6 +179,12 @@ pub(crate) struct LockedEntry<'a, C: AtomicState> {
 }
 
 impl<'a, C: AtomicState> LockedEntry<'a, C> {
+    /// Unlocks the set, with nothing changed: concurrent readings stay valid.
+    pub(crate) fn unlock_unchanged(self) {
+        self.set.unlock_unchanged(self.version);
+        std::mem::forget(self);
+    }
+
     /// Stores the next state. The set stays locked. `present` is the state that the lookup read.
     #[inline(always)]
     pub(crate) fn store<R>(
@@ -226,8 +244,7 @@ impl<C: AtomicState> Table<C> {
         let fingerprint = fingerprint(hash);
         let first = &self.sets[bounded_index(fingerprint, self.sets.len())];
         let version = first.version();
-        // After the version: see the protocol of `holds`.
-        if self.holds.any() {
+        if version & FLAGS != 0 {
             return Err(LookupError::NotApplicable);
         }
         if let Some(slot) = first.find(fingerprint) {
@@ -235,7 +252,7 @@ impl<C: AtomicState> Table<C> {
         }
         let second = &self.sets[self.candidate_sets(fingerprint)[1]];
         let version = second.version();
-        if self.holds.any() {
+        if version & FLAGS != 0 {
             return Err(LookupError::NotApplicable);
         }
         match second.find(fingerprint) {
@@ -245,7 +262,7 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Finds an absent key, and makes `state` its state. Returns `None` if the key is present, or must be decided later
-    /// than `now`, or starts with an inherited debt.
+    /// than `now`, or may be blocked, or starts with an inherited debt.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
     pub(crate) fn find_vacant<'a>(
@@ -256,7 +273,7 @@ impl<C: AtomicState> Table<C> {
     ) -> Option<VacantEntry<'a, C>> {
         let mut location = Location::EMPTY;
         let horizon = self.read(hash, &mut location, state).horizon;
-        let is_vacant = location.is_absent() && horizon <= now && !self.carries_debt();
+        let is_vacant = location.is_absent() && horizon <= now && !location.may_be_blocked() && !self.carries_debt();
         is_vacant.then_some(VacantEntry { table: self, now, location })
     }
 
@@ -274,7 +291,7 @@ impl<C: AtomicState> Table<C> {
             if let Some(slot) = first.find(location.fingerprint) {
                 location.position = Position::First(slot);
                 first.cell(slot).read(state);
-                let held = self.holds.of(location.fingerprint);
+                let held = self.held_at(location, 0);
                 if first.validate(location.versions[0]) {
                     return Reading { horizon: 0, held };
                 }
@@ -287,6 +304,12 @@ impl<C: AtomicState> Table<C> {
         }
     }
 
+    /// Returns the amount held on a key in one of its sets.
+    #[inline]
+    fn held_at(&self, location: &Location, which: usize) -> u64 {
+        if location.versions[which] & HELD == 0 { 0 } else { self.holds.of(location.fingerprint) }
+    }
+
     /// Reads a key that is not in its first set. Returns `None` if the reading is not consistent.
     fn read_second_set<'a>(&'a self, location: &mut Location, state: &mut C::Snapshot<'a>) -> Option<Reading> {
         let (first, second) = (self.set(location, 0), self.set(location, 1));
@@ -294,7 +317,7 @@ impl<C: AtomicState> Table<C> {
         if let Some(slot) = second.find(location.fingerprint) {
             location.position = Position::Second(slot);
             second.cell(slot).read(state);
-            let held = self.holds.of(location.fingerprint);
+            let held = self.held_at(location, 1);
             return second.validate(location.versions[1]).then_some(Reading { horizon: 0, held });
         }
         location.position = Position::Absent;

@@ -38,7 +38,7 @@ pub struct TableFull {
 pub(super) struct EvictionState<C> {
     /// For each set, at least the usage of every key that was evicted there. Empty unless the policy is
     /// [`WhenFull::CarryOver`]. Guarded by the set's lock.
-    inherited_debts: Box<[C]>,
+    pub(super) inherited_debts: Box<[C]>,
     /// The time of the last failed search, or zero if a slot was found since.
     pub(super) full_since: RelaxedU64,
     /// The number of evicted live keys. No decision reads it.
@@ -171,8 +171,7 @@ impl<C: AtomicState> Table<C> {
 
     /// Returns whether every key of these sets has a held amount, so that none can be evicted.
     fn all_are_held(&self, mut sets: impl Iterator<Item = usize>) -> bool {
-        let is_held = |set: usize, slot| self.holds.of(self.sets[set].fingerprint(slot)) > 0;
-        self.holds.any() && sets.all(|set| all_slots().all(|slot| is_held(set, slot)))
+        sets.all(|set| all_slots().all(|slot| self.sets[set].is_held(slot, &self.holds)))
     }
 
     #[cold]
@@ -196,7 +195,7 @@ impl<C: AtomicState> Table<C> {
         let mut has_space = !is_full;
         if is_full {
             let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
-            let slots = slots.filter(|&(set, slot)| self.holds.of(self.sets[set].fingerprint(slot)) == 0);
+            let slots = slots.filter(|&(set, slot)| !self.sets[set].is_held(slot, &self.holds));
             let rank = |&(set, slot): &(usize, u8)| policy.usage_rank(&self.sets[set].cell(slot).snapshot());
             if let Some((set, slot)) = slots.min_by_key(rank) {
                 let (set, inherited_debt) = (&self.sets[set], self.eviction.inherited_debts.get(set));
@@ -230,7 +229,7 @@ impl<'a, C: AtomicState> LockedSets<'a, C> {
 impl<C: AtomicState> Drop for LockedSets<'_, C> {
     fn drop(&mut self) {
         for (set, version) in self.sets.iter().zip(self.versions) {
-            set.unlock(version);
+            set.unlock_with_flags(version);
         }
     }
 }

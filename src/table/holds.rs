@@ -1,15 +1,14 @@
 //! The amounts held on keys, stored beside the states.
 //!
-//! Few keys have a held amount, so the amounts are in a map of their own. States and sets do not grow, and a decision
-//! in a table without holds costs one load of a counter that is zero.
+//! Few keys have a held amount, so the amounts are in a map of their own. States and sets do not grow. A flag in the
+//! version of a set says that one of its keys has a held amount: other sets' keys are decided as if there were no holds.
 //!
 //! # Protocol
 //!
-//! An amount changes only under the lock of the set with the key's slot. A reader loads the set's version, then the
-//! counter and the amount, and then validates the version, as for a state. So the state and the amount are of one
-//! moment: a change between the two loads changes the version. A reader that loads the version after the change sees
-//! the change, as unlocking releases and the load of the version acquires. If the counter were loaded before the
-//! version, a decision could miss a new hold.
+//! An amount and the flag change only under the lock of the set with the key's slot. A reader loads the set's version
+//! with the flag, then the amount, and then validates the version, as for a state. So the state and the amount are of
+//! one moment: a change between the two loads changes the version. A key that moves to its other set takes the flag
+//! along.
 //!
 //! A key with a held amount keeps its slot, also when its state is idle: no insertion, relocation or eviction takes
 //! over the slot. Otherwise the settlement could find no slot in a full table, and the actual cost would not be
@@ -19,12 +18,10 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::PoisonError;
 
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// The held amounts, by fingerprint.
 pub(super) struct Holds {
-    /// The number of keys with a held amount.
-    keys: AtomicU64,
     shards: [Mutex<Amounts>; SHARDS],
 }
 
@@ -38,36 +35,19 @@ const SHARDS: usize = 1;
 
 impl Holds {
     pub(super) fn new() -> Self {
-        Self { keys: AtomicU64::new(0), shards: std::array::from_fn(|_| Mutex::new(Amounts::default())) }
-    }
-
-    /// Returns whether any key has a held amount.
-    #[inline]
-    pub(super) fn any(&self) -> bool {
-        self.keys.load(Ordering::Acquire) != 0
+        Self { shards: std::array::from_fn(|_| Mutex::new(Amounts::default())) }
     }
 
     /// Returns the amount held on a key.
-    #[inline]
-    pub(super) fn of(&self, fingerprint: u64) -> u64 {
-        if self.any() { self.look_up(fingerprint) } else { 0 }
-    }
-
     #[cold]
-    fn look_up(&self, fingerprint: u64) -> u64 {
+    pub(super) fn of(&self, fingerprint: u64) -> u64 {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
     /// Under the lock of the key's set: holds `amount` more.
     pub(super) fn add(&self, fingerprint: u64, amount: u64) {
-        if amount == 0 {
-            return;
-        }
         let mut shard = self.shard(fingerprint);
-        let held = shard.entry(fingerprint).or_insert_with(|| {
-            self.keys.fetch_add(1, Ordering::AcqRel);
-            0
-        });
+        let held = shard.entry(fingerprint).or_insert(0);
         *held = held.saturating_add(amount);
     }
 
@@ -78,7 +58,6 @@ impl Holds {
         *held = held.saturating_sub(amount);
         if *held == 0 {
             shard.remove(&fingerprint);
-            self.keys.fetch_sub(1, Ordering::AcqRel);
         }
     }
 

@@ -5,9 +5,9 @@
 //!
 //! # Sequence lock
 //!
-//! Each set has a sequence lock: a version that is odd while a writer holds the lock, and grows by two with every
-//! change. A reader loads the version, copies the state and validates the version. A writer replaces the version that
-//! its reading was based on by the odd one. That fails if anything in the set has changed since. So a decision is an
+//! Each set has a sequence lock: a version with a bit that is set while a writer holds the lock. The version grows with
+//! every change. A reader loads the version, copies the state and validates the version. A writer replaces the version that
+//! its reading was based on by the locked one. That fails if anything in the set has changed since. So a decision is an
 //! optimistic transaction: read, decide, lock exactly what was read, write, unlock. A denial writes nothing. Without
 //! the validation, a reader could return a state of which another thread had written a part, or a state of another key.
 //!
@@ -31,6 +31,10 @@
 //! # Holds
 //!
 //! Amounts held on keys are stored beside the states: see `holds`. A key with a held amount keeps its slot.
+//!
+//! # Saving
+//!
+//! A thread can read all keys for a file while other threads decide: see `saving`.
 
 #[cfg(test)]
 mod by_idle_time;
@@ -39,6 +43,7 @@ mod eviction;
 mod holds;
 mod horizons;
 mod relocation;
+mod saving;
 mod set;
 #[allow(clippy::module_inception, reason = "the type that names the module")]
 mod table;
@@ -48,6 +53,7 @@ mod when_full;
 pub(crate) use self::by_idle_time::ByIdleTime;
 pub(crate) use self::entry::{Entry, Location, LockedEntry, LookupError, SlotIndex, StoreError, TableEntry};
 pub(crate) use self::eviction::{EvictionPolicy, TableFull};
+pub(crate) use self::saving::SavedItem;
 pub(crate) use self::table::{Table, fingerprint};
 pub use self::when_full::WhenFull;
 

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::eviction::LockedSets;
-use super::set::all_slots;
+use super::set::{HELD, all_slots};
 use super::table::Table;
 use crate::algorithm::AtomicState;
 
@@ -89,6 +89,11 @@ impl<C: AtomicState> Table<C> {
             self.claim(to, new, fingerprint);
             target.cell(new).copy_from(source.cell(old));
             source.clear_slot(old);
+            if source.flags() & HELD != 0 {
+                source.update_held(&self.holds);
+                target.update_held(&self.holds);
+            }
+            self.relocations.note(fingerprint);
         }
         drop(both);
         found.is_some()

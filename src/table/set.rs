@@ -16,6 +16,17 @@ pub(super) fn all_slots() -> std::ops::Range<u8> {
     0..SLOTS as u8
 }
 
+/// The bit of a version that says that a writer holds the lock.
+const LOCKED: u64 = 1;
+/// The flag of a set in which a key has a held amount: see `holds`.
+pub(super) const HELD: u64 = 1 << 1;
+/// The flag of a set that is a candidate set of a blocked key: see [`Table::set_blocked`](super::Table::set_blocked).
+pub(super) const BLOCKED: u64 = 1 << 2;
+/// The flags of a version. The fast path decides in a set without flags only.
+pub(super) const FLAGS: u64 = HELD | BLOCKED;
+/// What a version grows by with each change.
+const NEXT_VERSION: u64 = 1 << 3;
+
 /// A few slots under one sequence lock.
 ///
 /// The order of the fields keeps all that a decision reads of other keys in the first cache line. Many processors fetch
@@ -36,7 +47,7 @@ impl<C: AtomicState> Set<C> {
         }
     }
 
-    /// Loads the version that a reading depends on. `validate` and `try_lock` fail with an odd version.
+    /// Loads the version that a reading depends on. `validate` and `try_lock` fail with a locked version.
     #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -45,17 +56,17 @@ impl<C: AtomicState> Set<C> {
     /// Returns whether all that was read since `version()` returned `version` is consistent.
     ///
     /// Every load of a reading acquires and every store of a writer releases. So a reader that has loaded any word of a
-    /// writer loads at least that writer's odd version here. With relaxed loads it could load the old version.
+    /// writer loads at least that writer's locked version here. With relaxed loads it could load the old version.
     #[inline]
     pub(super) fn validate(&self, version: u64) -> bool {
-        version & 1 == 0 && self.version.load(Ordering::Acquire) == version
+        version & LOCKED == 0 && self.version.load(Ordering::Acquire) == version
     }
 
     /// Locks the set, unless anything in it has changed since `version` was loaded.
     #[inline]
     pub(super) fn try_lock(&self, version: u64) -> bool {
-        version & 1 == 0
-            && self.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        version & LOCKED == 0
+            && self.version.compare_exchange(version, version | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Locks the set, waiting for other threads. Returns the version to unlock with.
@@ -70,10 +81,27 @@ impl<C: AtomicState> Set<C> {
         }
     }
 
-    /// Unlocks after a change.
+    /// Unlocks after a change, with the flags of `version`.
     #[inline]
     pub(super) fn unlock(&self, version: u64) {
-        self.version.store(version + 2, Ordering::Release);
+        self.version.store(version + NEXT_VERSION, Ordering::Release);
+    }
+
+    /// Unlocks after a change, perhaps of the flags.
+    #[inline]
+    pub(super) fn unlock_with_flags(&self, version: u64) {
+        self.unlock((version & !FLAGS) | self.flags());
+    }
+
+    /// Under the lock: sets or clears a flag.
+    pub(super) fn set_flag(&self, flag: u64, value: bool) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(if value { version | flag } else { version & !flag }, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn flags(&self) -> u64 {
+        self.version.load(Ordering::Relaxed) & FLAGS
     }
 
     /// Unlocks with nothing changed: readings from before the lock stay valid.
@@ -105,7 +133,19 @@ impl<C: AtomicState> Set<C> {
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
     pub(super) fn find_free(&self, now: u64, holds: &Holds) -> Option<u8> {
-        all_slots().find(|&slot| self.cell(slot).idle_at() <= now && holds.of(self.fingerprint(slot)) == 0)
+        all_slots().find(|&slot| self.cell(slot).idle_at() <= now && !self.is_held(slot, holds))
+    }
+
+    /// Returns whether the key in a slot has a held amount.
+    #[inline]
+    pub(super) fn is_held(&self, slot: u8, holds: &Holds) -> bool {
+        self.flags() & HELD != 0 && holds.of(self.fingerprint(slot)) > 0
+    }
+
+    /// Under the lock: sets the flag if a key in a slot has a held amount, and clears it otherwise.
+    pub(super) fn update_held(&self, holds: &Holds) {
+        let is_any_held = all_slots().any(|slot| holds.of(self.fingerprint(slot)) > 0);
+        self.set_flag(HELD, is_any_held);
     }
 
     /// Under the lock: gives a free slot to a key, in the zero state.

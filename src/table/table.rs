@@ -4,7 +4,8 @@ use super::entry::{Location, Position, SlotIndex};
 use super::eviction::{EvictionPolicy, EvictionState, NoInsert, TableFull};
 use super::holds::Holds;
 use super::horizons::Horizons;
-use super::set::{SLOTS, Set, all_slots};
+use super::saving::Relocations;
+use super::set::{BLOCKED, HELD, SLOTS, Set, all_slots};
 use super::when_full::WhenFull;
 use crate::algorithm::{AtomicState, State};
 use crate::sync::Backoff;
@@ -16,6 +17,7 @@ pub(crate) struct Table<C> {
     pub(super) horizons: Arc<Horizons>,
     pub(super) eviction: Arc<EvictionState<C>>,
     pub(super) holds: Arc<Holds>,
+    pub(super) relocations: Arc<Relocations>,
 }
 
 impl<C: AtomicState> Table<C> {
@@ -38,7 +40,8 @@ impl<C: AtomicState> Table<C> {
         let eviction = EvictionState::new(when_full == WhenFull::CarryOver, sets, words);
         let sets: Arc<[_]> = (0..sets).map(|_| Set::new(words)).collect();
         let horizons = Arc::new(Horizons::new(sets.len()));
-        Self { id: next_id(), horizons, sets, eviction: Arc::new(eviction), holds: Arc::new(Holds::new()) }
+        let (eviction, holds, relocations) = (Arc::new(eviction), Arc::new(Holds::new()), Arc::new(Relocations::new()));
+        Self { id: next_id(), sets, horizons, eviction, holds, relocations }
     }
 
     #[cfg(not(loom))]
@@ -118,7 +121,7 @@ impl<C: AtomicState> Table<C> {
     #[inline]
     pub(crate) fn unlock(&self, location: &Location) {
         for which in location.validated_sets() {
-            self.set(location, which).unlock(location.versions[which]);
+            self.set(location, which).unlock_with_flags(location.versions[which]);
         }
     }
 
@@ -167,14 +170,44 @@ impl<C: AtomicState> Table<C> {
         self.sets[set].claim(slot, fingerprint);
     }
 
-    /// Under the lock: holds `amount` more on a key.
-    pub(crate) fn hold(&self, location: &Location, amount: u64) {
-        self.holds.add(location.fingerprint, amount);
+    /// Under the lock: holds `amount` more on the key in a slot.
+    pub(crate) fn hold(&self, slot: SlotIndex, amount: u64) {
+        let set = &self.sets[slot.set];
+        if amount > 0 {
+            self.holds.add(set.fingerprint(slot.slot), amount);
+            set.set_flag(HELD, true);
+        }
     }
 
-    /// Under the lock: ends a hold of `amount` on a key.
-    pub(crate) fn end_hold(&self, hash: u64, amount: u64) {
-        self.holds.subtract(fingerprint(hash), amount);
+    /// Under the lock: ends a hold of `amount` on the key in a slot.
+    pub(crate) fn end_hold(&self, slot: SlotIndex, amount: u64) {
+        let set = &self.sets[slot.set];
+        self.holds.subtract(set.fingerprint(slot.slot), amount);
+        set.update_held(&self.holds);
+    }
+
+    /// Flags the candidate sets of a key as those of a blocked key, so that the fast path leaves their keys to the
+    /// transaction, which knows the blocks.
+    ///
+    /// A key can be blocked that has no slot, and can get one in either set.
+    pub(crate) fn set_blocked(&self, hash: u64) {
+        for set in self.candidate_sets(fingerprint(hash)) {
+            self.set_blocked_flag(set, true);
+        }
+    }
+
+    /// Removes the flag that [`set_blocked`](Self::set_blocked) has set from a set.
+    pub(crate) fn clear_blocked(&self, set: usize) {
+        if self.sets[set].flags() & BLOCKED != 0 {
+            self.set_blocked_flag(set, false);
+        }
+    }
+
+    fn set_blocked_flag(&self, set: usize, value: bool) {
+        let set = &self.sets[set];
+        let version = set.lock();
+        set.set_flag(BLOCKED, value);
+        set.unlock_with_flags(version);
     }
 
     /// Under the lock: returns the amount held on a key.
@@ -303,7 +336,7 @@ impl<C: AtomicState> Table<C> {
     /// Returns the two candidate sets of a key, which differ. The fingerprint's upper half determines the first one,
     /// the lower half the second one.
     #[inline]
-    pub(super) fn candidate_sets(&self, fingerprint: u64) -> [usize; 2] {
+    pub(crate) fn candidate_sets(&self, fingerprint: u64) -> [usize; 2] {
         let sets = self.sets.len();
         let first = bounded_index(fingerprint, sets);
         let step = 1 + bounded_index(fingerprint.rotate_left(32), sets - 1);
@@ -325,6 +358,7 @@ impl<C> Clone for Table<C> {
             horizons: Arc::clone(&self.horizons),
             eviction: Arc::clone(&self.eviction),
             holds: Arc::clone(&self.holds),
+            relocations: Arc::clone(&self.relocations),
         }
     }
 }

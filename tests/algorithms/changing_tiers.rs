@@ -227,11 +227,11 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.cost).max_delay(ticks(0)));
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.get_cost()).max_delay(ticks(0)));
             prop_assert!(allowed_at(at, at_once), "{options:?} at {now}: delayed beyond {at}");
             prop_assert!(!allowed_at(at - 1, at_once), "{options:?} at {now}: allowed before {at}");
         }
-        Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
+        Verdict::ExceedsLimit => prop_assert!(options.get_cost() > snapshot(subject).limit),
         Verdict::Allowed => {
             prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied");
         }
@@ -245,7 +245,7 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (now, then) = (subject.now(), snapshot(subject));
     let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).detail(Detail::All));
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
-    let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
+    let unused = LimitSnapshot::new(then.limit, then.window);
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
     prop_assert_eq!(at(reset).limits()[0].snapshot(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
@@ -310,7 +310,7 @@ fn apply(subject: &mut Subject, step: Move) {
             let options = AcquireOptions::cost(cost(share));
             let _ = subject.acquire(if may_wait { options } else { options.max_delay(ticks(0)) });
         }
-        Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
+        Move::Wait(share) => subject.set_clock(now + micros(then.window.expect("a window")) / 256 * share + share % 3),
         Move::UntilRetry { share, off: ticks } => {
             let wait = subject.peek(AcquireOptions::cost(cost(share))).retry_after().map_or(0, micros);
             subject.set_clock(off(wait, ticks));

@@ -194,9 +194,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 }
 
 fn options_of((cost, max_delay): (u64, Option<Duration>)) -> AcquireOptions {
-    let mut options = AcquireOptions::cost(cost);
-    options.max_delay = max_delay;
-    options
+    AcquireOptions::cost(cost).max_delay(max_delay)
 }
 
 fn max_delay() -> impl Strategy<Value = Option<Duration>> {

@@ -49,8 +49,7 @@ proptest! {
 }
 
 fn unused(limit: u64, remaining: u64) -> LimitSnapshot {
-    let zero = Duration::ZERO;
-    LimitSnapshot { limit, window: zero, remaining, reset: zero, next_token_after: zero }
+    LimitSnapshot::new(limit, None).with_remaining(remaining)
 }
 
 /// Generates small numbers, and those at the end of 64 bits.

@@ -157,8 +157,7 @@ fn retry_after_is_minimal_when_the_burst_takes_200_years() {
     for max_delay in [None, Some(Duration::ZERO), Some(ticks(1))] {
         let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], 1_000);
         assert!(subject.acquire(AcquireOptions::cost(burst - 1)).is_allowed());
-        let mut options = AcquireOptions::cost(3);
-        options.max_delay = max_delay;
+        let options = AcquireOptions::cost(3).max_delay(max_delay);
         let wait = micros(subject.peek(options).retry_after().expect("a denial"));
         assert!(subject.peek_at(1_000 + wait, options).is_allowed());
         assert!(!subject.peek_at(1_000 + wait - 1, options).is_allowed());

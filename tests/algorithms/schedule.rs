@@ -112,10 +112,9 @@ pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
 }
 
 fn options_of(cost: Cost, max_delay: MaxDelay, all_limits: bool, model: &Combined, now: u64) -> AcquireOptions {
-    let mut options = AcquireOptions::cost(cost_of(cost, model, now));
-    options.max_delay = max_delay_of(max_delay, cost, model, now);
-    options.detail = if all_limits { Detail::All } else { Detail::MostRestrictive };
-    options
+    AcquireOptions::cost(cost_of(cost, model, now))
+        .max_delay(max_delay_of(max_delay, cost, model, now))
+        .detail(if all_limits { Detail::All } else { Detail::MostRestrictive })
 }
 
 fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {

@@ -210,6 +210,14 @@ fn decisions_of_four_to_eight_limits_allocate_nothing() {
             bucket("h", limit),
         )
     });
+    check("a limit that applies, and one that does not", |limit| {
+        let is_v6 = |address: &IpAddr| address.is_ipv6();
+        (
+            bucket("a", limit).keyed_by(|address: &IpAddr| *address),
+            bucket("b", limit).keyed_by(|_: &IpAddr| ()).only_if(is_v6),
+            window("c", limit).keyed_by_some(|address: &IpAddr| address.is_ipv4().then_some(*address)),
+        )
+    });
     for count in [1, 4, 5, 8] {
         check(&format!("{count} limits in a list"), |limit| -> Vec<DynLimit<IpAddr>> {
             let of = |index: usize| Limit::new(format!("limit {index}"), Gcra::new(Quota::per_hour(limit)));

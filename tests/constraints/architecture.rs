@@ -19,7 +19,7 @@ const LEVELS: &[&[&str]] = &[
     &["limit", "response", "table"],
     &["limiter"],
     &["store"],
-    &["config"],
+    &["config", "test_util"],
     &["middleware"],
 ];
 

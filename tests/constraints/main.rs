@@ -1,10 +1,12 @@
 //! Constraints on the whole crate: allocations of a decision, memory of waiting requests, dependencies between modules,
-//! messages of the compiler, and the names in the documentation.
+//! messages of the compiler, hidden items, and the names in the documentation.
 //!
 //! This binary has a counting global allocator, which `allocation_counter` installs.
 
 mod allocations;
 mod architecture;
+mod extension_points;
+mod hidden_items;
 mod messages;
 mod readme;
 mod testing_page;

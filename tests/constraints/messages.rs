@@ -89,11 +89,17 @@ fn library() -> &'static Path {
     })
 }
 
+/// The trait of a service's parts, which no other crate can name.
+const PRIVATE: [&str; 2] = ["Parts<", "::parts::"];
+
 /// Compiles a wrong program, whose messages must contain all of these texts.
 #[track_caller]
 fn must_explain(name: &str, body: &str, remedies: &[&str]) {
     let (compiles, messages) = compile_with(library(), name, body);
     assert!(!compiles, "{name} compiles");
+    for private in PRIVATE {
+        assert!(!messages.contains(private), "{name}: {private:?} in: {messages}");
+    }
     for remedy in remedies {
         assert!(messages.contains(remedy), "{name}: no {remedy:?} in: {messages}");
     }
@@ -181,4 +187,43 @@ fn service_that_is_not_clone_names_the_buffer() {
             &["the inner service of a rate limiter must be `Clone`, and `Jobs` is not", "ServiceBuilder::buffer(1024)"],
         );
     }
+}
+
+/// Messages name the types of the user's parts, not the trait behind the future.
+#[test]
+fn mistakes_around_the_response_future_name_its_public_parts() {
+    let program = |line: &str| {
+        format!(
+            "fn spawn<F: Send>(_: F) {{}}
+            pub fn f() {{
+                let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+                let layer = RateLimitLayer::new(|_: &String| Some(1_u8), limiter).responder(RejectWithError);
+                let service = tower::service_fn(|_: String| async {{
+                    let local = std::rc::Rc::new(1);
+                    std::future::ready(()).await;
+                    drop(local);
+                    Ok::<_, tower::BoxError>(1_u8)
+                }});
+                let mut service = ServiceBuilder::new().layer(layer).service(service);
+                {line}
+            }}"
+        )
+    };
+    for (name, line, expected) in [
+        ("future-send", "spawn(service.call(String::new()));", "cannot be sent between threads safely"),
+        ("future-type", "let () = service.call(String::new());", "found unit type `()`"),
+        (
+            "future-output",
+            "let _: std::pin::Pin<Box<dyn Future<Output = u8>>> = Box::pin(service.call(String::new()));",
+            "to be a future that resolves to `u8`",
+        ),
+    ] {
+        must_explain(name, &program(line), &["ResponseFuture<String, (", expected]);
+    }
+    let wrong = "pub struct Future { inner: ResponseFuture<String, (u8, u8, u8, u8, u8, u8)> }";
+    // Only a program that writes the parts itself meets the trait, behind the remedy.
+    let (compiles, messages) = compile_with(library(), "future-parts", wrong);
+    assert!(!compiles);
+    assert!(messages.contains("are not the parts of a rate limit service for requests of type `String`"), "{messages}");
+    assert!(messages.contains("as Service<Request>>::Future"), "{messages}");
 }

@@ -1,7 +1,9 @@
 //! README.md and CONTRIBUTING.md name what exists: examples, Cargo features, pages and scripts.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect(path)
@@ -47,6 +49,47 @@ fn readme_names_each_example() {
 #[test]
 fn readme_names_each_feature() {
     assert_eq!(missing(features(), &section(&read("README.md"), "Cargo features")), [""; 0]);
+}
+
+/// Returns the number of crates in a build for Linux, by the command in README.md.
+fn crates_with(features: &[&str]) -> usize {
+    let options = "tree --locked --target x86_64-unknown-linux-gnu -e no-dev --prefix none --no-dedupe";
+    assert!(read("README.md").contains(&format!("cargo {options}")), "the command");
+    let mut command = Command::new(env!("CARGO"));
+    // Other platforms may not have each crate for Linux.
+    let online = cfg!(not(target_os = "linux"));
+    command.args(options.split(' ')).args(features).args((!online).then_some("--offline"));
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+fn readme_counts_the_crates_with_and_without_redis() {
+    let features = section(&read("README.md"), "Cargo features");
+    for (row, options) in [
+        ("none (`--no-default-features`)", &["--no-default-features"][..]),
+        ("default", &[]),
+        ("`redis` beside the default ones", &["--features", "redis"]),
+    ] {
+        let count = crates_with(options);
+        assert!(features.contains(&format!("| {row} | {count} |")), "README.md: {row} has {count} crates");
+    }
+}
+
+/// The front page of the documentation lists the guide as one module.
+#[test]
+fn pages_of_the_guide_are_modules_below_one_module() {
+    let text = read("src/lib.rs");
+    let (outside, guide) = text.split_once("\npub mod guide {\n").expect("the guide");
+    assert!(!outside.contains("include_str!(\"../docs"), "a page is outside of the guide");
+    let pages = names_in("docs").into_iter().filter(|page| !["testing", "pictures", "badges"].contains(&&**page));
+    let names =
+        pages.map(|page| page.replace('-', "_")).filter(|page| !guide.contains(&format!("pub mod {page} {{}}")));
+    assert_eq!(names.collect::<Vec<_>>(), [""; 0]);
+    let links = outside.split_once("# Components").expect("the section after the first example").0;
+    assert!(links.contains("[`guide`]"), "the first screen links to the guide");
 }
 
 #[test]

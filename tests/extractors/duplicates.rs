@@ -8,8 +8,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, BasicUser, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, MissingKey,
-    Or, PeerNetworks, TrustedProxies,
+    ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, FromExtension, Global, Header, Host, LookupLayer,
+    MissingKey, Or, PeerNetworks, TrustedProxies,
 };
 use tower_ratelimit::{
     AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, MissingKeyPolicy, Quota, RateLimitLayer,
@@ -252,7 +252,7 @@ fn duplicate_credential_of_closures_and_extensions_is_unusable() {
 
     let mut known = with(&[]);
     known.extensions_mut().insert(7_u8);
-    check("Extension", &Extension::<u8>::new(), &absent, &[], &known);
+    check("FromExtension", &FromExtension::<u8>::new(), &absent, &[], &known);
 }
 
 /// A lookup responds to unusable input itself. A user that is not found may fall back.
@@ -274,7 +274,7 @@ async fn duplicate_credential_of_a_lookup_is_its_response() {
         }
     });
     let exempt = |_: &Get| Extracted::<()>::Exempt;
-    let key = move |request: &Get| Or::new(Extension::<()>::new(), exempt).extract(request).map(drop);
+    let key = move |request: &Get| Or::new(FromExtension::<()>::new(), exempt).extract(request).map(drop);
     let service = ServiceBuilder::new()
         .layer(lookup)
         .layer(RateLimitLayer::new(key, exhausted()))

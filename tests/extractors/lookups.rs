@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extension, LookupLayer};
+use tower_ratelimit::key::{FromExtension, LookupLayer};
 use tower_ratelimit::{Gcra, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 use tower_test::mock;
 
@@ -49,7 +49,7 @@ async fn lookup_result_is_the_key_and_an_error_the_response() {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
     let service = ServiceBuilder::new()
         .layer(LookupLayer::new(|request: &Get| user_who_has(token(request))))
-        .layer(RateLimitLayer::new(Extension::<User>::new().or(PeerIp::new()), limiter).responder(
+        .layer(RateLimitLayer::new(FromExtension::<User>::new().or(PeerIp::new()), limiter).responder(
             |_: Get, rejection: tower_ratelimit::response::Rejection| {
                 answer(if rejection.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::BAD_REQUEST })
             },

@@ -5,6 +5,7 @@
 //! because its server is not public.
 
 mod config;
+mod counts;
 mod decisions;
 // The models and the schedules of the algorithms' tests.
 #[path = "../algorithms/harness.rs"]
@@ -22,8 +23,14 @@ mod quotas;
 mod schedule;
 #[path = "../algorithms/span.rs"]
 mod span;
+mod states;
 
 use self::mutation::fuzz;
+
+#[test]
+fn counts_snapshot() {
+    fuzz("counts", b"\0\x01\x02\x03\x04\xff", 5_000, counts::check);
+}
 
 #[test]
 fn headers() {
@@ -48,4 +55,9 @@ fn quotas() {
 #[test]
 fn decisions() {
     fuzz("decisions", b"\0\x01\xff", 200, decisions::check);
+}
+
+#[test]
+fn states() {
+    fuzz("states", b"\0\x01\xff", 2_000, states::check);
 }

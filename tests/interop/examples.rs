@@ -54,14 +54,28 @@ fn printed_by(name: &str) -> Vec<String> {
 fn examples_are_short_and_documented_and_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).expect("the tests of examples");
-    let tests =
-        text_of("interop/examples.rs") + &text_of("interop/example_scenarios.rs") + &text_of("redis/examples.rs");
+    let files = [
+        "interop/examples.rs",
+        "interop/example_scenarios.rs",
+        "interop/restart.rs",
+        "redis/examples.rs",
+        "postgres/main.rs",
+    ];
+    let tests = files.map(text_of).concat();
     for example in std::fs::read_dir(root.join("examples")).expect("the examples") {
-        let path = example.expect("an entry").path();
+        let mut path = example.expect("an entry").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("text").to_owned();
+        if path.is_dir() {
+            // A store is longer than an example: less than 300 lines, in a file of its own.
+            for file in std::fs::read_dir(&path).expect("the files") {
+                let text = std::fs::read_to_string(file.expect("an entry").path()).expect("text");
+                assert!(text.lines().count() < 300, "the files of {name} must be short");
+            }
+            path = path.join("main.rs");
+        }
         if path.extension().is_none_or(|extension| extension != "rs") {
             continue;
         }
-        let name = path.file_stem().and_then(|name| name.to_str()).expect("text");
         let text = std::fs::read_to_string(&path).expect("text");
         assert!(text.contains(&format!("//! cargo run --example {name}")), "{name} must document its command");
         assert!(text.lines().count() <= 100, "{name} must be short");

@@ -4,3 +4,4 @@ mod example_scenarios;
 mod examples;
 mod grpc;
 mod impatient;
+mod restart;

@@ -20,7 +20,7 @@ use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
 use tower_ratelimit::limiter::{
     Acquisition, AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
-use tower_ratelimit::response::{BoxError, ResetFormat};
+use tower_ratelimit::response::{BoxError, Headers, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue,
     Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
@@ -66,7 +66,7 @@ fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOp
 }
 
 fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("a guard")
@@ -766,7 +766,7 @@ async fn responses_do_not_mention_a_shadow_limit() {
         Limit::new("enforced", FixedWindow::new(Quota::per_minute(2))),
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
     for (status, expected) in [(200, 1), (200, 0), (429, 0)] {
@@ -791,7 +791,7 @@ async fn responses_do_not_mention_a_shadow_limit() {
 #[tokio::test]
 async fn shadow_limit_alone_sends_no_header_field() {
     let limiter = Memory::new(Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow());
-    let responder = Http::new().legacy_headers(ResetFormat::EpochSeconds);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     for _ in 0..3 {
         let response = get(&service).await;
@@ -874,7 +874,7 @@ async fn only_exempt_requests_pass_without_a_decision() {
         .exempt_if(Preflight)
         .exempt_if(office.unwrap())
         .exempt_if(|request: &Request<Body>| request.headers().get("x-internal").is_some_and(|value| value == "yes"))
-        .responder(Http::new().request_extension(true))
+        .responder(Http::new().headers(Headers::new().request_extension(true)))
         .layer(inner());
     for request in exempt {
         let expected = format!("{} {} {:?}", request.method(), request.uri(), request.extensions().get::<SocketAddr>());
@@ -954,7 +954,7 @@ impl Limiter<str> for RecordingLimiter {
 
     fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
         let record = self.record(format!("acquire {key} {options:?}"));
-        if options.cost == 2 {
+        if options.get_cost() == 2 {
             return Acquisition::Pending(ready(Err(Error::unavailable("later"))));
         }
         Acquisition::Ready(result_of(record))
@@ -970,12 +970,12 @@ impl Limiter<str> for RecordingLimiter {
 }
 
 /// Calls every required method and checks that its result is passed on.
-fn check_every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
+fn check_every_method<L: Limiter<str>>(limiter: &L) {
     let options = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
     let answers = [
         result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
         result_of(limiter.peek("alice", options)).map(drop),
-        result_of(std::future::IntoFuture::into_future(limiter.hold("alice", options))).map(drop),
+        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options.hold().until_end()))).map(drop),
         result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
         result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE })),
         result_of(limiter.administer("alice", AdminOperation::Reset)),
@@ -1039,7 +1039,7 @@ fn wrappers_return_the_inner_limiters_guard() {
     let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else {
         panic!("the decision is ready")
     };
-    let Outcome { decision, held } = outcome.unwrap();
+    let Outcome { decision, held, .. } = outcome.unwrap();
     assert!(decision.is_allowed() && held.is_none());
 }
 

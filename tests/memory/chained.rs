@@ -80,8 +80,8 @@ impl<L: Limiter<Key> + Clone> Limiter<Key> for Remote<L> {
         Acquisition::Pending(Box::pin(async move {
             later(polls).await;
             let acquired = limiter.acquire(&key, options);
-            let Outcome { decision, held } = acquired.await?;
-            Ok(Outcome { decision, held: held.map(|held| settled_after(held, polls)) })
+            let Outcome { decision, held, .. } = acquired.await?;
+            Ok(Outcome::new(decision, held.map(|held| settled_after(held, polls))))
         }))
     }
 
@@ -201,8 +201,10 @@ async fn check_equal_decisions(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimi
             kind => {
                 let mut options =
                     AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(random.below(7)).unwrap()]);
-                options.detail = if random.below(2) == 0 { Detail::All } else { Detail::MostRestrictive };
-                options.hold = random.below(4) == 0 && guards.len() < 3;
+                options = options.detail(if random.below(2) == 0 { Detail::All } else { Detail::MostRestrictive });
+                if random.below(4) == 0 && guards.len() < 3 {
+                    options = options.hold();
+                }
                 let immediate = options.max_delay(Duration::ZERO);
                 if kind == 9 {
                     let from_whole = whole.peek(&key, immediate).await.expect("an answer");
@@ -627,7 +629,7 @@ async fn nested_chain_lists_what_one_limiter_lists() {
             };
             settle_in_background().await;
             assert_eq!(content(&from_whole), content(&from_parts), "{seed} {specs:?} {key:?} {options:?}");
-            let lists_all = match options.detail {
+            let lists_all = match options.get_detail() {
                 Detail::AllIfDenied => !from_whole.is_allowed(),
                 detail => detail == Detail::All,
             };
@@ -651,17 +653,17 @@ impl Limiter<Key> for RecordingLimiter {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, _: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        if options.hold && !self.holds {
+        if options.is_hold() && !self.holds {
             return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
-        let held = options.hold.then(|| {
-            Held::new(options.cost, move |actual| {
+        let held = options.is_hold().then(|| {
+            Held::new(options.get_cost(), move |actual| {
                 settled.lock().expect("notes").push(actual);
                 LimiterFuture::ready(Ok(()))
             })
         });
-        Acquisition::Ready(Ok(Outcome { decision: Decision::from_limits(ManualClock::new().now(), Vec::new()), held }))
+        Acquisition::Ready(Ok(Outcome::new(Decision::from_limits(ManualClock::new().now(), Vec::new()), held)))
     }
 }
 

@@ -66,14 +66,13 @@ fn limits(random: &mut Random) -> Vec<DynLimit<Caller>> {
 }
 
 fn options(random: &mut Random) -> AcquireOptions {
-    let mut options = AcquireOptions::cost([1, 1, 1, 2, 3, 0][random.index(6)]).until_end().detail(Detail::All);
-    options.max_delay = match random.below(6) {
+    let options = AcquireOptions::cost([1, 1, 1, 2, 3, 0][random.index(6)]).until_end().detail(Detail::All);
+    options.max_delay(match random.below(6) {
         0 => Some(Duration::ZERO),
         1 => None,
         2 => Some(Duration::from_micros(1 + random.below(3))),
         _ => Some(Duration::from_micros(random.below(9_000_000))),
-    };
-    options
+    })
 }
 
 fn acquire(limiter: &Limiters, caller: Caller, options: AcquireOptions) -> Outcome {
@@ -158,7 +157,7 @@ fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
             kind => {
                 let options = options(&mut random);
                 let options = if holds && kind < 6 && guards.len() < 6 { options.hold() } else { options };
-                let Outcome { decision, held } = acquire(&limiter, caller, options);
+                let Outcome { decision, held, .. } = acquire(&limiter, caller, options);
                 guards.extend(held);
                 denials.check(&limiter, &clock, caller, options, &decision, !guards.is_empty());
             }

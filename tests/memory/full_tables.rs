@@ -59,7 +59,7 @@ fn shadow_never_denies_when_full() {
             for key in 0..500_u64 {
                 assert!(peek(&limiter, key).is_allowed(), "{when_full:?}, key {key}");
                 let options = AcquireOptions::default().hold().until_end().detail(Detail::All);
-                let Outcome { decision, held } = acquire(&limiter, key, options);
+                let Outcome { decision, held, .. } = acquire(&limiter, key, options);
                 assert!(decision.is_allowed(), "{when_full:?}, key {key}: {decision:?}");
                 assert_eq!(decision.source(), DecisionSource::Store);
                 assert!(decision.limits().iter().all(|status| status.limit() > 0), "{decision:?}");

@@ -54,7 +54,7 @@ fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: Acquire
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("the limit allows the hold")
@@ -151,7 +151,7 @@ fn queue_holds_for_one_request_at_a_time() {
     let limiter = memory(LeakyQueue::new(TEN).max_waiting(9), &clock);
     let held = hold(&limiter, "alice", 1);
     clock.advance(MINUTE);
-    let Outcome { decision, held: none } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
+    let Outcome { decision, held: none, .. } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
     assert!(!decision.is_allowed() && decision.is_estimate() && none.is_none());
     settle(held, 1);
     assert_eq!(outcome(&limiter, "alice", AcquireOptions::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
@@ -194,7 +194,7 @@ fn hold_is_never_scheduled_for_later() {
     for limiter in every_algorithm(&clock) {
         limiter.set_usage("default", "alice", 10).try_ready().unwrap().unwrap();
         for options in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
-            let Outcome { decision, held } = outcome(&limiter, "alice", options);
+            let Outcome { decision, held, .. } = outcome(&limiter, "alice", options);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
             assert!(!decision.supports_scheduling());
         }
@@ -207,7 +207,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
     for limiter in every_algorithm(&clock) {
         let held = hold(&limiter, "alice", 2);
         limiter.block("default", "alice", MINUTE).try_ready().unwrap().unwrap();
-        let Outcome { decision, held: none } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
+        let Outcome { decision, held: none, .. } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
         limiter.unblock("default", "alice").try_ready().unwrap().unwrap();
@@ -448,7 +448,7 @@ fn new_key_is_denied_while_its_slots_are_held() {
         let limiter = small(when_full, &clock);
         let mut guards = VecDeque::new();
         let denied = (0..1000_u64).find_map(|key| {
-            let Outcome { decision, held } = outcome(&limiter, &key, AcquireOptions::cost(1).hold());
+            let Outcome { decision, held, .. } = outcome(&limiter, &key, AcquireOptions::cost(1).hold());
             guards.extend(held);
             (!decision.is_allowed()).then_some((key, decision))
         });

@@ -138,9 +138,7 @@ impl<S: Pair> Algorithm for Counting<S> {
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
-        let (limit, zero) = (100, Duration::ZERO);
-        let remaining = limit - state.count();
-        LimitSnapshot { limit, window: zero, remaining, reset: zero, next_token_after: zero }.into()
+        LimitSnapshot::new(100, None).with_remaining(100 - state.count()).into()
     }
 
     fn counter_words(&self) -> usize {

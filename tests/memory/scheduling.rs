@@ -85,8 +85,7 @@ impl<A: Algorithm<State = [u64; 4]>> Schedule<A> {
     }
 
     fn acquire(&mut self, now: u64, cost: u64, max_delay: Option<u64>) {
-        let mut options = AcquireOptions::cost(cost);
-        options.max_delay = max_delay.map(Duration::from_micros);
+        let options = AcquireOptions::cost(cost).max_delay(max_delay.map(Duration::from_micros));
         let verdict = self.algorithm.peek(&self.state, at(now), options);
         assert_eq!(verdict, self.algorithm.peek(&self.renewed, at(now), options));
         let delay = match verdict {
@@ -201,8 +200,8 @@ fn several(
         match step {
             Step::Advance { hundredths } => clock.advance(Duration::from_micros(hundredths)),
             Step::AcquireOptions { cost, max_delay } => {
-                let mut options = AcquireOptions::cost(cost).detail(Detail::All);
-                options.max_delay = max_delay.map(Duration::from_micros);
+                let max_delay = max_delay.map(Duration::from_micros);
+                let options = AcquireOptions::cost(cost).detail(Detail::All).max_delay(max_delay);
                 let peeked = limiter.peek(&caller, options).try_ready().unwrap().unwrap();
                 let decision = limiter.check(&caller, options);
                 prop_assert_eq!(peeked.verdict(), decision.verdict());

@@ -36,7 +36,7 @@ impl Limiter<u64> for DeniesOnce {
     fn acquire(&self, _: &u64, _: AcquireOptions) -> Acquisition<Self::Future> {
         let is_first = !self.denied.swap(true, std::sync::atomic::Ordering::Relaxed);
         let verdict = if is_first { Verdict::Denied { retry_after: SPAN } } else { Verdict::Allowed };
-        let snapshot = LimitSnapshot { limit: 1, window: SPAN, remaining: 0, reset: SPAN, next_token_after: SPAN };
+        let snapshot = LimitSnapshot::new(1, SPAN).with_remaining(0).with_reset(SPAN).with_next_token_after(SPAN);
         let status = LimitStatus::new("once", verdict, snapshot);
         Acquisition::Ready(Ok(Decision::from_limit(self.clock.now(), status).into()))
     }

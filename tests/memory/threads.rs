@@ -414,15 +414,7 @@ impl<S: Count> Algorithm for Panicking<S> {
             PANIC_AT.set(None);
             panic!("intended panic");
         }
-        let remaining = self.0 - state.get();
-        LimitSnapshot {
-            limit: self.0,
-            window: Duration::ZERO,
-            remaining,
-            reset: Duration::ZERO,
-            next_token_after: Duration::ZERO,
-        }
-        .into()
+        LimitSnapshot::new(self.0, None).with_remaining(self.0 - state.get()).into()
     }
 
     fn max_reset(&self) -> Duration {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, Quota,
+    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, ManualClock,
+    Memory, Quota,
 };
 
 type Key = u64;
@@ -36,13 +37,13 @@ impl<L> Counting<L> {
 
     fn wrap(&self, held: Held) -> Option<Held> {
         let settlements = Arc::clone(&self.settlements);
-        let settle = move |held: Held, actual| {
+        let settle = move |held: Held, actual: Costs| {
             settlements.fetch_add(1, Ordering::Relaxed);
             held.settle(actual)
         };
         match self.wrap {
             Wrap::Mapped => Some(held.map_settle(settle)),
-            Wrap::Rebuilt => Some(Held::new(held.cost(), move |actual| settle(held, actual))),
+            Wrap::Rebuilt => Some(Held::new(held.cost(), move |actual| settle(held, actual.into()))),
             Wrap::Dropped => None,
         }
     }
@@ -53,9 +54,9 @@ impl<L: Limiter<Key>> Limiter<Key> for Counting<L> {
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let Acquisition::Ready(acquired) = self.limiter.acquire(key, options) else { panic!("memory is ready") };
-        Acquisition::Ready(acquired.map(|Outcome { decision, held }| {
+        Acquisition::Ready(acquired.map(|Outcome { decision, held, .. }| {
             let held = held.and_then(|held| self.wrap(held));
-            Outcome { decision, held }
+            Outcome::new(decision, held)
         }))
     }
 

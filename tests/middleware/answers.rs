@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, MissingKey};
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection, Respond};
+use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejected, Rejection, Respond};
 use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Verdict};
 
 use crate::support::{Failure, StubLimiter, TestRequest, key_of};
@@ -200,11 +200,10 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
         assert_eq!(exposed, hidden, "{name}");
     }
 
-    let http = Http::new().legacy_headers(ResetFormat::DeltaSeconds).expose_headers(true);
+    let http = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).expose(true));
     let grpc = Grpc::new()
         .pushback(std::time::Duration::ZERO)
-        .rate_limit_headers(RateLimitFormat::Draft11)
-        .expose_headers(true);
+        .headers(Headers::none().rate_limit(RateLimitFormat::Draft11).expose(true));
     let rejections = || {
         let decision = |limiter: StubLimiter| Rejection::OverLimit(limiter.0.expect("a decision"));
         [

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResponseBody};
+use tower_ratelimit::response::{Headers, Http, RateLimitInfo, Rejection, ResponseBody};
 use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
 
 use crate::fields::{limits, retry_after};
@@ -22,7 +22,8 @@ type Opaque = BoxBody<Bytes, Infallible>;
 
 /// Sends a request to a service that answers with `body`.
 async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
-    let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().response_extension(true).map_body());
+    let layer = RateLimitLayer::new(Global, limiter)
+        .responder(Http::new().headers(Headers::new().response_extension(true)).map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
         let body = body.lock().expect("not poisoned").take().expect("called once");

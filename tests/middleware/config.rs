@@ -12,7 +12,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    AcquireOptions, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
     Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
@@ -75,7 +75,7 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
         panic!("memory answers immediately")
     };
     outcome.unwrap().held.expect("the hold is allowed")
@@ -244,6 +244,32 @@ fn configured_fixed_cost_does_not_depend_on_the_request() {
 }
 
 #[test]
+fn configured_unit_is_the_unit_of_the_limit() {
+    let text = r#"
+        limits = [
+            { name = "requests", algorithm = "gcra", quota = "10/s", by = "user", fixed_cost = 1 },
+            { name = "input", algorithm = "token-bucket", quota = "1000/min", by = "user", unit = "input" },
+        ]
+    "#;
+    let policies = from_toml(text);
+    assert_eq!([policies[0].unit(), policies[1].unit()], [None, Some("input")]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, Costs::from(7).add("input", 400)).is_allowed());
+    assert_eq!(left(&limiter, &ALICE), named([("requests", 9), ("input", 600)]));
+    for (fields, problem) in [
+        ("unit = ''", "unit: it is empty"),
+        ("unit = 'input'\nfixed_cost = 1", "unit: a limit with `fixed_cost` has no unit"),
+        ("fixed_cost = 1\nunit = 'input'", "unit: a limit with `fixed_cost` has no unit"),
+    ] {
+        let text = format!("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\n{fields}");
+        let error = toml::from_str::<Policy>(&text).expect_err(fields).to_string();
+        assert!(error.contains(problem), "{fields}: {error}");
+    }
+}
+
+#[test]
 fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
     let json = serde_json::to_string(&policies).unwrap();
@@ -362,7 +388,7 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 13] = [
+const FIELDS: [(&str, &str, &str); 16] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
@@ -374,8 +400,11 @@ const FIELDS: [(&str, &str, &str); 13] = [
     ("max", "in-flight", "number"),
     ("max_duration", "in-flight", "text"),
     ("by", "sliding-log", "text"),
+    ("when", "gcra", "text"),
     ("fixed_cost", "leaky-bucket", "number"),
+    ("unit", "gcra", "text"),
     ("shadow", "fixed-window", "bool"),
+    ("keep_free", "gcra", "table"),
 ];
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.
@@ -400,8 +429,8 @@ fn every_error_of_a_malformed_field_names_the_field() {
         for (value, of) in values {
             let is_valid = of == kind
                 // Any text is a name; whether it is the name of a sub-key is known later.
-                || matches!(field, "name" | "by") && of == "malformed"
-                || field == "by" && of == "empty";
+                || matches!(field, "name" | "by" | "when" | "unit") && of == "malformed"
+                || matches!(field, "by" | "when") && of == "empty";
             if is_valid {
                 continue;
             }

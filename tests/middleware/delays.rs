@@ -799,8 +799,8 @@ impl Limiter<u32> for RemoteLimiter {
                     Ok(())
                 })
             };
-            let held = (options.hold && verdict.is_allowed()).then(|| Held::new(options.cost, settle));
-            Ok(Outcome { decision, held })
+            let held = (options.is_hold() && verdict.is_allowed()).then(|| Held::new(options.get_cost(), settle));
+            Ok(Outcome::new(decision, held))
         }))
     }
 }

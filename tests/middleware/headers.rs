@@ -28,7 +28,7 @@ use tower::ServiceExt;
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Http, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies, retry_after};
@@ -80,7 +80,7 @@ fn exposed(headers: &HeaderMap) -> BTreeSet<String> {
 #[tokio::test]
 async fn stacked_limiters_send_both_limits_and_the_stricter_legacy_fields() {
     for version in VERSIONS {
-        let fields = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+        let fields = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
         let app = Router::new()
             .route("/", get(async || "hello"))
             .layer(layer(PeerIp::new(), "inner", 2, fields))
@@ -137,9 +137,11 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
     };
     let send =
         async |app: &Router| app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible").status();
-    for responder in
-        [Http::new(), Http::new().request_extension(true), Http::new().legacy_headers(ResetFormat::DeltaSeconds)]
-    {
+    for responder in [
+        Http::new(),
+        Http::new().headers(Headers::new().request_extension(true)),
+        Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds)),
+    ] {
         let (app, warnings) = limited("default", "default", responder);
         assert_eq!(send(&app).await, StatusCode::OK);
         let [warning] = &warnings.take()[..] else { panic!("one warning") };
@@ -243,7 +245,7 @@ proptest::proptest! {
 /// The layer exposes exactly the fields that it sends, and keeps what others expose.
 #[tokio::test]
 async fn exposed_fields_are_exactly_the_sent_fields() {
-    let fields = Http::new().expose_headers(true);
+    let fields = Http::new().headers(Headers::new().expose(true));
     let app = Router::new()
         .route("/", get(async || ([("access-control-expose-headers", "x-mine")], "hello")))
         .layer(layer(Global, "default", 1, fields));
@@ -257,7 +259,7 @@ async fn exposed_fields_are_exactly_the_sent_fields() {
     let names = ["ratelimit", "ratelimit-policy", "retry-after"];
     assert_eq!(exposed(rejected.headers()), BTreeSet::from(names.map(String::from)));
 
-    let legacy = Http::new().rate_limit_headers(None).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
+    let legacy = Http::new().headers(Headers::none().legacy(ResetFormat::EpochSeconds).expose(true));
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
     let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
@@ -305,7 +307,7 @@ async fn rejections_pass_through_outer_layers() {
     }
     let app = Router::new()
         .route("/", get(async || "hello"))
-        .layer(layer(Global, "default", 1, Http::new().expose_headers(true)))
+        .layer(layer(Global, "default", 1, Http::new().headers(Headers::new().expose(true))))
         .layer(from_fn(cors));
     let (address, browser) = (serve(app).await, Browser::new(Version::HTTP_11));
     for status in [200, 429] {

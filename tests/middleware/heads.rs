@@ -16,7 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tower::{Layer, service_fn};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::response::{ByContentType, Grpc, Http, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{Error, RateLimitLayer, Verdict};
 
 use crate::support::StubLimiter;
@@ -119,7 +119,7 @@ where
 #[tokio::test]
 async fn refused_head_has_no_body() {
     check("Http", Http::new()).await;
-    check("minimal", Http::minimal().legacy_headers(ResetFormat::DeltaSeconds)).await;
+    check("minimal", Http::minimal().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     check("map_body", Http::new().map_body()).await;
     check("ByContentType", ByContentType::default()).await;
     check("ByContentType, map_body", ByContentType::default().map_body()).await;

@@ -10,8 +10,8 @@ use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Http, Rejected, Rejection};
-use tower_ratelimit::{AcquireOptions, Error, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
+use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http, Rejected, Rejection, ResetFormat};
+use tower_ratelimit::{AcquireOptions, Error, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer, Verdict};
 
 use crate::support::StubLimiter;
 
@@ -88,6 +88,46 @@ async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
         assert!(handler.headers().contains_key(name), "{name}");
     }
     assert_eq!(text(handler).await, text(layer).await);
+}
+
+/// "The same status, headers and body as the layer's", for each kind of rejection, method and responder.
+#[tokio::test]
+async fn reject_in_a_handler_answers_as_the_layer() {
+    fn rejections() -> [StubLimiter; 4] {
+        [StubLimiter::denying(), StubLimiter::exceeding(), StubLimiter::failing(), StubLimiter::from_policy(DENIED)]
+    }
+
+    const DENIED: Verdict = Verdict::Denied { retry_after: std::time::Duration::from_secs(2) };
+    let headers = Headers::new().legacy(ResetFormat::DeltaSeconds).expose(true);
+    let http = Http::new().headers(headers).render(|request: &Parts, rejection: &Rejection| {
+        (StatusCode::IM_A_TEAPOT, format!("{} {rejection}", request.uri))
+    });
+    let responder = ByContentType::new(Grpc::new().headers(headers), http);
+    for (method, content_type) in [("GET", "text/plain"), ("HEAD", "text/plain"), ("POST", "application/grpc")] {
+        for limiter in rejections() {
+            let handler = {
+                let limiter = limiter.clone();
+                async move |request: Parts| -> Response {
+                    match limiter.0 {
+                        Ok(denied) => responder.reject(&request, denied),
+                        Err(_) => responder.reject(&request, StubLimiter::failing().0.expect_err("an error")),
+                    }
+                }
+            };
+            let by_handler = Router::new().fallback(handler);
+            let layer = RateLimitLayer::new(Global, limiter).responder(responder);
+            let by_layer = Router::new().fallback(async || "hello").layer(layer);
+            let send = async |app: Router| {
+                let request = Request::builder().method(method).uri("/a").header("content-type", content_type);
+                let response = app.oneshot(request.body(Body::empty()).expect("a request")).await.expect("a response");
+                let (parts, body) = response.into_parts();
+                (parts.status, parts.headers, text(Response::new(body)).await)
+            };
+            let (of_handler, of_layer) = (send(by_handler).await, send(by_layer).await);
+            assert_ne!(of_layer.2, "hello");
+            assert_eq!(of_handler, of_layer, "{method} {content_type}");
+        }
+    }
 }
 
 /// Clients receive no cause, and no advice to retry.

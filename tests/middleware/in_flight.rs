@@ -295,13 +295,13 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Wrapping<L> {
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let Acquisition::Ready(acquired) = self.0.acquire(key, options) else { panic!("memory is ready") };
-        let acquired = acquired.map(|Outcome { decision, held }| {
+        let acquired = acquired.map(|Outcome { decision, held, .. }| {
             let held = match self.1 {
                 Wrap::Mapped => held.map(|held| held.map_settle(Held::settle)),
                 Wrap::Rebuilt => held.map(|held| Held::new(held.cost(), move |actual| held.settle(actual))),
                 Wrap::Dropped => None,
             };
-            Outcome { decision, held }
+            Outcome::new(decision, held)
         });
         Acquisition::Pending(std::future::ready(acquired))
     }
@@ -394,8 +394,8 @@ impl Limiter<()> for Custom {
 
     fn acquire(&self, (): &(), options: AcquireOptions) -> Acquisition<Self::Future> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
-        let held = Some(Held::until_end(options.cost, || LimiterFuture::ready(Ok(()))));
-        Acquisition::Ready(Ok(Outcome { decision, held }))
+        let held = Some(Held::until_end(options.get_cost(), || LimiterFuture::ready(Ok(()))));
+        Acquisition::Ready(Ok(Outcome::new(decision, held)))
     }
 }
 

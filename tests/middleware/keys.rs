@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    EncodeKey, ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, KeyWriter, MissingKey,
+    EncodeKey, ExactPaths, ExtractKey, Extracted, FromExtension, Global, Header, KeyText, KeyWriter, MissingKey,
     PeerNetworks, Preflight,
 };
 use tower_ratelimit::response::{BoxError, RejectWithError};
@@ -219,14 +219,14 @@ fn key_text_equality_compares_bytes_and_length() {
     assert_eq!(format!("{:?}", KeyText::new(b"a\"\n")), "KeyText(a\\\"\\n)", "escaped for logs");
 }
 
-// Extension, Global
+// FromExtension, Global
 
 #[test]
 fn extension_is_the_key_and_a_server_error_when_absent() {
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct User(u64);
 
-    let key = Extension::<User>::new();
+    let key = FromExtension::<User>::new();
     let (reason, is_server_error) = missing(key.extract(&Get::default()));
     assert!(is_server_error, "{reason}");
     let mut request = Get::default();

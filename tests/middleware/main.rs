@@ -20,6 +20,7 @@
 mod answers;
 mod bodies;
 mod charges;
+mod conditions;
 mod config;
 mod deadlines;
 mod delays;
@@ -47,4 +48,5 @@ mod support;
 mod until_ready;
 mod uploads;
 mod waiting;
+mod waiting_table;
 mod wire;

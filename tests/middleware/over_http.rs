@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Limiter};
-use tower_ratelimit::response::{Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{Headers, Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{
     Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy,
     Quota, RateLimitLayer, SlidingLog, Verdict,
@@ -68,7 +68,7 @@ fn has_fields(headers: &HeaderMap) -> bool {
 
 #[tokio::test]
 async fn allowed_response_has_the_limit_status() {
-    let responder = Http::new().request_extension(true).response_extension(true);
+    let responder = Http::new().headers(Headers::new().request_extension(true).response_extension(true));
     let response = send(StubLimiter::allowing(), responder).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(policies(response.headers()), [("stub".into(), 5, 60)]);
@@ -82,7 +82,7 @@ async fn allowed_response_has_the_limit_status() {
 
 #[tokio::test]
 async fn rejection_is_429_with_retry_after_and_a_problem_body() {
-    let response = send(StubLimiter::denying(), Http::new().response_extension(true)).await;
+    let response = send(StubLimiter::denying(), Http::new().headers(Headers::new().response_extension(true))).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(retry_after(response.headers()), Some(2), "1.5 seconds, rounded up");
     assert_eq!(policies(response.headers()), [("stub".into(), 5, 60)]);
@@ -164,8 +164,11 @@ async fn policy_decision_is_503_or_allowed_without_fields() {
     assert_eq!(retry_after(response.headers()), Some(7));
     assert_eq!(limits(response.headers()), []);
 
-    let response =
-        send(StubLimiter::from_policy(Verdict::Allowed), Http::new().legacy_headers(ResetFormat::DeltaSeconds)).await;
+    let response = send(
+        StubLimiter::from_policy(Verdict::Allowed),
+        Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds)),
+    )
+    .await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!has_fields(response.headers()));
 }
@@ -217,8 +220,8 @@ async fn missing_key_passes_when_the_policy_exempts_it() {
 async fn exempt_response_has_no_fields() {
     for (responder, seen, extension) in [
         (Http::new(), "nothing", None),
-        (Http::new().request_extension(true), "exempt", None),
-        (Http::new().response_extension(true), "nothing", Some(&RateLimitInfo::Exempt)),
+        (Http::new().headers(Headers::new().request_extension(true)), "exempt", None),
+        (Http::new().headers(Headers::new().response_extension(true)), "nothing", Some(&RateLimitInfo::Exempt)),
     ] {
         let layer = RateLimitLayer::new(|_: &Request<()>| Extracted::<()>::Exempt, StubLimiter::denying());
         let response = answer(layer.responder(responder).layer(service_fn(hello)).oneshot(request())).await;
@@ -246,7 +249,7 @@ async fn minimal_responder_leaves_allowed_responses_unchanged() {
 
 #[tokio::test]
 async fn http_responder_parts_are_configurable() {
-    let response = send(StubLimiter::allowing(), Http::new().rate_limit_headers(None)).await;
+    let response = send(StubLimiter::allowing(), Http::new().headers(Headers::none())).await;
     assert!(!has_fields(response.headers()));
 
     let response = send(StubLimiter::allowing(), Http::new()).await;
@@ -256,24 +259,28 @@ async fn http_responder_parts_are_configurable() {
         assert!(response.extensions().is_empty(), "the response's extension is off by default");
     }
 
-    let response = send(StubLimiter::allowing(), Http::minimal().request_extension(true)).await;
+    let response =
+        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().request_extension(true))).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["handler-saw"], "Some(3) left");
 
-    let response = send(StubLimiter::allowing(), Http::minimal().response_extension(true)).await;
+    let response =
+        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().response_extension(true))).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response = send(StubLimiter::allowing(), Http::minimal().rate_limit_headers(RateLimitFormat::Draft11)).await;
+    let response =
+        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)))
+            .await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
 #[tokio::test]
 async fn legacy_fields_are_in_the_configured_reset_format() {
-    let delta_seconds = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
-    let epoch_seconds = Http::minimal().legacy_headers(ResetFormat::EpochSeconds);
+    let delta_seconds = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
+    let epoch_seconds = Http::minimal().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
     let start = ManualClock::START.as_micros() / 1_000_000;
     for limiter in [StubLimiter::allowing(), StubLimiter::denying()] {
         let response = send(limiter.clone(), delta_seconds).await;
@@ -294,9 +301,10 @@ async fn legacy_reset_is_rounded_up_to_seconds() {
     let _ = send(limiter.clone(), Http::new()).await;
     clock.advance(Duration::from_micros(1));
     let start = ManualClock::START.as_micros() / 1_000_000;
-    let response = send(limiter.clone(), Http::minimal().legacy_headers(ResetFormat::EpochSeconds)).await;
+    let response =
+        send(limiter.clone(), Http::minimal().headers(Headers::none().legacy(ResetFormat::EpochSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 3, start + 61]));
-    let response = send(limiter, Http::minimal().legacy_headers(ResetFormat::DeltaSeconds)).await;
+    let response = send(limiter, Http::minimal().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 2, 60]));
 }
 
@@ -308,7 +316,7 @@ async fn rendered_rejection_keeps_the_header_fields() {
         response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain"));
         response
     };
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).render(render);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds)).render(render);
     let response = send(StubLimiter::denying(), responder).await;
     assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
     assert_eq!(response.headers()["content-type"], "text/plain");
@@ -332,7 +340,7 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
         Limit::new("daily", FixedWindow::new(Quota::per_day(3))),
     ));
     let limiter = limiter.clock(clock.clone()).build().expect("a limiter");
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
 
     let response = send(limiter.clone(), responder).await;
     let policy = [("smooth".into(), 2, 1), ("hourly".into(), 3, 3600), ("daily".into(), 3, 86400)];
@@ -370,7 +378,7 @@ async fn response_omits_a_shadow_limit() {
         Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow(),
     ));
     let limiter = limiter.clock(ManualClock::new()).build().expect("a limiter");
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).response_extension(true);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
     for left in [2, 1, 0] {
         let response = send(limiter.clone(), responder).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -455,7 +463,7 @@ async fn handler_fields_are_kept() {
         Ok(response)
     }
     let layer = RateLimitLayer::new(Global, StubLimiter::allowing())
-        .responder(Http::new().legacy_headers(ResetFormat::DeltaSeconds));
+        .responder(Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds)));
     let service = layer.layer(service_fn(handler));
     let remaining = |remaining: &str| {
         let fields = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
@@ -513,7 +521,7 @@ async fn blocked_key_has_nothing_remaining() {
         A: Limiter<()> + Clone,
     {
         for reset in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
-            let responder = Http::new().legacy_headers(reset);
+            let responder = Http::new().headers(Headers::new().legacy(reset));
             for seconds in [1, 90, 86_400 * 30] {
                 block(&limiter, seconds).await;
                 for _ in 0..2 {

@@ -293,7 +293,7 @@ impl Limiter<()> for OneSlot {
     type Future = Ready<Result<Outcome, Error>>;
 
     fn acquire(&self, _key: &(), options: AcquireOptions) -> Acquisition<Self::Future> {
-        assert!(options.hold);
+        assert!(options.is_hold());
         if self.0.swap(true, Ordering::SeqCst) {
             let denied = decision(Verdict::Denied { retry_after: 60 * SECOND }).with_estimate(true);
             return Acquisition::Ready(Ok(denied.into()));
@@ -303,7 +303,7 @@ impl Limiter<()> for OneSlot {
             slot.0.store(false, Ordering::SeqCst);
             LimiterFuture::ready(Ok(()))
         });
-        Acquisition::Ready(Ok(Outcome { decision: decision(Verdict::Allowed), held: Some(held) }))
+        Acquisition::Ready(Ok(Outcome::new(decision(Verdict::Allowed), Some(held))))
     }
 }
 

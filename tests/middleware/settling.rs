@@ -21,9 +21,10 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::{OnlyFailures, OnlySuccesses, Settle};
 use tower_ratelimit::key::{Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
@@ -56,7 +57,12 @@ async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
 }
 
 async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter.hold(&(), AcquireOptions::cost(cost)).await.unwrap().held.expect("the hold is allowed")
+    limiter
+        .acquire(&(), AcquireOptions::cost(cost).hold().until_end())
+        .await
+        .unwrap()
+        .held
+        .expect("the hold is allowed")
 }
 
 /// Makes the service ready, and calls it.
@@ -355,7 +361,9 @@ fn answer(status: u16, grpc_status: Option<&str>) -> Response<()> {
 #[test]
 fn only_failures_classifies_http_and_grpc_statuses() {
     let fails = |answer: Result<&Response<()>, &BoxError>| {
-        let (failures, successes) = (OnlyFailures.settle(7, answer), OnlySuccesses.settle(7, answer));
+        let number = |costs: Costs| costs.number().expect("a number");
+        let failures = number(OnlyFailures.settle(Costs::from(7), answer));
+        let successes = number(OnlySuccesses.settle(Costs::from(7), answer));
         // Each request is charged by exactly one of the two, in full.
         assert_eq!(failures.max(successes), 7);
         assert_eq!(failures.min(successes), 0);
@@ -380,7 +388,7 @@ fn only_failures_charges_nonstandard_statuses_from_400_on() {
     for status in [600, 999] {
         let answer = answer(status, None);
         let answer: Result<&Response<()>, &BoxError> = Ok(&answer);
-        assert_eq!(OnlyFailures.settle(1, answer), 1, "{status}");
+        assert_eq!(OnlyFailures.settle(1.into(), answer), Costs::from(1), "{status}");
     }
 }
 
@@ -431,6 +439,54 @@ async fn fixed_cost_is_charged_however_the_request_is_settled() {
         let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
         assert_eq!(remaining, left, "{status}");
     }
+}
+
+/// The closures return costs in units, and each limit settles its own. A response without a unit of its own releases it.
+#[tokio::test]
+async fn layer_holds_and_settles_costs_in_units() {
+    let inner = service_fn(|used: Option<u64>| ready(used.ok_or_else(|| BoxError::from("broken"))));
+    let limits = (
+        Limit::new("requests", FixedWindow::new(TEN)).fixed_cost(1),
+        Limit::new("input", FixedWindow::new(Quota::per_minute(1_000))).cost_of("input"),
+        Limit::new("output", FixedWindow::new(Quota::per_minute(500))).cost_of("output"),
+    );
+    let limiter = Memory::builder(limits).clock(ManualClock::new()).build().unwrap();
+    let warnings = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&warnings);
+    let layer = RateLimitLayer::new(Global, limiter.clone())
+        .cost(|_: &Option<u64>| Costs::new().add("input", 100).add("output", 300))
+        .settle(|held: u64, response: Result<&u64, &BoxError>| match response {
+            Ok(&used) if used > 900 => Costs::new().add("ouptut", used),
+            Ok(&used) => Costs::new().add("input", 90).add("output", used),
+            Err(_) => held.into(),
+        })
+        .responder(RejectWithError)
+        .observe(move |event: &Event<'_>| match *event {
+            Event::Settled { unit: Some("output"), held, actual, .. } => {
+                seen.lock().unwrap().push(format!("{held} -> {actual}"));
+            }
+            Event::Warning { message, .. } => seen.lock().unwrap().push(message.to_owned()),
+            _ => {}
+        });
+    let mut service = layer.layer(inner);
+    // Below and above the held cost, a failure that charges no unit, and a mistyped unit.
+    for (used, left) in
+        [(Some(20), [9, 910, 480]), (None, [8, 910, 480]), (Some(350), [7, 820, 130]), (Some(1), [7, 820, 130])]
+    {
+        assert_eq!(call(&mut service, used).await.is_ok(), used.is_some_and(|used| used > 1), "{used:?}");
+        let decision = limiter.peek(&(), AcquireOptions::cost(0).detail(Detail::All)).await.unwrap();
+        let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
+        assert_eq!(remaining, left, "{used:?}");
+    }
+    limiter.reset(&()).await.unwrap();
+    assert!(call(&mut service, Some(901)).await.is_ok());
+    let decision = limiter.peek(&(), AcquireOptions::cost(0).detail(Detail::All)).await.unwrap();
+    let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
+    assert_eq!(remaining, [9, 900, 200], "the whole held cost");
+    let seen = warnings.lock().unwrap();
+    let settled: Vec<&str> = seen.iter().map(String::as_str).filter(|text| !text.contains("ouptut")).collect();
+    assert_eq!(settled, ["300 -> 20", "300 -> 0", "300 -> 350", "300 -> 300"]);
+    assert_eq!(seen.len(), 5, "one warning names the unknown unit: {seen:?}");
 }
 
 /// Checks a password. A wrong password is answered when the gate permits.
@@ -547,9 +603,9 @@ impl<Key: ?Sized> Limiter<Key> for RemoteLimiter {
 
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
-        let (this, cost) = (self.clone(), options.cost);
-        let held = options.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
-        Acquisition::Ready(Ok(Outcome { decision, held }))
+        let (this, cost) = (self.clone(), options.get_cost());
+        let held = options.is_hold().then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
+        Acquisition::Ready(Ok(Outcome::new(decision, held)))
     }
 }
 
@@ -613,7 +669,7 @@ impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
     type Future = Ready<Result<Outcome, Error>>;
 
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        if options.hold && self.returns_error {
+        if options.is_hold() && self.returns_error {
             return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
@@ -705,7 +761,7 @@ async fn reservation_of_zero_charges_the_spent_amount() {
 async fn denied_reservation_is_none_and_charges_nothing() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
-    acquire(&limiter, 3).await;
+    let _ = acquire(&limiter, 3).await;
     let _held = reserve(&limiter, 4).await;
     for (amount, retry_after) in [(4, Some(MINUTE)), (11, None)] {
         let (reservation, decision) = Reservation::reserve(&limiter, &(), AcquireOptions::cost(amount)).await.unwrap();

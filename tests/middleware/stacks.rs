@@ -10,7 +10,7 @@ use axum::routing::get;
 use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global};
-use tower_ratelimit::response::{Http, RateLimitInfo, RejectWithError, Rejected, ResetFormat};
+use tower_ratelimit::response::{Headers, Http, RateLimitInfo, RejectWithError, Rejected, ResetFormat};
 use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies};
@@ -174,7 +174,7 @@ async fn extension_of_an_outer_layer_is_the_key() {
     let limiter = named("user", 1);
     let app = Router::new()
         .route("/", get(async || "hello"))
-        .layer(RateLimitLayer::new(tower_ratelimit::key::Extension::<User>::new(), limiter))
+        .layer(RateLimitLayer::new(tower_ratelimit::key::FromExtension::<User>::new(), limiter))
         .layer(axum::middleware::from_fn(login));
     let as_user = |user: &str| Request::get("/").header("authorization", user).body(Body::empty()).expect("a request");
     for (user, expected) in [("ada", 200), ("ada", 429), ("bob", 200)] {
@@ -191,8 +191,10 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
         let status = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
         status.name().to_owned()
     }
-    let delta_seconds =
-        || Http::new().legacy_headers(ResetFormat::DeltaSeconds).request_extension(true).response_extension(true);
+    let delta_seconds = || {
+        Http::new()
+            .headers(Headers::new().legacy(ResetFormat::DeltaSeconds).request_extension(true).response_extension(true))
+    };
     for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
         let app = Router::new().route("/", get(handler)).layer(
             ServiceBuilder::new()
@@ -230,8 +232,8 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
 #[tokio::test]
 async fn decision_replaces_an_exemption_in_stacked_layers() {
     let exempt = RateLimitLayer::new(|_: &axum::extract::Request| Extracted::<()>::Exempt, named("exempt", 1));
-    let exempt = || exempt.clone().responder(Http::new().response_extension(true));
-    let limited = || by_all("app", 9).responder(Http::new().response_extension(true));
+    let exempt = || exempt.clone().responder(Http::new().headers(Headers::new().response_extension(true)));
+    let limited = || by_all("app", 9).responder(Http::new().headers(Headers::new().response_extension(true)));
     for app in [
         Router::new().route("/", get(async || "hello")).layer(exempt()).layer(limited()),
         Router::new().route("/", get(async || "hello")).layer(limited()).layer(exempt()),

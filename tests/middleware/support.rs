@@ -254,13 +254,10 @@ impl StubLimiter {
 
 /// Returns a decision of one limit named `stub`, with 3 of 5 a minute remaining.
 pub(crate) fn decision(verdict: Verdict) -> Decision {
-    let snapshot = LimitSnapshot {
-        limit: 5,
-        window: Duration::from_secs(60),
-        remaining: 3,
-        reset: Duration::from_secs(40),
-        next_token_after: Duration::from_secs(12),
-    };
+    let snapshot = LimitSnapshot::new(5, Duration::from_secs(60))
+        .with_remaining(3)
+        .with_reset(Duration::from_secs(40))
+        .with_next_token_after(Duration::from_secs(12));
     Decision::from_limit(ManualClock::START, LimitStatus::new("stub", verdict, snapshot))
 }
 

@@ -11,9 +11,7 @@ use std::time::Duration;
 use futures_util::{Sink, SinkExt, Stream, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{
-    Acquisition, LimitedSink, LimitedSinkError, LimitedStream, Limiter, Outcome, until_ready,
-};
+use tower_ratelimit::limiter::{Acquisition, LimitedSink, LimitedSinkError, LimitedStream, Outcome, until_ready};
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Memory, Quota, SlidingLog, TokioClock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -57,8 +55,7 @@ async fn until_ready_returns_a_denial_at_once_if_no_start_is_possible() {
     let exceeding = until_ready(&limiter, "a", AcquireOptions::cost(3)).await.expect("a decision");
     assert!(exceeding.exceeds_limit());
 
-    let mut brief = AcquireOptions::cost(2);
-    brief.max_delay = Some(SECOND / 2);
+    let brief = AcquireOptions::cost(2).max_delay(SECOND / 2);
     assert!(until_ready(&limiter, "a", brief).await.expect("a decision").is_allowed());
     let denied = until_ready(&limiter, "a", brief).await.expect("a decision");
     assert_eq!(denied.retry_after(), Some(SECOND));

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tower_ratelimit::key::Header;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{Http, ResetFormat};
+use tower_ratelimit::response::{Headers, Http, ResetFormat};
 use tower_ratelimit::{FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog};
 
 use crate::fields::{legacy, limits, policies, retry_after};
@@ -234,7 +234,7 @@ async fn response_lists_several_limits_with_quoted_names() {
 async fn legacy_fields_follow_the_clock_in_both_reset_formats() {
     for format in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
         let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(2)));
-        let address = serve(site(limiter, Http::new().legacy_headers(format))).await;
+        let address = serve(site(limiter, Http::new().headers(Headers::new().legacy(format)))).await;
         let mut client = Connection::open(address).await;
         let epoch = ManualClock::START.as_micros() / 1_000_000;
         for (status, remaining, passed) in [(200, 1, 0), (200, 0, 20), (429, 0, 40)] {
@@ -261,7 +261,7 @@ async fn fields_of_a_handler_are_kept_on_the_wire() {
         ("cache-control", "no-store"),
     ];
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(9)));
-    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
     let app = Router::new()
         .route("/", get(async move || (StatusCode::SERVICE_UNAVAILABLE, AppendHeaders(set_by_handler), "busy")))
         .layer(RateLimitLayer::new(PeerIp::new(), limiter).responder(responder));

@@ -12,7 +12,7 @@ use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{ApiKey, Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RateLimitFormat, RejectWithError};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, Http, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
     FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitLayer,
     TokioClock,
@@ -288,7 +288,7 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         events.take().iter().filter(|event| event.starts_with("warning: ") && event.contains("\"default\"")).count()
     }
     let request = || http::Request::new(());
-    for responder in [Http::new(), Http::new().request_extension(true)] {
+    for responder in [Http::new(), Http::new().headers(Headers::new().request_extension(true))] {
         let events = RecordedEvents::default();
         let layer = RateLimitLayer::new(Global, two_an_hour()).responder(responder).observe(events.clone());
         for clone in [layer.clone(), layer] {
@@ -310,7 +310,7 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         assert_eq!(warnings(&events), 1, "any body");
 
         let grpc = RateLimitLayer::new(Global, two_an_hour())
-            .responder(Grpc::new().rate_limit_headers(RateLimitFormat::Draft11));
+            .responder(Grpc::new().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)));
         let Ok(_) = grpc.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "gRPC");
 

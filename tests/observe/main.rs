@@ -5,10 +5,13 @@ mod dashboard;
 mod documented;
 mod events;
 mod logs;
+mod observed;
 mod prometheus;
+mod proxies;
 #[allow(dead_code, reason = "the tests of Redis use all of it")]
 #[path = "../redis/server.rs"]
 mod server;
 mod settlements;
+mod standard_error;
 mod stores;
 mod support;

@@ -19,6 +19,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::key::{ExactPaths, Header};
 use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Limiter};
 use tower_ratelimit::observe::Metrics;
+use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
     DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
     RateLimitLayer, Verdict,
@@ -66,7 +67,7 @@ where
     L: Limiter<tower_ratelimit::key::KeyText> + Clone,
 {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
-        .responder(Http::new().response_extension(true))
+        .responder(Http::new().headers(Headers::new().response_extension(true)))
         .exempt_if(ExactPaths::new([format!("/{name}/exempt")]))
         .cost(|request: &Request| {
             request.headers().get("x-cost").and_then(|cost| cost.to_str().ok()?.parse().ok()).unwrap_or(1)
@@ -87,7 +88,7 @@ where
     }
 
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
-        .responder(Http::new().response_extension(true))
+        .responder(Http::new().headers(Headers::new().response_extension(true)))
         .cost(|request: &Request| number(request.headers(), "x-cost"))
         .settle(|_: u64, answer: Result<&Response, &Infallible>| number(answer.expect("a page").headers(), "x-actual"))
         .observe(Metrics::new("settled"));
@@ -127,14 +128,14 @@ fn app() -> Router {
             Router::new().route("/peer", get(async || "page")).layer(
                 // No connect info: the server is misconfigured.
                 RateLimitLayer::new(PeerIp::new(), window(1, &clock))
-                    .responder(Http::new().response_extension(true))
+                    .responder(Http::new().headers(Headers::new().response_extension(true)))
                     .observe(Metrics::new("peer")),
             ),
         )
         .merge(
             Router::new().route("/queue", get(async || "page")).layer(
                 RateLimitLayer::new(Header::from_static("x-tenant"), queue)
-                    .responder(Http::new().response_extension(true))
+                    .responder(Http::new().headers(Headers::new().response_extension(true)))
                     .observe(Metrics::new("queue")),
             ),
         )

@@ -95,7 +95,7 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
     }
     // A request that must wait for more hits than the script reads first, and a change that removes hits.
     for cost in [1, 1, 1, QUOTA.limit()] {
-        crate::helpers::acquire(&log, &0, tower_ratelimit::AcquireOptions::cost(cost)).await?;
+        let _ = crate::helpers::acquire(&log, &0, tower_ratelimit::AcquireOptions::cost(cost)).await?;
     }
     log.set_usage("default", &0, 1).await?;
     bucket.block("default", &0, std::time::Duration::from_secs(9)).await?;

@@ -31,7 +31,7 @@ async fn cell_limiter_decides_by_its_quota() {
         let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(remaining)));
         let status = decision.most_restrictive().expect("the limit");
-        assert_eq!((status.name(), status.limit(), status.window()), ("default", 3, Duration::from_secs(60)));
+        assert_eq!((status.name(), status.limit(), status.window()), ("default", 3, Some(Duration::from_secs(60))));
         assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - remaining))), "{decision:?}");
     }
     let denied = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");

@@ -229,7 +229,7 @@ async fn new_key_has_exactly_the_quota() {
             let status = outcome.decision.most_restrictive().expect("a limit");
             assert_eq!(
                 (status.name(), status.limit(), status.window()),
-                ("default", 10, fixture.quota.period()),
+                ("default", 10, Some(fixture.quota.period())),
                 "{}",
                 fixture.name
             );

@@ -10,7 +10,7 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
+    AcquireOptions, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
     per_key,
 };
@@ -78,14 +78,17 @@ where
         .deadline(LONG_DEADLINE);
     let redis = redis.build().expect("limits");
     let mut random = Random::new(seed);
+    let mut units = Vec::new();
+    memory.visit_units(&mut |unit| units.push(unit));
     let mut held: Vec<(Held, Held)> = Vec::new();
     let (mut step, mut wait) = (0, None);
     while step < steps {
         advance(&clock, &mut random, wait.take(), trace == Trace::ClockSteps);
         let caller = caller(&mut random);
+        let options = |random: &mut Random, min_cost| random_options(random, &units, min_cost);
         match random.below(40) {
             0 => {
-                let options = random_options(&mut random);
+                let options = options(&mut random, 0);
                 let from_redis = redis.peek(&caller, options).await.expect("an answer");
                 assert_eq!(memory.peek(&caller, options).await.expect("an answer"), from_redis, "{name} {step} peek");
             }
@@ -97,7 +100,7 @@ where
                 // Also the shortest blocks: none, and of microseconds.
                 let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
-                let limit = limit_of(&memory, &mut random, &caller).await;
+                let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
                 memory.block(&limit, &caller, span).await.expect("done");
                 redis.block(&limit, &caller, span).await.expect("done");
             }
@@ -105,7 +108,7 @@ where
                 // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
                 // clock then steps back.
                 let used = random.below(9).max(u64::from(trace == Trace::ClockSteps));
-                let limit = limit_of(&memory, &mut random, &caller).await;
+                let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
                 memory.set_usage(&limit, &caller, used).await.expect("done");
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
@@ -116,8 +119,11 @@ where
                     ours.release().await.expect("done");
                     theirs.release().await.expect("done");
                 } else {
-                    // Below, at and above the held cost.
-                    let actual = random.below(ours.cost() + 3);
+                    // Below, at and above the held cost, on each limit.
+                    let mut actual = Costs::from(random.below(ours.cost() + 3));
+                    for unit in &units {
+                        actual = actual.add(unit, random.below(ours.costs().of(unit) + 3));
+                    }
                     ours.settle(actual).await.expect("done");
                     theirs.settle(actual).await.expect("done");
                 }
@@ -128,11 +134,9 @@ where
                 let requests: Vec<_> = (0..count)
                     .map(|_| {
                         let caller = if random.below(2) == 0 { caller } else { self::caller(&mut random) };
-                        let mut options = random_options(&mut random);
-                        if trace == Trace::ClockSteps {
-                            // In memory, a cost of zero also moves the key's time.
-                            options.cost = options.cost.max(1);
-                        }
+                        // In memory, a cost of zero also moves the key's time.
+                        let min_cost = u64::from(trace == Trace::ClockSteps);
+                        let options = options(&mut random, min_cost);
                         (caller, if trace == Trace::Holds && random.below(3) == 0 { options.hold() } else { options })
                     })
                     .collect();
@@ -199,25 +203,29 @@ fn caller(random: &mut Random) -> Caller {
     Caller { user: random.below(3), team: random.below(2), tier }
 }
 
-fn random_options(random: &mut Random) -> AcquireOptions {
-    // Limits on requests in flight hold in each trace.
-    let mut options = AcquireOptions::default().until_end();
-    options.cost = [1, 1, 1, 1, 2, 3, 0, 7][random.index(8)];
-    options.max_delay = match random.below(6) {
+fn random_options(random: &mut Random, units: &[&'static str], min_cost: u64) -> AcquireOptions {
+    let mut costs = Costs::from([1, 1, 1, 1, 2, 3, 0, 7][random.index(8)].max(min_cost));
+    for unit in units {
+        // Some units are left out.
+        if random.below(4) > 0 {
+            costs = costs.add(unit, [1, 1, 2, 3, 0, 7][random.index(6)]);
+        }
+    }
+    let max_delay = match random.below(6) {
         0 => Some(Duration::ZERO),
         1 => Some(Duration::from_micros(random.below(3_000_000))),
         _ => None,
     };
     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
-    options.detail = details[random.index(3)];
-    options
+    // Limits on requests in flight hold in each trace.
+    AcquireOptions::from(costs).until_end().max_delay(max_delay).detail(details[random.index(3)])
 }
 
-/// The name of a random limit.
-async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &Caller) -> String {
+/// The name of a random limit that applies.
+async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &Caller) -> Option<String> {
     let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
     let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
-    names[random.index(names.len())].clone()
+    if names.is_empty() { None } else { Some(names[random.index(names.len())].clone()) }
 }
 
 /// One algorithm in three tiers.
@@ -282,6 +290,9 @@ agree_on_all_traces! {
     several_together,
     several_with_scheduling,
     fixed_costs,
+    units,
+    conditions,
+    kept_free,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
@@ -189,4 +190,33 @@ fail_over_tests! {
     cluster_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: in_a_cluster, true;
     sentinel_fail_over_admits_at_most_the_unreplicated_charges_again: with_sentinel, false;
     sentinel_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: with_sentinel, true;
+}
+
+/// `block_on` for each call: nothing drives a task in between, and a call to a dead node fails at once.
+#[test]
+fn undriven_runtime_finds_the_new_master() {
+    let mut cluster = Cluster::with_replicas();
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let limiter = Redis::<str>::builder(cluster.open(), "undriven", FixedWindow::new(Quota::per_day(1_000_000)));
+    let limiter = limiter.deadline(DEADLINE).build().expect("limits");
+    let is_there = |user: &String| {
+        let key = limiter.redis_key("default", user).expect("a limit");
+        cluster.first_master_of(&key) == 0
+    };
+    let user = (0..1_000).map(|user| format!("user{user}")).find(is_there).expect("a key");
+    let decide = || runtime.block_on(acquire(&limiter, user.as_str(), AcquireOptions::default()));
+    let _ = decide().expect("a decision of the first master");
+    cluster.nodes[0].kill();
+    let replica = &cluster.nodes[MASTERS];
+    let (began, mut taken_over, mut calls) = (Instant::now(), None, 0);
+    while let Err(error) = decide() {
+        assert!(error.is_unavailable(), "{error:?}");
+        if taken_over.is_none() && replica.command(&["ROLE"]).contains("master") {
+            taken_over = Some(Instant::now());
+        }
+        calls += 1;
+        assert!(began.elapsed() < TAKES_OVER_WITHIN, "no topology was read: taken over at {taken_over:?}, {error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("{calls} calls failed, the last ones for {:?} after the fail-over", taken_over.map(|at| at.elapsed()));
 }

@@ -161,7 +161,7 @@ async fn key_ttl_covers_the_expiry_and_drain_of_its_holds() {
     server.command(&["FLUSHALL"]);
     let limiter = limiter_on::<str>(server.open(), Duration::from_secs(1), LONG_DEADLINE, Gcra::new(quota));
     let held = hold(&limiter, "alice", 5).await;
-    acquire(&limiter, "alice", AcquireOptions::cost(5)).await.expect("an answer");
+    let _ = acquire(&limiter, "alice", AcquireOptions::cost(5)).await.expect("an answer");
     let ttl = server.number(&["PTTL", &server.keys()[0]]);
     assert!(ttl > 19_000, "{ttl}");
     drop(held);
@@ -452,7 +452,8 @@ impl Algorithm for WithoutCharge {
         let remaining = u64::from(used == 0);
         let minute = Duration::from_secs(60);
         let reset = if used == 0 { Duration::ZERO } else { minute };
-        tower_ratelimit::LimitSnapshot { limit: 1, window: minute, remaining, reset, next_token_after: reset }.into()
+        let idle = tower_ratelimit::LimitSnapshot::new(1, minute);
+        idle.with_remaining(remaining).with_reset(reset).with_next_token_after(reset).into()
     }
 
     fn max_reset(&self) -> Duration {
@@ -564,9 +565,9 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
         for (limiter, options) in [(&new, ours), (&old, theirs)] {
             let options = if round % 5 == 0 { options.hold() } else { options };
             let outcome = acquire(limiter, "alice", options).await.expect("an answer");
-            admitted += if outcome.decision.is_allowed() { options.cost } else { 0 };
+            admitted += if outcome.decision.is_allowed() { options.get_cost() } else { 0 };
             if let Some(held) = outcome.held {
-                held.settle(options.cost).await.expect("done");
+                held.settle(options.get_cost()).await.expect("done");
             }
         }
     }

@@ -155,7 +155,7 @@ async fn limits_by_different_sub_keys_have_separate_keys() {
         Limit::new("all", Gcra::new(QUOTA)).keyed_by(|_: &(u64, u64)| ()),
     );
     let limiter = Redis::builder(server.open(), "api", limits).prefix("mine").build().expect("limits");
-    limiter.acquire(&(7, 7), AcquireOptions::default()).await.expect("an answer");
+    let _ = limiter.acquire(&(7, 7), AcquireOptions::default()).await.expect("an answer");
     let mut keys = server.keys();
     keys.sort();
     assert_eq!(keys, ["mine:api:all:bucket2:", "mine:api:team:bucket2:7", "mine:api:user:bucket2:7"]);

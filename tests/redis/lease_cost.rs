@@ -56,7 +56,7 @@ async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
         }
     }
     for decision in pending {
-        decision.await.expect("no panic").expect("a decision");
+        let _ = decision.await.expect("no panic").expect("a decision");
     }
     let lasted = began.elapsed();
     let used = cpu(&server) - before;

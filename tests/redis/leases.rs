@@ -311,7 +311,7 @@ async fn leased_decisions_have_figures() {
     let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
     assert_eq!(decision.source(), DecisionSource::Lease);
     let status = decision.most_restrictive().expect("a limit");
-    assert_eq!((status.limit(), status.window()), (LIMIT, Duration::from_secs(86_400)));
+    assert_eq!((status.limit(), status.window()), (LIMIT, Some(Duration::from_secs(86_400))));
     // The whole quota, less what was spent and what the estimate does not know.
     assert!(status.remaining() <= LIMIT - admitted.all(), "{decision:?}");
     assert!(status.remaining() > LIMIT / 2, "{decision:?}");

@@ -49,8 +49,8 @@ impl Algorithm for Counter {
     fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
         self.panic_if(Self::PanicsInReading);
         let window = self.max_reset();
-        LimitSnapshot { limit: 1000, window, remaining: 1000 - state[1], reset: window, next_token_after: window }
-            .into()
+        let idle = LimitSnapshot::new(1000, window).with_remaining(1000 - state[1]);
+        idle.with_reset(window).with_next_token_after(window).into()
     }
 
     fn max_reset(&self) -> Duration {

@@ -63,7 +63,9 @@ impl Call {
         u16(&[0, 1, 1, 1], &mut input);
         u16(&[self.operation, u16::from(!is_decision)], &mut input);
         let (arg1, arg2) = match self.operation {
-            HOLD => (to_f64(self.cost), to_f64(HOLD_EXPIRY)),
+            // No limit keeps units free.
+            HOLD => (0.0, to_f64(HOLD_EXPIRY)),
+            _ if is_decision => (0.0, -1.0),
             UPDATE => (to_f64(HOLD_EXPIRY), 0.0),
             _ => (to_f64(self.cost), -1.0),
         };

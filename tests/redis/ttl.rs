@@ -71,7 +71,7 @@ async fn ttl_of_each_key_ends_when_the_key_is_idle() {
         }
         limiter.unblock("default", "erin").await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: an unblocked key is deleted");
-        acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
+        let _ = acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
         limiter.reset("erin").await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a reset key is deleted");
         let began = Instant::now();
@@ -134,7 +134,7 @@ async fn writes_extend_the_expiry_once_per_second() {
         server.command(&["CONFIG", "RESETSTAT"]);
         let began = Instant::now();
         for _ in 0..50 {
-            acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+            let _ = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
         }
         let calls = calls(&server).into_iter();
         let extended = calls.filter(|(name, _)| ["PSETEX", "PEXPIRE"].contains(&name.as_str())).map(|(_, count)| count);
@@ -150,7 +150,7 @@ async fn denied_and_free_requests_write_no_key() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
         let _ = limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
-        acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer");
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer");
         assert!(
             acquire(&limiter, "alice", AcquireOptions::cost(11)).await.expect("an answer").decision.exceeds_limit()
         );
@@ -168,7 +168,7 @@ async fn database_is_empty_when_all_keys_are_idle() {
     for (_, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
         for key in ["a", "b", "c"] {
             for _ in 0..7 {
-                acquire(&limiter, key, AcquireOptions::default()).await.expect("an answer");
+                let _ = acquire(&limiter, key, AcquireOptions::default()).await.expect("an answer");
             }
             limiter.block("default", key, Duration::from_millis(60)).await.expect("done");
         }
@@ -243,7 +243,7 @@ async fn only_documented_commands_are_called() {
     server.command(&["CONFIG", "RESETSTAT"]);
     for (_, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
         for cost in [1, 2, 0, 9, 1] {
-            acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer");
+            let _ = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer");
             let outcome = acquire(&limiter, "alice", AcquireOptions::cost(cost / 2).hold()).await.expect("an answer");
             if let Some(held) = outcome.held {
                 held.settle(1).await.expect("done");
@@ -273,10 +273,10 @@ fn scripts(server: &Server) -> u64 {
 async fn decision_is_one_script_call_and_concurrent_ones_share_calls() {
     let server = Server::start();
     let limiter: Redis<str> = redis_limiter(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000)));
-    acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+    let _ = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     server.command(&["CONFIG", "RESETSTAT"]);
     for _ in 0..50 {
-        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+        let _ = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     }
     assert_eq!(scripts(&server), 50);
     server.command(&["CONFIG", "RESETSTAT"]);

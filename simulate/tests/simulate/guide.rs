@@ -42,8 +42,8 @@ pub(crate) fn limits_of_case(picture: &str) -> Vec<Policy> {
 #[test]
 fn every_configuration_is_valid() {
     let blocks = blocks(GUIDE, "toml");
-    // The sample of a log, and the requests in flight.
-    assert_eq!(blocks.len(), cases().len() + 2);
+    // The sample of a log, the requests in flight, and the priority classes.
+    assert_eq!(blocks.len(), cases().len() + 3);
     assert!(blocks.into_iter().all(|block| !parse(block).is_empty()));
 }
 

@@ -72,8 +72,7 @@ fn live<K: Hash + 'static>(
         Memory::builder(Limit::new("a", algorithm)).max_keys(16).clock(clock.clone()).build().expect("a limiter");
     let decide = |line: &Line| {
         clock.set(millis(line.millis));
-        let mut options = AcquireOptions::cost(line.cost);
-        options.max_delay = max_delay;
+        let options = AcquireOptions::cost(line.cost).max_delay(max_delay);
         limiter.check(&key(line), options)
     };
     lines.iter().map(decide).collect()

@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tower_ratelimit::config::Policy;
 use tower_ratelimit_simulate::{Report, Simulation, Traffic};
 
-use crate::support::{POLICIES, policy, traffic};
+use crate::support::{POLICIES, millis, policy, traffic};
 
 fn report(fields: &str, traffic: &Traffic) -> Report {
     Simulation::alone(&policy(fields), traffic).expect("a simulation").run()
@@ -89,6 +90,13 @@ fn bursts_of_a_fixed_cost_count_requests() {
 
 /// Traffic does not say when a request ends.
 #[test]
+fn limit_with_a_unit_is_an_error() {
+    let unit = policy("algorithm = 'gcra'\nquota = '5/s'\nunit = 'input'");
+    let error = Simulation::alone(&unit, &traffic([])).expect_err("no costs in units").to_string();
+    assert!(error.contains("none in units"), "{error}");
+}
+
+#[test]
 fn limit_on_requests_in_flight_is_an_error() {
     let error = Simulation::alone(&policy("algorithm = 'in-flight'\nmax = 2"), &traffic([])).expect_err("no durations");
     assert!(error.to_string().contains("traffic has no durations of requests"), "{error}");
@@ -145,4 +153,36 @@ fn published_bound_is_reached() {
     assert_eq!(in_ten_seconds(POLICIES[6], &[(0, 6), (9_999, 6)]), (6, 6));
     assert_eq!(in_ten_seconds(POLICIES[8], &[(0, 3), (5_000, 3), (9_999, 3)]), (6, 6));
     assert_eq!(in_ten_seconds(POLICIES[3], &[(0, 4), (4_000, 4), (8_000, 4)]), (5, 5));
+}
+
+/// The column of a condition says to which arrivals the limit applies. The others are in the report of other limits only.
+#[test]
+fn limit_with_a_condition_applies_to_arrivals_whose_column_is_true() {
+    let conditional = policy("algorithm = 'gcra'\nquota = '1 per 10s'\nwhen = 'write'");
+    let all: Policy =
+        toml::from_str("name = 'b'\nalgorithm = 'gcra'\nquota = '4 per 10s'\nby = 'all'").expect("a policy");
+    let mut traffic = Traffic::for_policies([&conditional, &all]);
+    assert_eq!(traffic.columns(), ["user", "write"]);
+    for (time, write) in [(0, "true"), (1, "false"), (2, "true"), (3, ""), (4, "true")] {
+        traffic.push(millis(time), &["alice", write], 1);
+    }
+    let alone = Simulation::alone(&conditional, &traffic).expect("columns").run();
+    assert_eq!((alone.admitted, alone.denied), (1, 2));
+    assert_eq!((alone.bursts[0].admitted, alone.bursts[0].bound), (1, Some(1)));
+    let together = Simulation::together(&[conditional, all], &traffic).expect("columns").run();
+    assert_eq!((together.admitted, together.denied), (3, 2));
+    assert_eq!((together.bursts[0].admitted, together.bursts[0].bound), (3, Some(4)));
+}
+
+/// The last two of three bulk requests find fewer than the kept units.
+#[test]
+fn limit_keeps_units_free_from_arrivals_whose_column_is_true() {
+    let policy = policy("algorithm = 'gcra'\nquota = '4 per 10s'\nkeep_free = { bulk = 3 }");
+    let mut traffic = Traffic::for_policies([&policy]);
+    assert_eq!(traffic.columns(), ["user", "bulk"]);
+    for (time, bulk) in [(0, "true"), (1, "true"), (2, ""), (3, ""), (4, "true"), (5, "")] {
+        traffic.push(millis(time), &["alice", bulk], 1);
+    }
+    let report = Simulation::alone(&policy, &traffic).expect("columns").run();
+    assert_eq!((report.admitted, report.denied), (4, 2));
 }

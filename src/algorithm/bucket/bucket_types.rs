@@ -6,6 +6,8 @@ macro_rules! bucket_algorithm {
     () => {
         type State = [u64; 4];
 
+        const STATE_NAME: &'static str = "bucket1";
+
         // Part of each decision: row "hot key" of docs/performance.md.
         #[inline(always)]
         fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {

@@ -279,7 +279,7 @@ impl Bucket {
         let Fill { tat, at, rate } = self.fill(&state, now.as_micros());
         let words = [tat.ticks - at, tat.fraction, rate.packed, self.burst, at - now.as_micros()];
         // The window is the present quota's, whatever rate usage drains at.
-        LimitSnapshot { window: Duration::from_micros(self.time_to_full), ..project(&words) }.into()
+        LimitSnapshot { window: Some(Duration::from_micros(self.time_to_full)), ..project(&words) }.into()
     }
 
     /// Returns the fill at the effective time: now, or the newest time that the state has seen, if that is later and
@@ -369,7 +369,7 @@ fn project(&[usage, fraction, rate, burst, clock_lag]: &[u64; 5]) -> LimitSnapsh
     let add_clock_lag = |span: u64| Duration::from_micros(if span == 0 { 0 } else { span + clock_lag });
     LimitSnapshot {
         limit: burst,
-        window: Duration::from_micros(rate.span(burst).round_up()),
+        window: Some(Duration::from_micros(rate.span(burst).round_up())),
         remaining: burst.saturating_sub(used),
         reset: add_clock_lag(usage),
         next_token_after: add_clock_lag(next_token_after),

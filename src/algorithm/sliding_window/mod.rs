@@ -260,6 +260,8 @@ impl SlidingWindow {
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
+    const STATE_NAME: &'static str = "sliding_window1";
+
     fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
         let (limit, cost, now) = (self.quota.limit(), options.cost, now.as_micros());
         if !options.is_forced() && cost > limit {

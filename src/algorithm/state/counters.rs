@@ -106,6 +106,27 @@ impl State for Counters {
     fn to_numbers(&self, numbers: &mut Vec<u64>) {
         numbers.extend(&**self);
     }
+
+    // The maximum number of words: an algorithm with other settings may have written the state.
+    fn from_stored(numbers: &[u64]) -> Option<Self> {
+        let mut counters = Self::zero(Self::MAX_WORDS);
+        counters.get_mut(..numbers.len())?.copy_from_slice(numbers);
+        Some(counters)
+    }
+
+    /// Leaves out the zeros at the end.
+    fn to_stored(&self, numbers: &mut Vec<u64>) {
+        let last = self.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+        numbers.extend(&self[..last]);
+    }
+
+    fn fit(&mut self, zero: &Self) -> bool {
+        let fits = self.iter().skip(zero.len).all(|word| *word == 0);
+        if fits {
+            self.len = zero.len;
+        }
+        fits
+    }
 }
 
 // The orderings are those of `AtomicState for [AtomicU64; N]`.

@@ -109,6 +109,18 @@ impl State for HitLog {
     }
 
     fn to_numbers(&self, _numbers: &mut Vec<u64>) {}
+
+    fn from_stored(numbers: &[u64]) -> Option<Self> {
+        let (&[idle_at, period], hits) = numbers.split_first_chunk()?;
+        let (hits, []) = hits.as_chunks() else { return None };
+        let is_sorted = hits.is_sorted_by_key(|&[time, _]| time);
+        is_sorted.then(|| Self::new(idle_at, period, hits.iter().map(|&[time, weight]| (time, weight)).collect()))
+    }
+
+    fn to_stored(&self, numbers: &mut Vec<u64>) {
+        numbers.extend([self.idle_at, self.period]);
+        numbers.extend(self.hits.iter().flat_map(|&(time, weight)| [time, weight]));
+    }
 }
 
 /// A log in the table.

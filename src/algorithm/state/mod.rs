@@ -43,6 +43,25 @@ pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
 
     #[doc(hidden)]
     fn to_numbers(&self, numbers: &mut Vec<u64>);
+
+    /// Returns the state with these numbers, which [`to_stored`](Self::to_stored) has written. `None` if no state has such
+    /// numbers.
+    #[doc(hidden)]
+    fn from_stored(numbers: &[u64]) -> Option<Self>;
+
+    /// Appends all numbers of the state, for a store of bytes and for a file. The first number is the time at which the key
+    /// is idle. Of another thread's incomplete change any numbers.
+    #[doc(hidden)]
+    fn to_stored(&self, numbers: &mut Vec<u64>) {
+        self.to_numbers(numbers);
+    }
+
+    /// Gives a state that was read the number of words of `zero`. Returns `false` if it does not fit.
+    #[doc(hidden)]
+    fn fit(&mut self, zero: &Self) -> bool {
+        let _ = zero;
+        true
+    }
 }
 
 mod sealed {

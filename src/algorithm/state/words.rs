@@ -36,6 +36,10 @@ impl<const N: usize> State for [u64; N] {
     fn to_numbers(&self, numbers: &mut Vec<u64>) {
         numbers.extend(self);
     }
+
+    fn from_stored(numbers: &[u64]) -> Option<Self> {
+        numbers.try_into().ok()
+    }
 }
 
 // Loads acquire and stores release: a reader that sees one word of a writer also sees that writer's lock, so its

@@ -1,6 +1,6 @@
 use std::net::{IpAddr, SocketAddr};
 
-use http::{Extensions, Request};
+use http::{Extensions, Request, header};
 
 use crate::key::MissingKey;
 
@@ -16,6 +16,12 @@ use crate::key::MissingKey;
 pub trait PeerAddress<Request> {
     /// Returns the peer's address, if the request carries it.
     fn peer_address(&self, request: &Request) -> Option<IpAddr>;
+
+    /// Whether a proxy has added the client's address to the request.
+    fn is_forwarded(&self, request: &Request) -> bool {
+        let _ = request;
+        false
+    }
 }
 
 impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
@@ -39,6 +45,10 @@ impl<B> PeerAddress<Request<B>> for FromExtensions {
         let borrowed = axum_peer(extensions).map(SocketAddr::ip);
         let copied = || tonic_peer(extensions).map(|address| address.ip());
         borrowed.or_else(copied).or_else(|| extensions.get::<SocketAddr>().map(SocketAddr::ip))
+    }
+
+    fn is_forwarded(&self, request: &Request<B>) -> bool {
+        request.headers().contains_key("x-forwarded-for") || request.headers().contains_key(header::FORWARDED)
     }
 }
 

@@ -7,8 +7,8 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The address of the connection's peer: the client, or the proxy in front of the server.
 ///
-/// The extractor reads no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp)
-/// there. An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key
+/// The key depends on no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp)
+/// there. The layer emits a [warning](crate::observe::Event::Warning) if its first requests suggest a proxy. An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key
 /// of an IPv6 address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix)
 /// sets another length.
 ///
@@ -92,4 +92,19 @@ impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
             None => Extracted::Missing(missing_peer()),
         }
     }
+
+    fn warning(&self, request: &Request) -> Option<&'static str> {
+        let is_local = |address: IpAddr| match address.to_canonical() {
+            IpAddr::V4(address) => address.is_loopback() || address.is_private() || address.is_link_local(),
+            IpAddr::V6(address) => {
+                address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
+            }
+        };
+        let is_behind_proxy =
+            self.peer_source.is_forwarded(request) && self.peer_source.peer_address(request).is_some_and(is_local);
+        is_behind_proxy.then_some(BEHIND_PROXY)
+    }
 }
+
+const BEHIND_PROXY: &str = "one limit for all clients: many requests with `X-Forwarded-For` come from one private \
+                            address, which `PeerIp` counts by; behind a proxy use `ClientIp` with the proxy's network";

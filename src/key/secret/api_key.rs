@@ -22,7 +22,7 @@ use crate::key::{ExtractKey, Extracted};
 /// # Spellings
 ///
 /// The extractor compares bytes. If your application accepts several spellings of one API key (a UUID in upper and lower case), each spelling
-/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::Extension)
+/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::FromExtension)
 /// or a [lookup](crate::key::LookupLayer). Or convert the spellings with [`canonical`](Self::canonical).
 ///
 /// # Invented keys

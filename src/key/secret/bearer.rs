@@ -21,7 +21,7 @@ use crate::key::{ExtractKey, Extracted};
 /// # Spellings
 ///
 /// The extractor compares bytes. If your application accepts several spellings of one token (base64 with and without padding), each spelling
-/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::Extension)
+/// has a separate limit. Then count by the value that your application has parsed: an [extension](crate::key::FromExtension)
 /// or a [lookup](crate::key::LookupLayer). Or convert the spellings with [`canonical`](Self::canonical).
 ///
 /// # Invented tokens

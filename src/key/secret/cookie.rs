@@ -33,7 +33,7 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// The extractor does not check the cookie. A client that invents cookies gets a separate limit for each, and many
 /// servers give a new session to a client without a cookie. If a session layer knows the user, use the
-/// [extension](crate::key::Extension) that it inserts as the key.
+/// [extension](crate::key::FromExtension) that it inserts as the key.
 #[derive(Clone, Debug)]
 pub struct Cookie<P = ProcessPepper> {
     name: Arc<str>,

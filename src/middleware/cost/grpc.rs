@@ -2,6 +2,7 @@ use http::{HeaderName, Response};
 use tonic::Code;
 
 use super::Settle;
+use crate::decision::Costs;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -40,14 +41,14 @@ impl OnlyGrpcCodes {
 }
 
 impl<B, E> Settle<Response<B>, E> for OnlyGrpcCodes {
-    fn settle(&self, held: u64, result: Result<&Response<B>, &E>) -> u64 {
+    fn settle(&self, held: Costs, result: Result<&Response<B>, &E>) -> Costs {
         let code = match result {
             Ok(response) => {
                 response.headers().get(GRPC_STATUS).map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
             }
             Err(_) => Code::Unknown,
         };
-        if self.codes & bit(code) == 0 { 0 } else { held }
+        if self.codes & bit(code) == 0 { Costs::from(0) } else { held }
     }
 }
 

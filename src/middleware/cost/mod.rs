@@ -9,7 +9,7 @@
 //! | [`OnlyFailures`] | failed requests: failed logins, bad requests |
 //! | [`OnlySuccesses`] | successful requests: paid calls |
 //! | `OnlyGrpcCodes` | calls that end with one of these gRPC codes (feature `tonic`) |
-//! | a closure `Fn(u64, Result<&Response, &Error>) -> u64` | the cost that it returns for the held cost and the result |
+//! | a closure `Fn(u64, Result<&Response, &Error>)` | the cost that it returns for the held cost and the result: a `u64`, or [`Costs`](crate::Costs) in units |
 
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -20,6 +20,8 @@ pub use self::grpc::OnlyGrpcCodes;
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
 use std::fmt;
 
+use crate::decision::Costs;
+
 /// The cost of requests: [`UnitCost`], changed by [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) and
 /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
 #[doc(hidden)]
@@ -27,11 +29,14 @@ pub trait CostPolicy<Request, Response, Error> {
     /// Whether the actual cost is known only after the service has responded, so that the layer must hold the cost.
     const NEEDS_HOLD: bool;
 
-    /// Returns the cost to charge or hold before the layer calls the service.
-    fn cost(&self, request: &Request) -> u64;
+    /// A number, or [`Costs`] in units.
+    type Cost: Into<Costs> + Copy;
 
-    /// Returns the actual cost of a request for which the layer has held `held`.
-    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64;
+    /// Returns the cost to charge or hold before the layer calls the service.
+    fn cost(&self, request: &Request) -> Self::Cost;
+
+    /// Returns the actual costs of a request for which the layer has held `held`.
+    fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs;
 }
 
 /// A cost policy in which every request costs one.
@@ -41,13 +46,15 @@ pub struct UnitCost;
 impl<Request, Response, Error> CostPolicy<Request, Response, Error> for UnitCost {
     const NEEDS_HOLD: bool = false;
 
+    type Cost = u64;
+
     #[inline]
     fn cost(&self, _request: &Request) -> u64 {
         1
     }
 
     #[inline]
-    fn settle(&self, held: u64, _result: Result<&Response, &Error>) -> u64 {
+    fn settle(&self, held: Costs, _result: Result<&Response, &Error>) -> Costs {
         held
     }
 }
@@ -60,18 +67,21 @@ pub struct CostFn<F, T> {
     pub(crate) inner_policy: T,
 }
 
-impl<Request, Response, Error, F, T> CostPolicy<Request, Response, Error> for CostFn<F, T>
+impl<Request, Response, Error, F, C, T> CostPolicy<Request, Response, Error> for CostFn<F, T>
 where
-    F: Fn(&Request) -> u64,
+    F: Fn(&Request) -> C,
+    C: Into<Costs> + Copy,
     T: CostPolicy<Request, Response, Error>,
 {
     const NEEDS_HOLD: bool = T::NEEDS_HOLD;
 
-    fn cost(&self, request: &Request) -> u64 {
+    type Cost = C;
+
+    fn cost(&self, request: &Request) -> C {
         (self.cost)(request)
     }
 
-    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
+    fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs {
         self.inner_policy.settle(held, result)
     }
 }
@@ -91,34 +101,37 @@ where
 {
     const NEEDS_HOLD: bool = true;
 
-    fn cost(&self, request: &Request) -> u64 {
+    type Cost = T::Cost;
+
+    fn cost(&self, request: &Request) -> T::Cost {
         self.inner_policy.cost(request)
     }
 
-    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
+    fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs {
         self.settle.settle(held, result)
     }
 }
 
-/// Returns the actual cost of a request from the service's response. Closures
-/// `|held: u64, result: Result<&Response, &Error>| -> u64` implement it.
+/// Returns the actual costs of a request from the service's response. Closures
+/// `|held: u64, result: Result<&Response, &Error>|` that return a `u64` or [`Costs`] implement it.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot settle the cost of a request by a `{Response}`",
     note = "settle by `OnlyFailures`, `OnlySuccesses` or a closure \
-            `|held: u64, result: Result<&{Response}, &{Error}>|` that returns a `u64`"
+            `|held: u64, result: Result<&{Response}, &{Error}>|` that returns a `u64` or `Costs`"
 )]
 pub trait Settle<Response, Error> {
-    /// Returns the actual cost of a request for which the layer has held `held`.
-    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64;
+    /// Returns the actual costs of a request for which the layer has held `held`.
+    fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs;
 }
 
-impl<Response, Error, F> Settle<Response, Error> for F
+impl<Response, Error, F, C> Settle<Response, Error> for F
 where
-    F: Fn(u64, Result<&Response, &Error>) -> u64,
+    F: Fn(u64, Result<&Response, &Error>) -> C,
+    C: Into<Costs>,
 {
-    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
-        self(held, result)
+    fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs {
+        self(held.number().unwrap_or(0), result).into()
     }
 }
 

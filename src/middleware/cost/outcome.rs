@@ -1,6 +1,7 @@
 use http::{HeaderName, Response};
 
 use super::Settle;
+use crate::decision::Costs;
 
 /// Charges failures, and releases the held cost of successes.
 ///
@@ -39,14 +40,14 @@ impl OnlySuccesses {
 }
 
 impl<B, E> Settle<Response<B>, E> for OnlyFailures {
-    fn settle(&self, held: u64, result: Result<&Response<B>, &E>) -> u64 {
-        if is_failure(result) { held } else { 0 }
+    fn settle(&self, held: Costs, result: Result<&Response<B>, &E>) -> Costs {
+        if is_failure(result) { held } else { Costs::from(0) }
     }
 }
 
 impl<B, E> Settle<Response<B>, E> for OnlySuccesses {
-    fn settle(&self, held: u64, result: Result<&Response<B>, &E>) -> u64 {
-        if is_failure(result) { 0 } else { held }
+    fn settle(&self, held: Costs, result: Result<&Response<B>, &E>) -> Costs {
+        if is_failure(result) { Costs::from(0) } else { held }
     }
 }
 

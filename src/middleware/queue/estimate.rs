@@ -94,8 +94,7 @@ impl Estimate {
         self.is_spaced = decision.supports_scheduling();
         if let Some(status) = decision.most_restrictive() {
             let snapshot = status.snapshot();
-            let is_rate = snapshot.limit > 0 && !snapshot.window.is_zero();
-            self.quota = is_rate.then_some((snapshot.limit, snapshot.window));
+            self.quota = snapshot.window.filter(|_| snapshot.limit > 0).map(|window| (snapshot.limit, window));
         }
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Refused {
 /// Why a request did not join a queue.
 pub(crate) enum JoinError<A> {
     /// There is no queue, or the cost exceeds the limit: the limiter must be asked.
-    NoQueue(Arrival<A>),
+    NoQueue(Box<Arrival<A>>),
     Refused(Refused),
     /// The caller is in no tokio runtime with a timer.
     NoTimer,
@@ -99,7 +99,7 @@ impl Queues {
             let existing = shard.get(&id);
             let fits = |queue: &Queue| !queue.estimate.exceeds_limit(arrival.class.cost);
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
-                return Err(JoinError::NoQueue(arrival));
+                return Err(JoinError::NoQueue(Box::new(arrival)));
             }
             if !existing.is_some_and(Queue::has_driver) && !runtime::has_timer() {
                 return Err(JoinError::NoTimer);

@@ -122,7 +122,7 @@ async fn yield_once() {
 fn arrival(slots: &Slots) -> Arrival<Slots> {
     Arrival {
         ask: slots.clone(),
-        class: Queues::class(&"key", 1, true),
+        class: Queues::class(&"key", 1.into(), true),
         options: AcquireOptions::default().hold(),
         max_wait: Some(Duration::from_secs(1000)),
         arrived_at: Instant::now(),
@@ -136,7 +136,7 @@ fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
     if queues.is_active() && queues.exists(QUEUE) {
         match queues.join(QUEUE, request, Asked::No, BOUNDS) {
             Ok(waiting) => return Some(waiting),
-            Err(JoinError::NoQueue(arrival)) => request = arrival,
+            Err(JoinError::NoQueue(arrival)) => request = *arrival,
             Err(_) => unreachable!("the queue is not full"),
         }
     }

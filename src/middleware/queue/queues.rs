@@ -11,6 +11,7 @@ use super::ids::hashers;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
+use crate::decision::Costs;
 use crate::limiter::{CapacityListener, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -73,9 +74,10 @@ impl Queues {
         self.filter_of(id).load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn class(key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
+    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, hold: bool) -> Class {
         let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
-        Class { key, request_cost: cost, cost, hold }
+        let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one(costs));
+        Class { key, request_costs, cost: costs.number().unwrap_or(1), hold }
     }
 
     fn filter_of(&self, id: u64) -> &AtomicU32 {

@@ -35,8 +35,9 @@ pub(crate) trait Ask: Send + Sync {
 pub(crate) struct Class {
     /// Two independent 64-bit hashes of the key: a start must not reach another key.
     pub(crate) key: [u64; 2],
-    pub(crate) request_cost: u64,
-    /// The cost on the limit of the queue: that of the request, unless the limit has a fixed cost.
+    /// Two independent hashes of the costs of the request, with those in units.
+    pub(crate) request_costs: [u64; 2],
+    /// The cost on the limit of the queue: the number of the request, unless the limit has a fixed cost or a unit.
     pub(crate) cost: u64,
     pub(crate) hold: bool,
 }

@@ -38,7 +38,7 @@ impl Waiting {
             if self.queues.ensure_driver(queue) {
                 return Poll::Pending;
             }
-            return Poll::Ready(Waited::Failed(Error::without_timer()));
+            return Poll::Ready(Waited::Failed(Error::no_timer()));
         };
         self.is_done = true;
         Poll::Ready(match reply {

@@ -13,39 +13,120 @@ use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 use crate::response::info::RateLimitInfo;
 
-/// The headers and extensions that a responder adds.
+/// The header fields that a responder adds to responses, and the extensions that it inserts for other code.
+///
+/// For [`Http::headers`](super::Http::headers) and `Grpc::headers`.
+///
+/// ```
+/// use tower_ratelimit::response::{Headers, Http, ResetFormat};
+///
+/// let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).request_extension(true));
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use = "a responder takes the headers"]
 #[allow(clippy::struct_excessive_bools, reason = "independent options")]
-pub(super) struct HeaderOptions {
-    pub(super) rate_limit: Option<RateLimitFormat>,
-    pub(super) legacy: Option<ResetFormat>,
-    pub(super) request_extension: bool,
-    pub(super) response_extension: bool,
-    pub(super) cors_expose: bool,
+pub struct Headers {
+    rate_limit: Option<RateLimitFormat>,
+    legacy: Option<ResetFormat>,
+    request_extension: bool,
+    response_extension: bool,
+    cors_expose: bool,
+}
+
+impl Headers {
+    /// `RateLimit` and `RateLimit-Policy` in the latest format, and nothing else: the headers of
+    /// [`Http::new`](super::Http::new).
+    ///
+    /// A later version of this crate may send a later draft. Name the [format](Self::rate_limit) if your clients need it.
+    pub const fn new() -> Self {
+        Self { rate_limit: Some(RateLimitFormat::Draft11), ..Self::none() }
+    }
+
+    /// Nothing: the headers of [`Http::minimal`](super::Http::minimal) and of `Grpc::new`.
+    pub const fn none() -> Self {
+        Self { rate_limit: None, legacy: None, request_extension: false, response_extension: false, cors_expose: false }
+    }
+
+    /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
+    ///
+    /// ```
+    /// use tower_ratelimit::response::{Headers, RateLimitFormat};
+    ///
+    /// let draft_11 = Headers::none().rate_limit(RateLimitFormat::Draft11);
+    /// let without = Headers::new().rate_limit(None);
+    /// ```
+    pub fn rate_limit(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
+        self.rate_limit = format.into();
+        self
+    }
+
+    /// Adds `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the most restrictive limit.
+    ///
+    /// Clients of an older draft (`RateLimit: limit=10, remaining=..`) misread the current `RateLimit` header. For
+    /// these clients, begin with [`none`](Self::none).
+    pub const fn legacy(mut self, reset: ResetFormat) -> Self {
+        self.legacy = Some(reset);
+        self
+    }
+
+    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+    ///
+    /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
+    pub const fn request_extension(mut self, on: bool) -> Self {
+        self.request_extension = on;
+        self
+    }
+
+    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
+    /// such as an access log.
+    ///
+    /// Off by default. A copy of the decision takes two allocations, and the map of the extensions more.
+    pub const fn response_extension(mut self, on: bool) -> Self {
+        self.response_extension = on;
+        self
+    }
+
+    /// Sets whether `Access-Control-Expose-Headers` lists the headers, so that scripts of other origins can read them:
+    /// also the status of a rejection, which a gRPC-Web client reads as headers.
+    ///
+    /// Off by default, because a CORS layer may already list them
+    /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this
+    /// layer in either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight)
+    /// exempts CORS preflight requests.
+    ///
+    /// tower-http's `CorsLayer` with `expose_headers` *replaces* this list by its own. List the names there instead:
+    /// `ratelimit`, `ratelimit-policy`, `retry-after`, and `x-ratelimit-limit`, `-remaining` and `-reset` if you send
+    /// them.
+    pub const fn expose(mut self, on: bool) -> Self {
+        self.cors_expose = on;
+        self
+    }
+}
+
+impl Default for Headers {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "by value, each call packs five bytes into a register: 25 instructions of the row `service, default`"
 )]
-impl HeaderOptions {
-    pub(super) const EMPTY: Self = Self {
-        rate_limit: None,
-        legacy: None,
-        request_extension: false,
-        response_extension: false,
-        cors_expose: false,
-    };
-
+impl Headers {
     /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
     #[inline]
-    pub(super) fn detail(&self) -> Detail {
+    pub(in crate::response) fn detail(&self) -> Detail {
         if self.rate_limit.is_some() { Detail::All } else { Detail::AllIfDenied }
     }
 
     /// Adds the extension of an allowed or exempt request, and returns the context of its response.
     #[inline]
-    pub(super) fn on_allowed(&self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
+    pub(in crate::response) fn on_allowed(
+        &self,
+        extensions: &mut Extensions,
+        decision: Option<&Decision>,
+    ) -> HttpContext {
         if !self.request_extension && !self.changes_responses() {
             return HttpContext(None);
         }
@@ -78,14 +159,14 @@ impl HeaderOptions {
     }
 
     /// Adds the headers and the extension of a denied request.
-    pub(super) fn on_denied<B>(&self, response: &mut Response<B>, decision: Decision) {
+    pub(in crate::response) fn on_denied<B>(&self, response: &mut Response<B>, decision: Decision) {
         let mut pending = self.pending(Some(&decision), None);
         pending.info = self.response_extension.then(|| Box::new(RateLimitInfo::Decided(decision)));
         pending.add_to(response);
     }
 
     /// Appends to `Access-Control-Expose-Headers` if the option is on.
-    pub(super) fn expose<B>(&self, response: &mut Response<B>) {
+    pub(in crate::response) fn add_exposed<B>(&self, response: &mut Response<B>) {
         if self.cors_expose {
             legacy::expose(response.headers_mut());
         }

@@ -70,7 +70,7 @@ impl RateLimitHeaders {
 struct LimitFields<'a> {
     name: &'a str,
     limit: u64,
-    window: Duration,
+    window: Option<Duration>,
     /// The parameter `r`: what remains.
     remaining: u64,
     /// The parameter `t`: the seconds until more is available.
@@ -196,7 +196,7 @@ impl PolicyValue {
 struct PolicyItem {
     name: String,
     limit: u64,
-    window: Duration,
+    window: Option<Duration>,
     /// The member of `RateLimit-Policy`: `"default";q=10;w=1`, or without a window
     /// `"default";q=10;qu="concurrent-requests"`.
     policy: String,
@@ -208,10 +208,9 @@ impl PolicyItem {
     fn new(&LimitFields { name, limit, window, .. }: &LimitFields<'_>) -> Self {
         // A structured field String (RFC 9651, section 3.3.3). Names of limits need no escapes.
         let q = sf_integer(limit);
-        let policy = if window.is_zero() {
-            format!("\"{name}\";q={q};qu=\"concurrent-requests\"")
-        } else {
-            format!("\"{name}\";q={q};w={}", sf_integer(ceil_seconds(window)))
+        let policy = match window {
+            None => format!("\"{name}\";q={q};qu=\"concurrent-requests\""),
+            Some(window) => format!("\"{name}\";q={q};w={}", sf_integer(ceil_seconds(window))),
         };
         let state = format!("\"{name}\";r=");
         Self { name: name.to_owned(), limit, window, policy, state }

@@ -1,11 +1,13 @@
 use std::fmt;
-use std::hash::RandomState;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Read;
 use std::marker::PhantomData;
 
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::MemoryLimits;
-use super::transaction_limit::Capacity;
+use super::save::{Restore, SavedCounts};
+use super::transaction_limit::{Capacity, read_clock};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::table::WhenFull;
@@ -17,6 +19,7 @@ pub struct MemoryBuilder<Key: ?Sized, L, C = SystemClock, S = DefaultHashBuilder
     capacity: Capacity,
     clock: C,
     hasher: S,
+    restore: Option<Restore>,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -37,6 +40,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
             capacity: Capacity::DEFAULT,
             clock: SystemClock::new(),
             hasher: DefaultHashBuilder::default(),
+            restore: None,
             key: PhantomData,
         }
     }
@@ -86,7 +90,8 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
 
     /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<Key, L, D, S> {
-        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher, key: PhantomData }
+        let Self { limits, capacity, hasher, restore, .. } = self;
+        MemoryBuilder { limits, capacity, clock, hasher, restore, key: PhantomData }
     }
 
     /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
@@ -108,7 +113,68 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
     /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, C, T> {
-        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher, key: PhantomData }
+        let Self { limits, capacity, clock, restore, .. } = self;
+        MemoryBuilder { limits, capacity, clock, hasher, restore, key: PhantomData }
+    }
+
+    /// Restores the counts that a process before this one has [saved](Memory::save), with its seed of the hashes.
+    ///
+    /// The order of `restore` and the other methods does not matter. Each limit takes over the states and blocks of the
+    /// saved limit with the same name, if the types of its algorithm and of its sub-key have the same names too, as far
+    /// as their last parts go (`Gcra`, `IpAddr`). All other limits start empty, and other saved limits are dropped. Under
+    /// another quota, usage is kept as by [`replace`](Memory::replace). If there are fewer slots than saved keys,
+    /// [`when_full`](Self::when_full) applies.
+    ///
+    /// To the limits, a restart is a step of the clock by the time in between: usage drains meanwhile. If the system time
+    /// was set back, states are decided as after any step back of a [`Clock`](crate::Clock).
+    ///
+    /// The whole file is read at once. [Saved counts](crate::guide::recipes) shows a server that saves and restores.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Memory, Quota};
+    ///
+    /// let limits = || Gcra::new(Quota::per_hour(100));
+    /// let before = Memory::new(limits());
+    /// let _ = before.check("alice", 60);
+    /// let mut file = Vec::new();
+    /// before.save(&mut file)?;
+    ///
+    /// let after = Memory::builder(limits()).restore(&*file).build()?;
+    /// assert!(after.check("alice", 1).remaining() < Some(41));
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`build`](Self::build) returns an error if the reader fails, if the file is incomplete, damaged, of another kind or
+    /// of another version, if it was saved with another hasher or another seed of [`hasher`](Self::hasher), or if under
+    /// [`WhenFull::Deny`] a key finds no slot.
+    pub fn restore(mut self, reader: impl Read) -> Self {
+        self.restore = Some(Restore { counts: SavedCounts::read(reader), or_empty: None });
+        self
+    }
+
+    /// Restores saved counts as [`restore`](Self::restore) does, but starts empty instead of returning an error.
+    ///
+    /// `on_error` receives the error, for a log. An empty start admits each key's limit once more.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Memory, Quota};
+    ///
+    /// let damaged: &[u8] = b"tower-ratelimit\n but no counts";
+    /// let limiter = Memory::builder(Gcra::new(Quota::per_hour(100)))
+    ///     .restore_or_empty(damaged, |error| eprintln!("{error}"))
+    ///     .build()?;
+    /// assert_eq!(limiter.check("alice", 1).remaining(), Some(99));
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    pub fn restore_or_empty(
+        mut self,
+        reader: impl Read,
+        on_error: impl FnOnce(&Error) + Send + Sync + 'static,
+    ) -> Self {
+        self.restore = Some(Restore { counts: SavedCounts::read(reader), or_empty: Some(Box::new(on_error)) });
+        self
     }
 
     /// Builds the limiter.
@@ -116,11 +182,13 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// # Errors
     ///
     /// Returns an error if the number of keys is zero or over 2^32, if a sliding log could take more than
-    /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique.
+    /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique. Also returns the errors of
+    /// [`restore`](Self::restore).
     pub fn build(self) -> Result<Memory<Key, L, C, S>, Error>
     where
         L: MemoryLimits<Key, S>,
         C: Clock,
+        S: BuildHasher + 'static,
     {
         const MAX: u64 = 1 << 32;
         if self.capacity.max_keys == 0 {
@@ -132,7 +200,12 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
                 self.capacity.max_keys
             )));
         }
-        Ok(Memory::from_parts(self.limits.build(self.capacity)?, self.clock, self.hasher))
+        let tables = self.limits.build(self.capacity)?;
+        let mut hasher = self.hasher;
+        if let Some(restore) = self.restore {
+            restore.fill::<Key, L, S>(&tables, &mut hasher, read_clock(&self.clock))?;
+        }
+        Ok(Memory::from_parts(tables, self.clock, hasher))
     }
 }
 

@@ -53,7 +53,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Ends a hold that is never charged, of the amount that `held` returns under the lock. This needs no slot, so it
     /// cannot fail.
     pub(super) fn end_hold(&self, hash: u64, now: Timestamp, held: impl Fn() -> u64) {
-        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held());
+        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, _: u64| table.end_hold(slot, held());
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
     }

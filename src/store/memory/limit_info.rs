@@ -1,15 +1,18 @@
 //! The operations on a limit that need no key.
 
 use std::any::Any;
+use std::io;
 use std::time::Duration;
 
 use super::algorithm_eviction::AlgorithmEviction;
 use super::limit_table::{CellOf, LimitTable, clamp_to_horizon, is_ahead_of_clock};
+use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::Name;
+use crate::error::Error;
 use crate::limit::AlgorithmSelector;
 use crate::table::{SlotIndex, Table, TableFull};
 
@@ -26,6 +29,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         self.limit.name_handle()
     }
 
+    fn unit(&self) -> Option<&'static str> {
+        self.limit.cost().unit()
+    }
+
     fn is_held_until_end(&self) -> bool {
         C::Algorithm::HELD_UNTIL_END
     }
@@ -40,7 +47,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         let now = read_clock(clock);
         let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
         let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
-            table.end_hold(limit.hash, limit.held);
+            table.end_hold(slot, limit.held);
+            if limit.algorithm.is_some() && table.held(limit.hash) == 0 {
+                self.held_algorithms.remove(limit.hash);
+            }
             if actual > 0 {
                 let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
                 let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
@@ -65,7 +75,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             limit: self.limit.name().to_owned(),
             live_keys: self.table.count_live(now.as_micros()),
             capacity: self.table.capacity(),
-            bytes: self.table.bytes() + self.blocks.bytes() + self.deadlines.bytes(),
+            bytes: self.table.bytes() + self.blocks.bytes() + self.deadlines.bytes() + self.held_algorithms.bytes(),
             evicted: self.table.evicted(),
             held_keys,
             held,
@@ -83,6 +93,22 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
         keys.truncate(max);
         keys
+    }
+
+    fn save(&self, names: &SavedNames, now: Timestamp, file: &mut FileWriter<'_>) -> io::Result<()> {
+        self.save_as(names, now, file)
+    }
+
+    fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
+        self.restore_keys(saved, now)
+    }
+
+    fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp) {
+        self.restore_blocks(saved, now);
+    }
+
+    fn clear(&self) {
+        self.table.clear_all();
     }
 }
 

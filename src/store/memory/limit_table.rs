@@ -7,14 +7,17 @@ use std::time::Duration;
 use super::algorithm_eviction::AlgorithmEviction;
 use super::blocks::Blocks;
 use super::deadlines::Deadlines;
+use super::decide::{self, Charges};
+use super::save::{HeldAlgorithms, SavedNames};
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, LimitStep, TransactionLimit};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+use crate::table::{Location, LookupError, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -25,6 +28,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     pub(super) blocks: Arc<Blocks>,
     /// Shared with the limits that replace this one, too.
     pub(super) deadlines: Arc<Deadlines>,
+    /// Shared with the limits that replace this one, too.
+    pub(super) held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     capacity: Capacity,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
@@ -43,11 +48,12 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the states could take more than `capacity.max_heap_bytes` on the heap.
+    /// Returns an error if the unit of the limit has no name, or if the states could take more than
+    /// `capacity.max_heap_bytes` on the heap.
     pub(super) fn new(limit: Limit<C, P>, capacity: Capacity) -> Result<Self, Error> {
         let words = limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
         let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
-        Self::from_tables(limit, capacity, table, Arc::default(), Arc::default())
+        Self::from_tables(limit, capacity, table, Arc::default(), Arc::default(), Arc::default())
     }
 
     /// Creates a limit that can be replaced: with the table of the limit that it replaces, if that has the same type.
@@ -62,12 +68,12 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
         let words = crate::algorithm::Counters::MAX_WORDS;
-        let (table, blocks, deadlines) = if let Some(Self { table, blocks, deadlines, .. }) = previous {
-            (table.clone(), Arc::clone(blocks), Arc::clone(deadlines))
-        } else {
-            (Table::with_capacity(capacity.max_keys, words, capacity.when_full), Arc::default(), Arc::default())
-        };
-        Self::from_tables(limit, capacity, table, blocks, deadlines)
+        if let Some(Self { table, blocks, deadlines, held_algorithms, .. }) = previous {
+            let (blocks, deadlines) = (Arc::clone(blocks), Arc::clone(deadlines));
+            return Self::from_tables(limit, capacity, table.clone(), blocks, deadlines, Arc::clone(held_algorithms));
+        }
+        let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
+        Self::from_tables(limit, capacity, table, Arc::default(), Arc::default(), Arc::default())
     }
 
     fn from_tables(
@@ -76,6 +82,7 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         table: Table<CellOf<C>>,
         blocks: Arc<Blocks>,
         deadlines: Arc<Deadlines>,
+        held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().fixed();
         let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
@@ -90,13 +97,14 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, deadlines, capacity, max_reset })
+        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, max_reset })
     }
 }
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
+    /// Returns the hash of the sub-key, `None` if the limit does not apply.
     #[inline]
-    pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
+    pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> Option<u64>
     where
         P: SubKeyOf<Key>,
         P::SubKey: Hash,
@@ -104,10 +112,24 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.limit.sub_key().with_sub_key(key, |part| hasher.hash_one(part))
     }
 
-    /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
+    /// Returns the hash of the sub-key of a limit that applies. A condition that has changed its result since then gets
+    /// an arbitrary one.
     #[inline]
-    pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
-        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.blocks.any(now)
+    fn applying_hash<Key: ?Sized>(&self, context: &AcquireContext<'_, Key, impl BuildHasher>) -> u64
+    where
+        P: SubKeyOf<Key>,
+        P::SubKey: Hash,
+    {
+        self.key_hash(context.key, context.hasher).unwrap_or_default()
+    }
+
+    /// Returns whether the limit is enforced and decides by its states alone.
+    #[inline]
+    pub(super) fn allows_fast_path<Key: ?Sized>(&self) -> bool
+    where
+        P: SubKeyOf<Key>,
+    {
+        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.limit.sub_key().keeps_free()
     }
 
     pub(super) fn eviction_policy<'a>(
@@ -118,8 +140,12 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         AlgorithmEviction { algorithm, now, when_full: self.when_full() }
     }
 
+    pub(super) fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
     /// A shadow limit never denies, so its table evicts instead.
-    fn when_full(&self) -> WhenFull {
+    pub(super) fn when_full(&self) -> WhenFull {
         match self.capacity.when_full {
             WhenFull::Deny if self.limit.is_shadow() => WhenFull::Evict,
             when_full => when_full,
@@ -168,9 +194,14 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         context: &AcquireContext<'_, Key, S>,
         mode: ReadMode,
         LimitStep { read, reading, .. }: &mut LimitStep,
-    ) {
-        let blocked = self.blocks.remaining(read.location.hash(), context.now).unwrap_or_default();
-        self.limit.transition(algorithm, context.options).read(state, held, blocked, read.now, mode, reading);
+    ) where
+        P: SubKeyOf<Key>,
+    {
+        let blocked = self.blocks.remaining(&self.table, &read.location, context.now, context.clock);
+        let blocked = blocked.unwrap_or_default();
+        self.limit
+            .transition(algorithm, context.key, context.options)
+            .read(state, held, blocked, read.now, mode, reading);
     }
 }
 
@@ -182,8 +213,26 @@ where
     S: BuildHasher,
 {
     #[inline]
+    fn applies_to(&self, key: &Key) -> bool {
+        self.limit.sub_key().applies_to(key)
+    }
+
+    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
+        decide::try_acquire::<false, _, _, _, _>(self, context)
+    }
+
+    fn try_charge<'a>(
+        &'a self,
+        context: &AcquireContext<'_, Key, S>,
+        rest: &[&'a dyn TransactionLimit<Key, S>],
+        charges: &mut Charges<'a>,
+    ) -> bool {
+        decide::try_charge(self, context, rest, charges)
+    }
+
+    #[inline]
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep) {
-        let hash = self.key_hash(context.key, context.hasher);
+        let hash = self.applying_hash(context);
         self.end_due_holds(fingerprint(hash), context.now, context.clock);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
@@ -242,7 +291,7 @@ where
         let LimitStep { read, reading, change } = step;
         let Some(slot) = change.slot else { return };
         let chosen = self.limit.algorithm().select(context.key);
-        let transition = self.limit.transition(chosen.borrow(), context.options);
+        let transition = self.limit.transition(chosen.borrow(), context.key, context.options);
         let held = reading.held;
         let mut state = self.table.state(slot);
         if let Some(next) = transition.charge(&state, reading, read.now, delay) {
@@ -254,14 +303,19 @@ where
     fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep) {
         let LimitStep { read, reading, change } = step;
         let Some(slot) = change.slot else { return };
-        self.table.hold(&read.location, reading.cost);
+        self.table.hold(slot, reading.cost);
+        if let Some(own) = self.limit.algorithm().select_owned(context.key)
+            && !C::Algorithm::HELD_UNTIL_END
+        {
+            self.held_algorithms.set(read.location.hash(), own);
+        }
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         change.deadline = algorithm
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
             .map(|max| self.deadlines.add(read.location.hash(), context.now, micros_floor(max), reading.cost));
-        let transition = self.limit.transition(algorithm, context.options);
+        let transition = self.limit.transition(algorithm, context.key, context.options);
         let held = reading.held.saturating_add(reading.cost);
         reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
     }
@@ -269,18 +323,17 @@ where
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
-        let until_end = C::Algorithm::HELD_UNTIL_END;
-        let is_fixed = !until_end && self.limit.cost().is_fixed();
+        let (until_end, cost) = (C::Algorithm::HELD_UNTIL_END, self.limit.cost());
         let (table, hash, held) = (self.table.id(), step.read.location.hash(), step.reading.cost);
-        HeldLimit { table, hash, algorithm, held, is_fixed, until_end, deadline: step.change.deadline }
+        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline: step.change.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
-        self.table.remove(self.key_hash(context.key, context.hasher));
+        self.table.remove(self.applying_hash(context));
     }
 
     fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull> {
-        let (hash, now) = (self.key_hash(context.key, context.hasher), context.now);
+        let (hash, now) = (self.applying_hash(context), context.now);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         self.table.update(hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), |table, slot, _| {
@@ -290,11 +343,16 @@ where
     }
 
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp) {
-        self.blocks.set(self.key_hash(context.key, context.hasher), context.now, until, self.capacity.max_keys);
+        let hash = self.applying_hash(context);
+        self.blocks.set(&self.table, hash, context.now, until, self.capacity.max_keys);
     }
 
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {
-        KeyId::new(fingerprint(self.key_hash(context.key, context.hasher)))
+        KeyId::new(fingerprint(self.applying_hash(context)))
+    }
+
+    fn saved_names(&self) -> SavedNames {
+        self.names_in_file::<P::SubKey>()
     }
 
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -305,7 +363,15 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         let max_waiting = algorithm.max_waiting();
         let (name, cost) = (self.limit.name(), self.limit.cost());
-        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_limit(name, sub_key, cost, max_waiting));
+        // Requests wait behind requests of their class only.
+        let kept_free = self.limit.sub_key().kept_free(key).unwrap_or_default();
+        self.limit.sub_key().with_sub_key(key, |sub_key| {
+            if kept_free == 0 {
+                limits.add_limit(name, sub_key, cost, max_waiting);
+            } else {
+                limits.add_limit(name, &(kept_free, sub_key), cost, max_waiting);
+            }
+        });
     }
 }
 

@@ -11,11 +11,11 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionL
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{
-    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods, capacity_added,
+    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, capacity_added, limiter_methods,
 };
 use crate::observe::{Event, Observer};
 use crate::table::{LookupError, TableFull};
@@ -168,8 +168,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
 
+    pub(super) fn tables(&self) -> &L::Tables {
+        &self.shared.tables
+    }
+
+    pub(super) fn hasher(&self) -> &S {
+        &self.shared.hasher
+    }
+
     #[inline]
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         read_clock(&self.shared.clock)
     }
 
@@ -180,8 +188,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
     ///
-    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold). A limit on requests
-    /// [in flight](crate::InFlight) decides here, and does not count the request, not even for a moment.
+    /// This method charges, also if the options ask for a hold: to hold a cost, call [`hold`](Self::hold). A limit on
+    /// requests [in flight](crate::InFlight) decides here, and does not count the request, not even for a moment.
+    ///
+    /// For costs in a [unit](crate::Limit::cost_of) that no limit names, the decision denies by policy that the cost
+    /// exceeds the limit. [`acquire`](Limiter::acquire) returns the error.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -193,9 +204,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     // docs/performance.md.
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
-        let context = self.context(key, AcquireOptions { hold: false, until_end: false, ..options.into() });
+        let options = options.into().without_guard();
+        let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
+            Err(_) if self.check_units(options).is_err() => Decision::by_policy(context.now, Verdict::ExceedsLimit),
             Err(error) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
                 // too. Row "hot key" of docs/performance.md.
@@ -212,10 +225,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if no limit has this name.
+    /// Returns an error if no limit has this name, or if the limit does not apply to the key.
     pub fn key_id(&self, limit: &str, key: &Key) -> Result<KeyId, Error> {
         let context = self.context(key, AcquireOptions::default());
-        self.in_limit(limit, |table| table.key_id(&context))
+        self.in_limit_of(limit, key, |table| table.key_id(&context))
     }
 
     /// Runs `f` on the limit with this name.
@@ -226,7 +239,18 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 result = f.take().map(|f| f(table));
             }
         });
-        result.ok_or_else(|| no_such_limit(limit))
+        result.ok_or_else(|| Error::no_such_limit(limit))
+    }
+
+    /// Runs `f` on the limit with this name, which must apply to the key.
+    fn in_limit_of<T>(
+        &self,
+        limit: &str,
+        key: &Key,
+        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
+    ) -> Result<T, Error> {
+        self.in_limit(limit, |table| table.applies_to(key).then(|| f(table)))?
+            .ok_or_else(|| Error::does_not_apply(limit))
     }
 
     /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share
@@ -259,7 +283,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
     }
 
-    admin_methods!(Key);
+    limiter_methods!(Key: hold administer);
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
@@ -267,12 +291,24 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     where
         S: Send + Sync + 'static,
     {
+        self.check_units(options)?;
         if !options.until_end && L::is_held_until_end(&self.shared.tables) {
-            return Err(Error::without_end());
+            return Err(Error::guard_not_kept());
         }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
         Ok(Outcome::of_store(decision, held))
+    }
+
+    /// Checks that a limit names each unit of the options.
+    fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
+        options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
+    }
+
+    fn units(&self) -> Vec<&'static str> {
+        let mut units = Vec::new();
+        visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
+        units
     }
 
     /// Returns the guard of the costs that an allowed request holds.
@@ -281,7 +317,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         S: Send + Sync + 'static,
     {
         let (until_end, limits) = take_out(limits, |limit| limit.until_end);
-        let (fixed, limits) = take_out(limits, |limit| limit.is_fixed);
+        let (fixed, limits) = take_out(limits, |limit| limit.cost.is_fixed());
         let shared = || Arc::clone(&self.shared);
         let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
             let shared = shared();
@@ -295,8 +331,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 })
             });
             let shared = shared();
-            let settle = move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&limits, |_| actual));
-            Held::new(options.cost, settle).with_fixed_costs(fixed)
+            let actual_on = |limit: &HeldLimit, actual: &Costs| limit.cost.actual(actual, limit.held);
+            let settle =
+                move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&limits, |limit| actual_on(limit, &actual)));
+            Held::of_limits(options.costs(), self.units(), settle).with_fixed_costs(fixed)
         });
         Held::join(held, until_end)
     }
@@ -341,6 +379,10 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
+fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
+    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
+}
+
 /// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
 fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
     if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
@@ -362,10 +404,6 @@ fn table_full(full: TableFull) -> Error {
     })
 }
 
-fn no_such_limit(limit: &str) -> Error {
-    Error::config(format!("there is no limit named {limit:?} (one that was not named is \"default\")"))
-}
-
 impl<Key, L, C, S> Limiter<Key> for Memory<Key, L, C, S>
 where
     Key: ?Sized + 'static,
@@ -379,31 +417,40 @@ where
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
-            Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
+            Ok(decision) => Acquisition::Ready(Ok(decision.into())),
             Err(error) => Acquisition::Ready(self.acquire_slow(key, options, error)),
         }
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        LimiterFuture::ready(Ok(L::peek(&self.shared.tables, self.context(key, options))))
+        let peeked = self.check_units(options).map(|()| L::peek(&self.shared.tables, self.context(key, options)));
+        LimiterFuture::ready(peeked)
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, limits));
     }
 
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        visit_units::<Key, L, S>(&self.shared.tables, visit);
+    }
+
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
-                let set = self.in_limit(limit, |table| table.set(&context, used));
+                let set = self.in_limit_of(limit, key, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(table_full))
             }
             AdminOperation::Block { limit, duration } => {
-                self.in_limit(limit, |table| table.block(&context, context.now.saturating_add(duration)))
+                self.in_limit_of(limit, key, |table| table.block(&context, context.now.saturating_add(duration)))
             }
             AdminOperation::Reset => {
-                L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
+                L::for_each(&self.shared.tables, &mut |table| {
+                    if table.applies_to(key) {
+                        table.reset(&context);
+                    }
+                });
                 Ok(())
             }
         });

@@ -7,7 +7,7 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, T
 use crate::algorithm::{Algorithm, AtomicState};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_limits};
 use crate::table::LookupError;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
@@ -60,7 +60,7 @@ where
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
         let limit = self.into_limit();
-        check_unique_names([limit.name()])?;
+        check_limits(&[limit.facts::<Key>()])?;
         LimitTable::new(limit, capacity)
     }
 
@@ -83,7 +83,9 @@ where
     }
 
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-        transaction::peek(&[tables], &mut [LimitStep::EMPTY], &context)
+        let (mut limits, mut steps) = ([tables], [LimitStep::EMPTY]);
+        let limits = transaction::applying(&mut limits, &context);
+        transaction::peek(limits, &mut steps[..limits.len()], &context)
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -107,7 +109,7 @@ macro_rules! tuple {
 
             fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
-                check_unique_names([$(limits.$index.name()),+])?;
+                check_limits(&[$(limits.$index.facts::<Key>()),+])?;
                 Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
             }
 
@@ -122,7 +124,7 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.detail == Detail::All || options.hold {
+                if options.detail == Detail::All || options.hold || options.has_units() {
                     return Err(LookupError::NotApplicable);
                 }
                 let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
@@ -146,13 +148,15 @@ macro_rules! tuple {
                 context: AcquireContext<'_, Key, S>,
                 _error: LookupError,
             ) -> (Decision, Vec<HeldLimit>) {
-                let limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                transaction::acquire(&limits, &mut [LimitStep::EMPTY; $count], &context)
+                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
+                let limits = transaction::applying(&mut limits, &context);
+                transaction::acquire(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
             }
 
             fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-                let tables: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                transaction::peek(&tables, &mut [LimitStep::EMPTY; $count], &context)
+                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
+                let limits = transaction::applying(&mut limits, &context);
+                transaction::peek(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
             }
 
             fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {

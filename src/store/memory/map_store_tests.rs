@@ -36,7 +36,7 @@ trait StoredLimit {
 
 impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> MapLimit<C, P> {
     fn key(&self, caller: &Caller) -> u64 {
-        self.limit.sub_key().with_sub_key(caller, |key| *key)
+        self.limit.sub_key().with_sub_key(caller, |key| *key).expect("the limit applies to every key")
     }
 
     /// Returns the state and the held costs of a key.
@@ -50,7 +50,7 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
     fn read(&self, caller: &Caller, now: Timestamp, options: AcquireOptions) -> LimitReading {
         let chosen = self.limit.algorithm().select(caller);
         let (state, held) = self.stored(caller, chosen.borrow());
-        let (mut reading, transition) = (LimitReading::EMPTY, self.limit.transition(chosen.borrow(), options));
+        let (mut reading, transition) = (LimitReading::EMPTY, self.limit.transition(chosen.borrow(), caller, options));
         transition.read(&state, held, Duration::ZERO, now, ReadMode::Together, &mut reading);
         reading
     }
@@ -64,7 +64,7 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
     ) {
         let chosen = self.limit.algorithm().select(caller);
         let (mut state, mut held) = self.stored(caller, chosen.borrow());
-        let transition = self.limit.transition(chosen.borrow(), options);
+        let transition = self.limit.transition(chosen.borrow(), caller, options);
         if reading.holds {
             held += reading.cost;
         } else {

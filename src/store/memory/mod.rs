@@ -16,6 +16,7 @@ mod limit_table;
 mod limiter;
 mod limits;
 mod replace;
+mod save;
 mod transaction;
 mod transaction_limit;
 mod usage;

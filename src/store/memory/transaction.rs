@@ -21,7 +21,7 @@ use crate::table::TableFull;
 
 /// Decides over all limits, and charges or holds the cost if all of them allow.
 ///
-/// `steps` has one element for each limit. Returns the limits on which the cost is held as well.
+/// `limits` are those that apply, and `steps` has one element for each of them. Returns the limits on which the cost is held as well.
 #[inline]
 pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
@@ -65,6 +65,22 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
     };
     let held = if plan.holds { held_limits(limits, steps, &plan, &context) } else { Vec::new() };
     (decide(limits, steps, &plan, &context), held)
+}
+
+/// Moves the limits that apply to the front, in their order, and returns them: those over which to decide.
+#[inline]
+pub(super) fn applying<'a, 'l, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &'a mut [&'l L],
+    context: &AcquireContext<'_, Key, S>,
+) -> &'a [&'l L] {
+    let mut count = 0;
+    for index in 0..limits.len() {
+        if limits[index].applies_to(context.key) {
+            limits.swap(count, index);
+            count += 1;
+        }
+    }
+    &limits[..count]
 }
 
 /// Returns the limits on which the cost is held.

@@ -1,15 +1,19 @@
 //! One limit as a transaction sees it: without its algorithm's type.
 
 use std::any::Any;
+use std::io;
 use std::time::Duration;
 
 use super::deadlines::Deadline;
+use super::decide::Charges;
+use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, LimitReading, Name};
-use crate::limit::ReadMode;
+use crate::decision::{AcquireOptions, Decision, LimitReading, Name};
+use crate::error::Error;
+use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, SlotIndex, TableFull, WhenFull};
+use crate::table::{Location, LookupError, SlotIndex, TableFull, WhenFull};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +32,22 @@ impl Capacity {
 
 /// One limit of a transaction.
 pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
+    /// Returns whether the limit applies to `key`. The other methods are for keys to which it does.
+    fn applies_to(&self, key: &Key) -> bool;
+    /// Decides alone on the fast path. An error charges nothing.
+    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
+
+    /// Charges this limit and `rest` on the fast path, and adds them to `charges`. Returns `false`, with nothing charged,
+    /// unless all of them allow the request immediately.
+    ///
+    /// Each limit is locked before the next one is read, so all are locked before the first is charged.
+    fn try_charge<'a>(
+        &'a self,
+        context: &AcquireContext<'_, Key, S>,
+        rest: &[&'a dyn TransactionLimit<Key, S>],
+        charges: &mut Charges<'a>,
+    ) -> bool;
+
     /// Reads the state and decides.
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep);
     /// Returns whether nothing has changed since the reading.
@@ -59,6 +79,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
     /// Names the limit and the key's sub-key, unless the limit is a shadow.
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
+    /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.
+    fn saved_names(&self) -> SavedNames;
 }
 
 /// The operations on a limit that need no key.
@@ -68,12 +90,22 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
+    /// Returns the unit of the limit's cost, if there is one.
+    fn unit(&self) -> Option<&'static str>;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, clock: &dyn Clock) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
+    /// Writes the states and blocks into a file, beside decisions.
+    fn save(&self, names: &SavedNames, now: Timestamp, file: &mut FileWriter<'_>) -> io::Result<()>;
+    /// Inserts the states of a file.
+    fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error>;
+    /// Blocks the keys that were blocked, as far as a file says.
+    fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp);
+    /// Removes the states of a limit that no other thread uses yet.
+    fn clear(&self);
 }
 
 /// A limit with a held cost: what its settlement needs in place of the key.
@@ -85,8 +117,8 @@ pub struct HeldLimit {
     pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
     /// The held cost.
     pub(super) held: u64,
-    /// The cost is the limit's fixed one, so it is settled apart from the request's.
-    pub(super) is_fixed: bool,
+    /// The kind of the cost. A fixed one is settled apart from the request's.
+    pub(super) cost: LimitCost,
     /// The cost is held until the request ends, and never charged.
     pub(super) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.

@@ -1,4 +1,4 @@
-//! Tasks that work for all runtimes of a process, such as probes and renewals.
+//! Tasks that work for all runtimes of a process, such as probes, and renewals of holds and leases.
 //!
 //! A runtime may be parked, or driven only while `block_on` waits for a call. Its tasks then make no progress, and do not
 //! end. So no work may depend on one task: another runtime, or a call, must be able to take it over.

@@ -14,6 +14,12 @@ use crate::scratch::with_scratch;
 pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     fn info(&self) -> LimitInfo;
 
+    /// Returns whether the limit applies to a key. The other methods are for keys to which it does.
+    fn applies_to(&self, key: &Key) -> bool;
+
+    /// Returns the units that the limit keeps free from requests of a key, `None` if it keeps none free from any request.
+    fn kept_free(&self, key: &Key) -> Option<u64>;
+
     /// Writes the sub-key by which the limit counts.
     fn encode(&self, key: &Key, writer: &mut KeyWriter);
 
@@ -47,8 +53,19 @@ where
             held_until_end: C::Algorithm::HELD_UNTIL_END,
             is_queue: C::Algorithm::IS_QUEUE,
             is_global: self.0.sub_key().is_constant(),
+            is_conditional: self.0.sub_key().is_conditional(),
+            is_whole_key: self.0.sub_key().is_whole_key(),
+            keeps_free: self.0.sub_key().keeps_free(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
+    }
+
+    fn applies_to(&self, key: &Key) -> bool {
+        self.0.sub_key().applies_to(key)
+    }
+
+    fn kept_free(&self, key: &Key) -> Option<u64> {
+        self.0.sub_key().kept_free(key)
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {
@@ -76,13 +93,18 @@ where
     }
 
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        if self.0.is_shadow() {
+        if self.0.is_shadow() || !self.applies_to(key) {
             return;
         }
         let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
         let mut sub_key = KeyWriter::new();
         self.encode(key, &mut sub_key);
-        limits.add_limit(self.0.name_handle().as_str(), sub_key.as_str(), self.0.cost(), max_waiting);
+        let (name, sub_key, cost) = (self.0.name_handle().as_str(), sub_key.as_str(), self.0.cost());
+        // Requests wait behind requests of their class only.
+        match self.kept_free(key).unwrap_or_default() {
+            0 => limits.add_limit(name, sub_key, cost, max_waiting),
+            kept_free => limits.add_limit(name, &(kept_free, sub_key), cost, max_waiting),
+        }
     }
 }
 

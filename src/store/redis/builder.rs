@@ -29,7 +29,6 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) observers: Observers,
     pub(crate) hash_tag: Option<HashTag<Key>>,
     pub(crate) lease: Option<Lease>,
-    pub(crate) charges_leases_at_grant: bool,
     /// The clock of leases, in tests in virtual time.
     #[cfg(test)]
     pub(crate) lease_clock: Option<Arc<dyn Clock>>,
@@ -61,7 +60,6 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             observers: Observers::default(),
             hash_tag: None,
             lease: None,
-            charges_leases_at_grant: false,
             #[cfg(test)]
             lease_clock: None,
         }
@@ -99,18 +97,12 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// The bound of each limit's algorithm holds in every window: see the page "Leases" of the guide. A decision takes its
     /// cost from the leases of all limits, or Redis makes it. Redis decides requests that hold their cost, and requests
     /// whose cost is above an eighth of what leases may hold.
-    /// [`LeakyQueue`](crate::LeakyQueue) and [`InFlight`](crate::InFlight) cannot be leased.
+    /// [`LeakyQueue`](crate::LeakyQueue), [`InFlight`](crate::InFlight) and limits that apply only to
+    /// [some requests](crate::Limit::only_if) or [keep units free](crate::Limit::keep_free_by) cannot be leased.
     ///
     /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
     pub fn lease(mut self, lease: Lease) -> Self {
         self.lease = Some(lease);
-        self
-    }
-
-    /// Charges units of leases when they are granted, which admits too much: the control of the tests.
-    #[doc(hidden)]
-    pub fn charge_leases_at_grant_for_tests(mut self) -> Self {
-        self.charges_leases_at_grant = true;
         self
     }
 
@@ -202,7 +194,6 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             observers: self.observers.clone(),
             hash_tag: self.hash_tag.clone(),
             lease: self.lease,
-            charges_leases_at_grant: self.charges_leases_at_grant,
             #[cfg(test)]
             lease_clock: self.lease_clock.clone(),
         }

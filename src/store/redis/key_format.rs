@@ -1,7 +1,7 @@
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
-use crate::encode::KeyWriter;
+use crate::encode::{KeyWriter, hash_if_long, hex};
 use crate::error::Error;
 
 /// The names of keys in Redis.
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// keys of several limits in a cluster are `prefix:{name}:limit:script:key`.
 ///
 /// Every part but the prefix is escaped as [`KeyWriter`] does, so no colon or brace of a user's text reaches Redis: a
-/// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_LEN`](Self::MAX_LEN)
+/// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_KEY_LEN`](crate::encode::MAX_KEY_LEN)
 /// bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs
 /// in an escaped key.
 #[derive(Clone)]
@@ -23,9 +23,6 @@ pub(crate) struct KeyFormat {
 }
 
 impl KeyFormat {
-    /// The maximum length of a user's key that is not hashed, in bytes.
-    pub(crate) const MAX_LEN: usize = 128;
-
     /// `limits` are the names of the limits and of their scripts.
     pub(crate) fn new<'a>(
         prefix: &str,
@@ -74,10 +71,8 @@ impl KeyFormat {
         if let Some(secret) = &self.secret {
             let hash = Hmac::clone(secret).chain_update(key).finalize().into_bytes();
             Some(hex('~', &hash[..16]))
-        } else if key.len() > Self::MAX_LEN {
-            Some(hex('#', &Sha256::digest(key.as_bytes())))
         } else {
-            None
+            hash_if_long(key)
         }
     }
 
@@ -111,11 +106,4 @@ pub(crate) fn check_secret(secret: &[u8]) -> Result<(), Error> {
 
 fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length")
-}
-
-/// Returns the bytes as hexadecimal digits behind a sign.
-fn hex(sign: char, bytes: &[u8]) -> String {
-    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
-    let digits = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
-    std::iter::once(sign).chain(digits).collect()
 }

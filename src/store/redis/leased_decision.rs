@@ -7,7 +7,7 @@ use super::lease::{LeaseBook, LeasePart, first};
 use super::limiter::Redis;
 use super::limiter_state::LimiterState;
 use crate::decision::AcquireOptions;
-use crate::limiter::{Acquisition, Outcome};
+use crate::limiter::Acquisition;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Decides by this process's leases on the key, if they have the costs of all limits, or in Redis.
@@ -42,7 +42,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             return self.acquire_in_redis(key, options);
         }
         if let Some(decision) = leases.decide::<N>(parts, options) {
-            return Acquisition::Ready(Ok(Outcome { decision, held: None }));
+            return Acquisition::Ready(Ok(decision.into()));
         }
         self.count_demand(leases, key, parts);
         self.acquire_in_redis(key, options)

@@ -12,7 +12,9 @@ use super::server::RedisServer;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods, capacity_added};
+use crate::limiter::{
+    Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, capacity_added, limiter_methods,
+};
 use crate::observe::Event;
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
@@ -66,6 +68,11 @@ use crate::observe::Event;
 ///
 /// A value is the state's numbers as little-endian doubles. In `redis-cli`,
 /// `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads a bucket's.
+///
+/// [`usage`](crate::Memory::usage) and [`top_keys`](crate::Memory::top_keys) exist on [`Memory`](crate::Memory) only: they
+/// read the whole table. In Redis they would have to scan all keys of the server, with those of other applications. An
+/// index of keys by usage does not exist: each decision would have to write the index. For the memory of a key see `MEMORY USAGE` in
+/// `redis-cli`, and for one key's usage [`peek`](crate::Limiter::peek).
 ///
 /// # In a cluster
 ///
@@ -218,16 +225,16 @@ impl<Key: ?Sized> Redis<Key> {
         leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }
 
-    admin_methods!(Key);
+    limiter_methods!(Key);
 
     /// Returns the name in Redis of a key of a limit.
     ///
     /// # Errors
     ///
-    /// If there is no limit with this name.
+    /// If there is no limit with this name, or if the limit does not apply to the key.
     pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let state = self.state();
-        let index = state.limit(limit)?;
+        let index = state.limit_of(limit, key)?;
         let (keys, offsets) = state.encode(key)?;
         let start = if index == 0 { 0 } else { offsets[index - 1] };
         Ok(String::from_utf8_lossy(&keys[start..offsets[index]]).into_owned())
@@ -239,11 +246,22 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
-        self.state().acquire(key, options)
+        let state = self.state();
+        match state.check_units(options) {
+            Ok(()) => state.acquire(key, options),
+            Err(error) => Acquisition::Ready(Err(error)),
+        }
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        match self.state().decide(Operation::Peek, key, options) {
+        let state = self.state();
+        if let Err(error) = state.check_units(options) {
+            return LimiterFuture::ready(Err(error));
+        }
+        if state.is_exempt(key) {
+            return LimiterFuture::ready(Ok(state.exempt_decision(options)));
+        }
+        match state.decide(Operation::Peek, key, options) {
             Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
             Err(error) => LimiterFuture::ready(Err(error)),
         }
@@ -251,6 +269,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.state().limit_fns.iter().for_each(|limit| limit.name_limit(key, limits));
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.state().visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -262,13 +284,13 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
             }
             AdminOperation::Reset => {
-                let all = 0..state.limit_fns.len();
+                let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));
                 let templates =
                     all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
                 return operation.wake_waiters(state.operate(key, algorithms, templates));
             }
         };
-        match state.limit(limit) {
+        match state.limit_of(limit, key) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
                 let template = state.operation(kind, limit, &algorithms, cost, argument);

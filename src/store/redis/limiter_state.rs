@@ -16,13 +16,13 @@ use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
-use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, LimitSet, Operation, OperationTemplate};
+use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
 use super::server::RedisServer;
-use crate::clock::{Clock, micros_floor};
-use crate::decision::AcquireOptions;
+use crate::clock::{Clock, SystemClock, micros_floor};
+use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus, Plan};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, LimiterFuture};
+use crate::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use crate::observe::Observers;
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
@@ -37,7 +37,7 @@ pub(super) struct LimiterState<Key: ?Sized> {
     /// Registers this limiter for the conflict warnings of other limiters.
     registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
-    last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
+    last_template: ArcSwapOption<(Operation, Costs, Option<Duration>, Arc<OperationTemplate>)>,
 }
 
 impl<Key: ?Sized> LimiterState<Key> {
@@ -45,7 +45,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
         let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
-        crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
+        crate::limit::check_limits(&limits.iter().map(LimitInfo::facts).collect::<Vec<_>>())?;
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
         let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
@@ -60,13 +60,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             let clock = LeaseClock::new(clock);
             Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
         });
-        let lease_script = match builder.lease {
-            None => LeaseScript::None,
-            Some(_) if builder.charges_leases_at_grant => LeaseScript::ChargedAtGrant,
-            Some(_) => LeaseScript::Leases,
-        };
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
-        let limits = Arc::new(LimitSet::new(generation, limits, lease_script));
+        let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some()));
         let probe_command = script_load(&limits.script);
         let client = match earlier {
             None => new_client(
@@ -113,17 +108,29 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    /// Returns the index of the limit with this name.
-    pub(super) fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
-        found.ok_or_else(|| {
-            Error::config(format!(
-                "unknown limit: there is no limit named {name:?}; use the limit's name, which is \"default\" unless set"
-            ))
-        })
+    /// Checks that a limit names each unit of the options.
+    #[inline]
+    pub(super) fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
+        options.check_units(|visit| self.visit_units(visit))
     }
 
-    /// Returns the keys of all limits, concatenated, and where each ends.
+    pub(super) fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.limits().iter().filter_map(|limit| limit.cost.unit()).for_each(visit);
+    }
+
+    /// Returns the index of the limit with this name.
+    fn limit(&self, name: &str) -> Result<usize, Error> {
+        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
+        found.ok_or_else(|| Error::no_such_limit(name))
+    }
+
+    /// Returns the index of the limit with this name, which must apply to the key.
+    pub(super) fn limit_of(&self, name: &str, key: &Key) -> Result<usize, Error> {
+        let index = self.limit(name)?;
+        if self.limit_fns[index].applies_to(key) { Ok(index) } else { Err(Error::does_not_apply(name)) }
+    }
+
+    /// Returns the keys of all limits, concatenated, and where each ends. The key of a limit that does not apply is empty.
     pub(super) fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
         let tag = self.hash_tag.as_ref().map(|hash_tag| {
             let mut writer = KeyWriter::new();
@@ -140,6 +147,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         let mut names = KeyWriter::with_capacity(64 * self.limit_fns.len());
         let mut offsets = Vec::with_capacity(self.limit_fns.len());
         for (index, limit) in self.limit_fns.iter().enumerate() {
+            if !limit.applies_to(key) {
+                offsets.push(names.names_len());
+                continue;
+            }
             let mut is_empty = false;
             self.key_format.append(index, tag, &mut names, |writer| {
                 limit.encode(key, writer);
@@ -179,17 +190,29 @@ impl<Key: ?Sized> LimiterState<Key> {
             && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.options(options)))
     }
 
+    /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
+    fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
+        if !self.limits().iter().any(|limit| limit.keeps_free) {
+            return Vec::new();
+        }
+        let of_limit = |limit: &dyn RedisBoundLimit<Key>| limit.kept_free(key).filter(|_| limit.applies_to(key));
+        self.limit_fns.iter().map(|limit| of_limit(&**limit)).collect()
+    }
+
     /// The template of a decision on all limits.
     fn decision_template(
         &self,
         operation: Operation,
+        key: &Key,
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         options: AcquireOptions,
     ) -> Arc<OperationTemplate> {
-        if let Some((known, cost, max_delay, template)) = self.last_template.load().as_deref()
+        let (costs, kept_free) = (options.costs(), self.kept_free(key));
+        if let Some((known, known_costs, max_delay, template)) = self.last_template.load().as_deref()
             && algorithms.is_empty()
             && *known == operation
-            && *cost == options.cost
+            && template.kept_free == kept_free
+            && *known_costs == costs
             && *max_delay == options.max_delay
         {
             return Arc::clone(template);
@@ -202,17 +225,26 @@ impl<Key: ?Sized> LimiterState<Key> {
             }
             params.extend([u64::from(limit.shadow), cost]);
         }
+        let mut arg1 = 0;
+        for (index, kept) in kept_free.iter().enumerate().filter(|(_, kept)| kept.is_some()) {
+            let limit = &self.limits()[index];
+            if let Some(algorithm) = limit.select(index, algorithms) {
+                algorithm.params(limit.options(options).keeping_free(*kept).cost, &mut params);
+                arg1 |= 1 << index;
+            }
+        }
         let arg2 = match operation {
             Operation::Hold => Some(self.client.config.holds.expiry),
             _ => options.max_delay,
         };
         let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
         let cost = options.cost;
-        let uses_fast_path = operation == Operation::Acquisition && self.supports_fast_path(algorithms, options);
-        let template = OperationTemplate { operation, limit: 0, arg1: 0, arg2, cost, params, uses_fast_path };
+        let uses_fast_path =
+            operation == Operation::Acquisition && arg1 == 0 && self.supports_fast_path(algorithms, options);
+        let template = OperationTemplate { operation, limit: 0, arg1, arg2, cost, params, kept_free, uses_fast_path };
         let template = Arc::new(template);
         if algorithms.is_empty() {
-            let last = (operation, cost, options.max_delay, Arc::clone(&template));
+            let last = (operation, costs, options.max_delay, Arc::clone(&template));
             self.last_template.store(Some(Arc::new(last)));
         }
         template
@@ -250,8 +282,11 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         let has_limits_in_flight = self.has_limits_in_flight();
         let submitted = if has_limits_in_flight && !options.until_end {
-            Err(Error::without_end())
-        } else if options.hold || has_limits_in_flight {
+            Err(Error::guard_not_kept())
+        } else if self.is_exempt(key) {
+            let held = options.hold.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
+            return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
+        } else if options.hold || self.holds_until_end(key) {
             self.hold(key, options)
         } else {
             self.decide(Operation::Acquisition, key, options)
@@ -269,20 +304,20 @@ impl<Key: ?Sized> LimiterState<Key> {
         key: &Key,
         mut options: AcquireOptions,
     ) -> Result<RedisFuture, Error> {
-        if options.hold || self.has_limits_in_flight() {
+        if options.hold || self.holds_until_end(key) {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);
         }
         self.client.submit_decision(|reply| {
             let algorithms = self.algorithms(key);
-            let template = self.decision_template(operation, &algorithms, options);
+            let template = self.decision_template(operation, key, &algorithms, options);
             self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
         })
     }
 
     fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
         let algorithms = self.algorithms(key);
-        let template = self.decision_template(Operation::Hold, &algorithms, options);
+        let template = self.decision_template(Operation::Hold, key, &algorithms, options);
         let (keys, key_offsets) = self.encode(key)?;
         let (weight, limits) = (self.weight(&algorithms), Arc::clone(&self.limits));
         self.client.submit_hold(move |reply| {
@@ -310,6 +345,23 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Returns whether a limit holds every cost until the request ends.
     pub(super) fn has_limits_in_flight(&self) -> bool {
         self.limits().iter().any(|limit| limit.held_until_end)
+    }
+
+    /// Returns whether a limit that applies to a key holds every cost until the request ends.
+    fn holds_until_end(&self, key: &Key) -> bool {
+        self.limits().iter().zip(&*self.limit_fns).any(|(limit, fns)| limit.held_until_end && fns.applies_to(key))
+    }
+
+    /// Returns whether no limit applies to a key.
+    pub(super) fn is_exempt(&self, key: &Key) -> bool {
+        !self.limit_fns.iter().any(|limit| limit.applies_to(key))
+    }
+
+    /// Returns the decision on a key to which no limit applies. It needs no server.
+    pub(super) fn exempt_decision(&self, options: AcquireOptions) -> Decision {
+        let clock = self.client.config.clock.as_deref();
+        let now = clock.map_or_else(|| SystemClock::new().now(), Clock::now);
+        Plan::new([].iter()).decide(now, options, std::iter::empty::<LimitStatus>())
     }
 
     /// Records that the servers have the script.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::bound_limit::{BoundLimit, RedisBoundLimit};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
-use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, impl_into_limits};
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for limits that are known only at run time, in a `Vec`.
 ///
@@ -53,52 +53,4 @@ pub trait IntoRedisLimits<Key: ?Sized> {
     fn into_limits(self) -> Vec<RedisLimit<Key>>;
 }
 
-impl<Key: ?Sized> IntoRedisLimits<Key> for Vec<RedisLimit<Key>> {
-    fn into_limits(self) -> Self {
-        self
-    }
-}
-
-impl<Key, L> IntoRedisLimits<Key> for L
-where
-    Key: ?Sized,
-    L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key>,
-    <L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
-    L::SubKeyFn: SubKeyOf<Key>,
-    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
-{
-    fn into_limits(self) -> Vec<RedisLimit<Key>> {
-        vec![RedisLimit::new(self)]
-    }
-}
-
-macro_rules! tuples {
-    ($(($($L:ident $index:tt),+))+) => {$(
-        impl<Key, $($L: IntoLimit),+> IntoRedisLimits<Key> for ($($L,)+)
-        where
-            Key: ?Sized,
-            $(
-                $L::Selector: SelectAlgorithm<Key>,
-                <$L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
-                $L::SubKeyFn: SubKeyOf<Key>,
-                <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
-            )+
-        {
-            fn into_limits(self) -> Vec<RedisLimit<Key>> {
-                vec![$(RedisLimit::new(self.$index)),+]
-            }
-        }
-    )+};
-}
-
-tuples! {
-    (A 0)
-    (A 0, B 1)
-    (A 0, B 1, C 2)
-    (A 0, B 1, C 2, D 3)
-    (A 0, B 1, C 2, D 3, E 4)
-    (A 0, B 1, C 2, D 3, E 4, F 5)
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
-}
+impl_into_limits!(IntoRedisLimits, RedisLimit, LuaAlgorithm);

@@ -110,7 +110,7 @@ fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
             if location.is_absent() {
                 *table.edit(slot) = [0, hash];
             }
-            table.hold(&location, amount);
+            table.hold(slot, amount);
         }
         table.unlock(&location);
         if slot.is_some() {
@@ -128,7 +128,7 @@ fn put_idle(table: &Words, hash: u64) {
 }
 
 fn end_hold(table: &Words, hash: u64, amount: u64) {
-    let end = |table: &Words, _: SlotIndex, _| table.end_hold(hash, amount);
+    let end = |table: &Words, slot: SlotIndex, _| table.end_hold(slot, amount);
     table.update(hash, 0, None::<&ByIdleTime>, end).expect("the key is present");
 }
 

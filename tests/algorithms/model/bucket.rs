@@ -108,17 +108,12 @@ impl Model for Bucket {
             0 => Duration::ZERO,
             wait => ticks(at - now + wait),
         };
-        LimitSnapshot {
-            limit: self.terms.burst,
-            window: ticks(self.terms.time_to_full),
-            remaining,
-            reset: until(0),
-            next_token_after: if remaining == self.terms.burst {
-                Duration::ZERO
-            } else {
-                until(self.terms.burst - remaining - 1)
-            },
-        }
+        let next_token_after =
+            if remaining == self.terms.burst { Duration::ZERO } else { until(self.terms.burst - remaining - 1) };
+        LimitSnapshot::new(self.terms.burst, ticks(self.terms.time_to_full))
+            .with_remaining(remaining)
+            .with_reset(until(0))
+            .with_next_token_after(next_token_after)
     }
 
     fn charge(&mut self, now: u64, delay: u64, cost: u64) {

@@ -188,7 +188,10 @@ impl Model for Hits {
         let reset = if used == 0 { Duration::ZERO } else { ticks(self.idle_at(hits) - now) };
         let next_token_after =
             if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
-        LimitSnapshot { limit, window: self.terms.quota().period(), remaining, reset, next_token_after }
+        LimitSnapshot::new(limit, self.terms.quota().period())
+            .with_remaining(remaining)
+            .with_reset(reset)
+            .with_next_token_after(next_token_after)
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {

@@ -70,13 +70,10 @@ impl Model for Window {
 
     fn snapshot(&self, now: u64) -> LimitSnapshot {
         let left = u128::from(self.quota.limit()).saturating_sub(self.used_at(now));
-        LimitSnapshot {
-            limit: self.quota.limit(),
-            window: self.quota.period(),
-            remaining: u64::try_from(left).expect("at most the limit"),
-            reset: self.rest(now),
-            next_token_after: self.rest(now),
-        }
+        LimitSnapshot::new(self.quota.limit(), self.quota.period())
+            .with_remaining(u64::try_from(left).expect("at most the limit"))
+            .with_reset(self.rest(now))
+            .with_next_token_after(self.rest(now))
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {

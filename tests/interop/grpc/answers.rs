@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
-use tower_ratelimit::response::{Grpc, RateLimitFormat, RateLimitInfo, ResponseBody};
+use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, RateLimitInfo, ResponseBody};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
@@ -62,7 +62,7 @@ fn status(headers: &HeaderMap) -> Status {
 #[tokio::test]
 async fn grpc_rejection_is_trailers_only() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = send(limiter, Grpc::new().response_extension(true)).await;
+    let response = send(limiter, Grpc::new().headers(Headers::none().response_extension(true))).await;
     assert_eq!(response.status(), 200);
     let headers = response.headers();
     let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
@@ -187,13 +187,16 @@ async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
 #[tokio::test]
 async fn grpc_responder_parts_are_configurable() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(RateLimitFormat::Draft11)).await;
+    let response =
+        send(limiter, Grpc::new().details(false).headers(Headers::none().rate_limit(RateLimitFormat::Draft11))).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);
     assert_eq!(response.headers()["ratelimit-policy"], r#""default";q=2;w=60"#);
 
-    for (responder, expected) in [(Grpc::new(), "nothing"), (Grpc::new().request_extension(true), "info")] {
+    for (responder, expected) in
+        [(Grpc::new(), "nothing"), (Grpc::new().headers(Headers::none().request_extension(true)), "info")]
+    {
         let response = send(StubLimiter(Ok(Verdict::Allowed)), responder).await;
         assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), expected);
     }

@@ -37,7 +37,7 @@ const CONTENT_TYPES: [(&str, bool); 16] = [
 fn rejections() -> Vec<Rejection> {
     let now = Timestamp::from_micros(0);
     let wait = Duration::from_secs(3);
-    let snapshot = LimitSnapshot { limit: 5, window: wait, remaining: 0, reset: wait, next_token_after: wait };
+    let snapshot = LimitSnapshot::new(5, wait).with_remaining(0).with_reset(wait).with_next_token_after(wait);
     let decided = |verdict| Decision::from_limit(now, LimitStatus::new("default", verdict, snapshot));
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
     vec![

@@ -82,8 +82,8 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let acquire = self.limiter.acquire(&caller, options);
         let returned = self.tick();
         let Acquisition::Ready(outcome) = acquire else { panic!("the memory store returns ready results") };
-        let Outcome { decision, held } = outcome.expect("the memory store returns no error");
-        assert!(held.as_ref().is_none_or(|held| held.cost() == options.cost));
+        let Outcome { decision, held, .. } = outcome.expect("the memory store returns no error");
+        assert!(held.as_ref().is_none_or(|held| held.cost() == options.get_cost()));
         self.record(called, returned, Step::Acquisition { caller, options, decision, is_held: held.is_some() });
         held
     }

@@ -146,3 +146,91 @@ pub(super) async fn fixed_costs(trace: Trace) {
     );
     compare(&deployments, "scheduled requests and tokens", limits, 54, trace).await;
 }
+
+/// Limits with a unit of their own, beside limits with the number or a fixed cost.
+pub(super) async fn units(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    let one = Limit::new("one", Gcra::new(a)).cost_of("input").keyed_by(|caller: &Caller| caller.user);
+    compare(&deployments, "unit", one, 61, trace).await;
+    let limits = (
+        Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("input", TokenBucket::new(a).burst(9)).cost_of("input").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("output", SlidingLog::new(b)).cost_of("output").keyed_by(|caller: &Caller| caller.team),
+        Limit::new("dollars", FixedWindow::new(a)).cost_of("dollars").keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&deployments, "units of a language model", limits, 62, trace).await;
+    let limits = (
+        Limit::new("requests", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("input", Gcra::new(a)).cost_of("input").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("team", SlidingWindow::new(c)).cost_of("input").keyed_by(|caller: &Caller| caller.team),
+    );
+    compare(&deployments, "scheduled units", limits, 63, trace).await;
+    let limits = (
+        Limit::new("streams", InFlight::new(6)).cost_of("streams").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("output", Gcra::new(a).burst(9)).cost_of("output").keyed_by(|caller: &Caller| caller.user),
+    );
+    compare(&deployments, "units in flight", limits, 64, trace).await;
+}
+
+/// Each of the callers meets another subset of the limits, and one of them none. A limit on requests in flight, a queue
+/// and a log are among them.
+pub(super) async fn conditions(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 61..=63 {
+        let limits = (
+            Limit::new("queue", LeakyQueue::new(a))
+                .keyed_by(|caller: &Caller| caller.user)
+                .only_if(|caller: &Caller| caller.user > 0),
+            Limit::new("log", SlidingLog::new(c)).keyed_by_some(|caller: &Caller| caller.team.checked_sub(1)),
+            Limit::new("user", Gcra::new(b))
+                .keyed_by(|caller: &Caller| caller.user)
+                .only_if(|caller: &Caller| !(caller.user + caller.team).is_multiple_of(3)),
+            Limit::new("shadow", FixedWindow::new(a))
+                .keyed_by(|_: &Caller| ())
+                .only_if(|caller: &Caller| caller.user == 1)
+                .shadow(),
+        );
+        compare(&deployments, "conditions", limits, seed, trace).await;
+        let limits = (
+            Limit::new("streams", InFlight::new(3))
+                .keyed_by(|caller: &Caller| caller.team)
+                .only_if(|caller: &Caller| caller.user == 2),
+            Limit::new("all", LeakyQueue::new(c)).keyed_by(|_: &Caller| ()).only_if(|caller: &Caller| caller.team == 0),
+            Limit::new("requests", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.user).fixed_cost(1),
+        );
+        compare(&deployments, "conditional flights", limits, seed, trace).await;
+        let one = Limit::new("one", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user);
+        compare(&deployments, "one condition", one.only_if(|caller: &Caller| caller.team == 1), seed, trace).await;
+    }
+}
+
+/// Limits that keep units free from some callers, beside a condition, a log and a limit on requests in flight.
+pub(super) async fn kept_free(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 71..=73 {
+        let limits = (
+            Limit::new("bucket", Gcra::new(a)).keyed_by(|_: &Caller| ()).keep_free_by(|caller: &Caller| caller.user),
+            Limit::new("log", SlidingLog::new(b))
+                .keyed_by(|caller: &Caller| caller.team)
+                .keep_free_by(|caller: &Caller| 2 * caller.user)
+                .only_if(|caller: &Caller| caller.user != 1),
+            Limit::new("user", LeakyQueue::new(c)).keyed_by(|caller: &Caller| caller.user),
+        );
+        compare(&deployments, "classes", limits, seed, trace).await;
+        let limits = (
+            Limit::new("streams", InFlight::new(5))
+                .keyed_by(|_: &Caller| ())
+                .keep_free_by(|caller: &Caller| caller.user),
+            Limit::new("window", SlidingWindow::new(b))
+                .keyed_by(|caller: &Caller| caller.team)
+                .keep_free_by(|caller: &Caller| caller.user + 1)
+                .fixed_cost(2)
+                .shadow(),
+        );
+        compare(&deployments, "classes of flights", limits, seed, trace).await;
+        let tiers = [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)];
+        let one = Limit::new("one", per_key(move |caller: &Caller| tiers[caller.tier]));
+        let one = one.keyed_by(|caller: &Caller| caller.team).keep_free_by(|caller: &Caller| caller.user);
+        compare(&deployments, "one with classes", one, seed, trace).await;
+    }
+}

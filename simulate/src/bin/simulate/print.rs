@@ -30,8 +30,10 @@ pub(crate) fn title(policy: &Policy) -> String {
         policy.is_aligned_to_clock().then(|| "aligned to the clock".to_owned()),
         policy.is_weighted().then(|| "weighted".to_owned()),
         Some(format!("by {}", policy.by())),
+        policy.when().map(|when| format!("when {when}")),
     ];
-    settings.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let kept_free = policy.keep_free().map(|(name, units)| format!("keeps {units} free from {name}"));
+    settings.into_iter().flatten().chain(kept_free).collect::<Vec<_>>().join(", ")
 }
 
 pub(crate) fn report(title: &str, report: &Report) {

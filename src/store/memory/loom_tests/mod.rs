@@ -14,6 +14,7 @@ mod keys;
 mod multi_limit;
 mod quota_change;
 mod relocation;
+mod saving;
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
@@ -27,7 +28,7 @@ use crate::algorithm::{
     Algorithm, AtomicState, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step,
 };
 use crate::limiter::{Acquisition, Held, LimiterFuture};
-use crate::store::MemoryLimits;
+use crate::store::{MemoryBuilder, MemoryLimits};
 use crate::sync::{AtomicU64, explore, report_orders};
 use crate::table::{ByIdleTime, Location, Table, WhenFull};
 use crate::{
@@ -142,7 +143,7 @@ impl<S: TestState> Algorithm for Burst<S> {
         let debt = state.arrival(now) - now.as_micros();
         let (window, reset) = (self.max_reset(), Duration::from_micros(debt));
         let remaining = self.0 - debt.div_ceil(TOKEN).min(self.0);
-        LimitSnapshot { limit: self.0, window, remaining, reset, next_token_after: Duration::ZERO }.into()
+        LimitSnapshot::new(self.0, window).with_remaining(remaining).with_reset(reset).into()
     }
 
     fn max_reset(&self) -> Duration {
@@ -212,11 +213,11 @@ type Pair = (u64, u64);
 /// Builds a limiter whose tables have this number of sets, of one slot each.
 fn sets<Key, L>(sets: usize, limits: L) -> Model<Key, L>
 where
-    L: MemoryLimits<Key, crate::store::DefaultHashBuilder> + MemoryLimits<Key, Identity>,
+    L: MemoryLimits<Key, Identity>,
 {
     // See `Table::with_capacity`: two sets, and 0.376 sets for each key.
     let max_keys = [1, 3, 6][sets - 2];
-    Memory::builder(limits).max_keys(max_keys).clock(ThreadClock).hasher(Identity).build().expect("valid limits")
+    MemoryBuilder::new(limits).max_keys(max_keys).clock(ThreadClock).hasher(Identity).build().expect("valid limits")
 }
 
 /// Returns a key with these candidate sets in a table of `sets`. Different ids make different keys.
@@ -240,7 +241,7 @@ fn hold<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(
     key: &Key,
     cost: u64,
 ) -> Option<Held> {
-    let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
         unreachable!("memory decides immediately");
     };
     outcome.expect("memory never fails").held

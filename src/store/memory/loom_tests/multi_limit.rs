@@ -1,6 +1,7 @@
 //! Several limits: all are charged or none, in every order of the locks.
 
 use super::*;
+use crate::DynLimit;
 
 /// Builds a limiter with a limit for each of the two sub-keys.
 fn pair(count: usize, tokens: [u64; 2]) -> Model<Pair, impl MemoryLimits<Pair, Identity> + Send + Sync + 'static> {
@@ -10,6 +11,17 @@ fn pair(count: usize, tokens: [u64; 2]) -> Model<Pair, impl MemoryLimits<Pair, I
             Limit::new("a", burst(tokens[0])).keyed_by(|pair: &Pair| pair.0),
             Limit::new("b", burst(tokens[1])).keyed_by(|pair: &Pair| pair.1),
         ),
+    )
+}
+
+/// The limits of [`pair`] without their types.
+fn dynamic_pair(count: usize, tokens: [u64; 2]) -> Model<Pair, Vec<DynLimit<Pair, Identity>>> {
+    sets(
+        count,
+        vec![
+            DynLimit::new(Limit::new("a", burst(tokens[0])).keyed_by(|pair: &Pair| pair.0)),
+            DynLimit::new(Limit::new("b", burst(tokens[1])).keyed_by(|pair: &Pair| pair.1)),
+        ],
     )
 }
 
@@ -28,9 +40,22 @@ fn limits_over_crossing_keys_do_not_deadlock() {
 
 #[test]
 fn denial_by_one_limit_charges_no_other_limit() {
+    denial_charges_no_other_limit(|| pair(2, [1, 1]));
+}
+
+#[test]
+fn denial_by_one_dynamic_limit_charges_no_other_limit() {
+    denial_charges_no_other_limit(|| dynamic_pair(2, [1, 1]));
+}
+
+fn denial_charges_no_other_limit<L>(limiter: impl Fn() -> Model<Pair, L> + Clone + Send + Sync + 'static)
+where
+    L: MemoryLimits<Pair, Identity, Tables: Send + Sync> + Send + Sync + 'static,
+{
     for shared in [0, 1] {
+        let limiter = limiter.clone();
         model(2, move || {
-            let limiter = pair(2, [1, 1]);
+            let limiter = limiter();
             let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
             let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
             let (a, b) =
@@ -45,8 +70,20 @@ fn denial_by_one_limit_charges_no_other_limit() {
 
 #[test]
 fn peek_sees_all_charges_of_a_transaction_or_none() {
-    model(2, || {
-        let limiter = pair(2, [2, 2]);
+    peek_sees_all_or_none(|| pair(2, [2, 2]));
+}
+
+#[test]
+fn peek_sees_all_charges_of_dynamic_limits_or_none() {
+    peek_sees_all_or_none(|| dynamic_pair(2, [2, 2]));
+}
+
+fn peek_sees_all_or_none<L>(limiter: impl Fn() -> Model<Pair, L> + Send + Sync + 'static)
+where
+    L: MemoryLimits<Pair, Identity, Tables: Send + Sync> + Send + Sync + 'static,
+{
+    model(2, move || {
+        let limiter = limiter();
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         assert!(admits(&limiter, &(x, y)));
         let (charged, seen) =

@@ -10,7 +10,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome, limiter_methods};
 use crate::observe::Observers;
 use crate::quota::Quota;
 use crate::store::redis::health::ServerHealth;
@@ -109,6 +109,8 @@ impl<Key: ?Sized> RedisCell<Key> {
 }
 
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
+    limiter_methods!(Key: check);
+
     /// Deletes a key, which resets its usage to that of a never-seen key.
     ///
     /// # Errors
@@ -153,6 +155,9 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
     type Future = LimiterFuture<Outcome>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<LimiterFuture<Outcome>> {
+        if let Err(error) = options.check_units(|_| ()) {
+            return Acquisition::Ready(Err(error));
+        }
         if options.hold {
             return Acquisition::Ready(Err(Error::unsupported(
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
@@ -166,6 +171,9 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        if let Err(error) = options.check_units(|_| ()) {
+            return LimiterFuture::ready(Err(error));
+        }
         if let Some(exceeds) = self.exceeds_limit(options) {
             return LimiterFuture::ready(Ok(exceeds));
         }

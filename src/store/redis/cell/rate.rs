@@ -89,13 +89,10 @@ impl Rate {
             Verdict::Allowed
         };
         let next_token_after = if used == 0 { Duration::ZERO } else { self.refill_time(1).min(reset) };
-        let snapshot = LimitSnapshot {
-            limit: self.burst,
-            window: self.refill_time(self.burst),
-            remaining,
-            reset,
-            next_token_after,
-        };
+        let snapshot = LimitSnapshot::new(self.burst, self.refill_time(self.burst))
+            .with_remaining(remaining)
+            .with_reset(reset)
+            .with_next_token_after(next_token_after);
         Decision::from_limit(now, LimitStatus::new("default", verdict, snapshot))
     }
 

@@ -12,11 +12,8 @@ use crate::error::Error;
 use crate::store::redis::connect::Failure;
 use crate::store::redis::holds::{HoldRegistry, NewSessions};
 use crate::store::redis::script::{
-    LimitSet, OperationTemplate, Replay, ReplyReader, StepEncoder, catch_panic, push_f64, push_u16, to_f64,
+    LimitSet, NO_KEY, OperationTemplate, Replay, ReplyReader, StepEncoder, catch_panic, push_f64, push_u16, to_f64,
 };
-
-/// The key index of a limit without part in an operation. The script receives 0 for it.
-const NO_KEY: u16 = u16::MAX;
 
 /// The operations of one call, and the encoded input of the script: `read.lua` documents the format.
 pub(super) struct Batch {

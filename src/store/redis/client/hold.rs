@@ -68,7 +68,8 @@ fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome,
 }
 
 fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
-    let (is_hold, cost, registry) = (grant.is_hold, grant.cost, Arc::clone(grant.registry()));
+    let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(grant.registry()));
+    let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
     let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {
         let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
@@ -80,41 +81,44 @@ fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
     let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
     let fixed = (!fixed.is_empty()).then(|| {
         let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
-        Held::of_fixed_costs(move |charge| settle(&client, &registry, &fixed, |held| if charge { held } else { 0 }))
+        Held::of_fixed_costs(move |charge| {
+            settle(&client, &registry, &fixed, |hold| if charge { hold.held } else { 0 })
+        })
     });
     let client = Arc::clone(client);
-    let held = Held::new(cost, move |actual| settle(&client, &registry, &of_request, |_| actual));
+    let settle = move |actual| settle(&client, &registry, &of_request, |hold| hold.actual(&actual));
+    let held = Held::of_limits(costs, units, settle);
     Held::join(Some(held.with_fixed_costs(fixed)), until_end)
 }
 
-/// Settles holds that are all of 0, or all of more.
+/// Settles each hold with its actual cost.
 fn settle(
     client: &Arc<Client>,
     registry: &Arc<HoldRegistry>,
     holds: &[GrantedHold],
-    actual: impl Fn(u64) -> u64,
+    actual: impl Fn(&GrantedHold) -> u64,
 ) -> LimiterFuture<()> {
-    let sessions: Vec<_> = holds.iter().map(|hold| Arc::clone(&hold.session)).collect();
-    let reply = if holds.iter().all(|hold| hold.held == 0) {
-        if holds.is_empty() || actual(0) == 0 {
-            return LimiterFuture::ready(Ok(()));
-        }
-        // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
-        client.send_charge(&sessions, actual(0))
-    } else {
-        for hold in holds {
-            hold.settle(actual(hold.held));
+    let (mut sessions, mut charges) = (Vec::new(), Vec::new());
+    for hold in holds {
+        let (session, actual) = (Arc::clone(&hold.session), actual(hold));
+        if hold.held > 0 {
+            hold.settle(actual);
             registry.track(&hold.session);
-        }
-        registry.send_update(&**client, &sessions, None)
-    };
-    match reply {
-        Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
-        Ok(reply) => {
-            let deadline = client.config.deadline;
-            LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
+            sessions.push(session);
+        } else if actual > 0 {
+            // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
+            charges.push((session, actual));
         }
     }
+    let updated = (!sessions.is_empty()).then(|| registry.send_update(&**client, &sessions, None));
+    let charged = (!charges.is_empty()).then(|| client.send_charge(&charges));
+    let deadline = client.config.deadline;
+    let confirmed = |reply: Option<Result<BoxFuture<Result<(), Error>>, Error>>| match reply {
+        None => LimiterFuture::ready(Ok(())),
+        Some(Err(error)) => LimiterFuture::ready(Err(not_confirmed(error))),
+        Some(Ok(reply)) => LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) }),
+    };
+    confirmed(updated).and(confirmed(charged))
 }
 
 async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {
@@ -148,18 +152,20 @@ impl HoldTransport for Client {
         Ok(all(replies))
     }
 
-    fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let mut sessions: Vec<_> =
-            sessions.iter().map(|session| (Arc::clone(&session.key), session.target())).collect();
-        sessions.sort_by_key(|(_, target)| target.limit);
+    fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let mut charges: Vec<_> =
+            charges.iter().map(|(session, cost)| (Arc::clone(&session.key), session.target(), *cost)).collect();
+        charges.sort_by_key(|(_, target, _)| target.limit);
         let mut replies = Vec::new();
-        for sessions in group_by_limits(sessions, |(_, target)| &target.limits) {
-            let templates = sessions.iter().filter_map(|(_, target)| {
+        for charges in group_by_limits(charges, |(_, target, _)| &target.limits) {
+            let templates = charges.iter().filter_map(|(_, target, cost)| {
                 let limit = &target.limits.limits[target.limit];
                 let algorithm = limit.algorithm(target.algorithm.as_ref())?;
-                Some(Arc::new(limit.template(target.limit, Operation::Charge, algorithm, cost, cost)))
+                Some(Arc::new(limit.template(target.limit, Operation::Charge, algorithm, *cost, *cost)))
             });
             let kind = OperationKind::Mutate(templates.collect());
+            let sessions: Vec<_> =
+                charges.iter().map(|(key, target, _)| (Arc::clone(key), Arc::clone(target))).collect();
             replies.push(self.send(&sessions, kind)?);
         }
         Ok(all(replies))

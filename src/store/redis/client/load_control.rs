@@ -11,7 +11,7 @@ use super::batch_weight::BatchWeight;
 use super::in_flight::InFlightLimit;
 use super::moving_average::MovingAverage;
 use super::operation::QueuedOperation;
-use super::queue::{Admission, Waiting};
+use super::queue::{BatchBounds, QueueLoad};
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
@@ -75,7 +75,7 @@ impl LoadControl {
     }
 
     /// Whether another call may be sent for the waiting operations.
-    pub(super) fn accepts_call(&mut self, waiting: Waiting) -> bool {
+    pub(super) fn accepts_call(&mut self, waiting: QueueLoad) -> bool {
         let in_flight = self.sent_at.len();
         if waiting.weight == 0 && !waiting.has_renewals || self.is_stalled() {
             return false;
@@ -103,8 +103,8 @@ impl LoadControl {
     }
 
     /// What a batch that is sent now may contain.
-    pub(super) fn admission(&self) -> Admission {
-        Admission {
+    pub(super) fn admission(&self) -> BatchBounds {
+        BatchBounds {
             now: Instant::now(),
             deadline: self.deadline,
             call_time: self.call_time.get(),

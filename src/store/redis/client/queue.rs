@@ -59,7 +59,7 @@ struct QueueState {
 
 /// The queued operations.
 #[derive(Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct QueueLoad {
     /// Zero if there is no operation but renewals.
     pub(super) weight: usize,
     pub(super) has_holds: bool,
@@ -67,7 +67,7 @@ pub(super) struct Waiting {
 }
 
 /// The operations that leave the queue together.
-pub(super) struct Taken {
+pub(super) struct TakenBatch {
     pub(super) batch: Vec<QueuedOperation>,
     /// Decisions that cannot be answered in time. They are not sent.
     pub(super) late: Vec<QueuedOperation>,
@@ -83,7 +83,7 @@ enum Turn {
 }
 
 /// What a batch may contain.
-pub(super) struct Admission {
+pub(super) struct BatchBounds {
     pub(super) now: Instant,
     /// The limiter's deadline.
     pub(super) deadline: Duration,
@@ -167,17 +167,17 @@ impl OperationQueue {
         self.closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn waiting(&self) -> Waiting {
+    pub(super) fn waiting(&self) -> QueueLoad {
         let state = self.state();
-        Waiting { weight: state.weight, has_holds: state.holds > 0, has_renewals: !state.renewals.is_empty() }
+        QueueLoad { weight: state.weight, has_holds: state.holds > 0, has_renewals: !state.renewals.is_empty() }
     }
 
     /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
-    pub(super) fn take_batch(&self, admission: &Admission) -> Taken {
+    pub(super) fn take_batch(&self, admission: &BatchBounds) -> TakenBatch {
         let mut state = self.state();
         state.full_weight = admission.max_weight;
         let mut taken =
-            Taken { batch: Vec::with_capacity(state.pending.len().min(admission.max_weight)), late: Vec::new() };
+            TakenBatch { batch: Vec::with_capacity(state.pending.len().min(admission.max_weight)), late: Vec::new() };
         let max_weight = admission.max_weight;
         let [most, least] = [Self::MAX_RENEWALS, Self::MIN_RENEWALS].map(|part| (max_weight / part).max(1));
         let turn = state.turn();
@@ -248,7 +248,7 @@ impl QueueState {
     }
 
     /// Takes operations of at most this weight, at least one. Returns their weight.
-    fn take_pending(&mut self, admission: &Admission, max_weight: usize, taken: &mut Taken) -> usize {
+    fn take_pending(&mut self, admission: &BatchBounds, max_weight: usize, taken: &mut TakenBatch) -> usize {
         let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
         let earliest = self.earliest_answer(admission);
         while let Some(next) = self.pending.front() {
@@ -289,7 +289,7 @@ impl QueueState {
     }
 
     /// Returns the earliest deadline at which a decision that is sent now is worth sending.
-    fn earliest_answer(&self, admission: &Admission) -> Instant {
+    fn earliest_answer(&self, admission: &BatchBounds) -> Instant {
         let spare = admission.deadline.saturating_sub(admission.call_time);
         let is_standing = admission.now.saturating_duration_since(self.empty_at) > admission.deadline;
         admission.now + admission.call_time + if is_standing { spare / 2 } else { Duration::ZERO }

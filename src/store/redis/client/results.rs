@@ -8,9 +8,9 @@ use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
-use crate::store::redis::lease::{LeaseRenewal, RenewalReply, Reply};
+use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
-    Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
+    OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
 };
 
 impl QueuedOperation {
@@ -22,7 +22,7 @@ impl QueuedOperation {
     ) -> Option<OperationResult> {
         match std::mem::replace(&mut self.kind, OperationKind::Mutate(Vec::new())) {
             OperationKind::Decide(options, template) => {
-                let verdict = ScriptVerdict::read(reply, replay.limits)?;
+                let verdict = ScriptVerdict::read(reply, replay)?;
                 if verdict.has_invalid_state() {
                     return Some(Err(self.foreign_key_error()));
                 }
@@ -30,15 +30,14 @@ impl QueuedOperation {
                     replay.was_late = true;
                     return Some(Err(arrived_late()));
                 }
-                let charges = template.operation == Operation::Acquisition;
-                let decided = catch_panic(|| verdict.decision(options, charges, replay));
+                let decided = catch_panic(|| verdict.decision(options, &template, replay));
                 Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
             }
             // `join_sessions` found no algorithm, so nothing was sent.
             OperationKind::Hold(_, _, None) => Some(Err(limit_has_no_algorithm())),
-            OperationKind::Hold(options, _, Some(pending)) => {
-                let verdict = ScriptVerdict::read(reply, replay.limits)?;
-                Some(self.read_hold(options, pending, &verdict, replay))
+            OperationKind::Hold(options, template, Some(pending)) => {
+                let verdict = ScriptVerdict::read(reply, replay)?;
+                Some(self.read_hold(options, &template, pending, &verdict, replay))
             }
             OperationKind::Update(updates) => {
                 let mut result = Ok(Completion::Done);
@@ -63,6 +62,7 @@ impl QueuedOperation {
     fn read_hold(
         &self,
         options: AcquireOptions,
+        template: &OperationTemplate,
         pending: PendingHold,
         verdict: &ScriptVerdict,
         replay: &mut Replay<'_>,
@@ -79,7 +79,7 @@ impl QueuedOperation {
             return Ok(Completion::SessionExpired);
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
-        let (decision, held_costs) = catch_panic(|| verdict.decision(options, true, replay))?;
+        let (decision, held_costs) = catch_panic(|| verdict.decision(options, template, replay))?;
         if decision.is_allowed() {
             return Ok(Completion::Decided(decision, Some(pending.granted(options, &held_costs, replay.limits))));
         }
@@ -161,16 +161,19 @@ impl QueuedOperation {
         }
         let applied = u64::try_from(held).ok().zip(u64::try_from(expiry).ok());
         let result = match applied {
-            Some((held, expiry)) => Reply::Applied { held, expiry },
-            None if held == ScriptVerdict::EXPIRED => Reply::Expired,
-            None => Reply::Refused,
+            Some((held, expiry)) => LeaseReply::Applied { held, expiry },
+            None if held == ScriptVerdict::EXPIRED => LeaseReply::Expired,
+            None => LeaseReply::Refused,
         };
         renewal.finish(&RenewalReply { reply: result, now: now.as_micros(), figures });
         Some(if ScriptVerdict::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 
     fn foreign_key_error(&self) -> Error {
-        let keys: Vec<_> = (0..self.key_offsets.len()).map(|limit| String::from_utf8_lossy(self.key(limit))).collect();
+        let keys: Vec<_> = (0..self.key_offsets.len())
+            .map(|limit| String::from_utf8_lossy(self.key(limit)))
+            .filter(|key| !key.is_empty())
+            .collect();
         Error::unavailable(format!(
             "the call to Redis failed: a key holds no state of this limiter; delete the key ({}), or choose another \
              prefix",

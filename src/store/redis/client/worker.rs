@@ -33,7 +33,7 @@ use super::dispatch::execute;
 use super::link::Link;
 use super::load_control::LoadControl;
 use super::operation::QueuedOperation;
-use super::queue::{OperationQueue, Taken};
+use super::queue::{OperationQueue, TakenBatch};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::observe::ShedCause;
@@ -66,7 +66,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(connection) = link.connection() else { break };
-            let Taken { batch, late } = queue.take_batch(&control.admission());
+            let TakenBatch { batch, late } = queue.take_batch(&control.admission());
             if batch.is_empty() && late.is_empty() {
                 break;
             }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::slot_map::{NodeAddress, SlotMap, parse_node_address};
@@ -163,19 +164,19 @@ impl Topology {
     }
 
     /// Starts a refresh of the slot map in the background, at most once per
-    /// [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL).
-    pub(super) fn refresh_in_background(&self) {
+    /// [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL). Returns its task.
+    pub(super) fn refresh_in_background(&self) -> Option<JoinHandle<()>> {
         let mut last_refresh = self.0.last_refresh.lock().unwrap_or_else(PoisonError::into_inner);
         if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
-            return;
+            return None;
         }
         *last_refresh = Some(Instant::now());
         drop(last_refresh);
         let topology = self.clone();
-        tokio::spawn(async move {
+        Some(tokio::spawn(async move {
             // After an error the next failed command starts another refresh.
             let _ = topology.refresh().await;
-        });
+        }))
     }
 
     /// Updates the slot map from the first node that replies.

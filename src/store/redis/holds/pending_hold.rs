@@ -5,8 +5,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::registry::HoldRegistry;
-use super::session::{Deadline, Session};
-use crate::decision::AcquireOptions;
+use super::session::{Session, SessionDeadline};
+use crate::decision::{AcquireOptions, Costs};
+use crate::limit::LimitCost;
 use crate::store::redis::script::LimitInfo;
 
 /// The sessions in which an operation holds, one for each limit that holds a cost, from its sending to its reply.
@@ -49,12 +50,19 @@ impl PendingHold {
                 None
             };
             let until_end = limit.held_until_end;
-            let is_fixed = !until_end && limit.cost.is_fixed();
+            let (kind, is_fixed) = (limit.cost, !until_end && limit.cost.is_fixed());
             // A cost of 0 needs no settlement, unless the actual cost differs.
             let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
-            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed, until_end, deadline }));
+            holds.extend(held.map(|held| GrantedHold { session, held, kind, is_fixed, until_end, deadline }));
         }
-        Grant { is_hold: options.hold, cost: options.cost, holds, registry: Arc::clone(&self.registry) }
+        let units = limits.iter().filter_map(|limit| limit.cost.unit()).collect();
+        Grant {
+            is_hold: options.hold,
+            costs: Box::new(options.costs()),
+            units,
+            holds,
+            registry: Arc::clone(&self.registry),
+        }
     }
 
     /// The hold was denied, or not sent.
@@ -91,8 +99,10 @@ impl Drop for PendingHold {
 pub(crate) struct Grant {
     /// Whether the caller has asked for a hold, and not only for that of requests in flight.
     pub(crate) is_hold: bool,
-    /// The cost of the request.
-    pub(crate) cost: u64,
+    /// The costs of the request.
+    pub(crate) costs: Box<Costs>,
+    /// The units of the limits.
+    pub(crate) units: Vec<&'static str>,
     holds: Vec<GrantedHold>,
     registry: Arc<HoldRegistry>,
 }
@@ -101,12 +111,13 @@ pub(crate) struct Grant {
 pub(crate) struct GrantedHold {
     pub(crate) session: Arc<Session>,
     pub(crate) held: u64,
+    kind: LimitCost,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(crate) is_fixed: bool,
     /// The cost is held until the request ends, and never charged.
     pub(crate) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.
-    deadline: Option<Deadline>,
+    deadline: Option<SessionDeadline>,
 }
 
 impl Grant {
@@ -135,6 +146,11 @@ impl GrantedHold {
         self.session.settle(self.held, actual, self.deadline);
     }
 
+    /// Returns the actual cost on this limit.
+    pub(crate) fn actual(&self, actual: &Costs) -> u64 {
+        self.kind.actual(actual, self.held)
+    }
+
     fn release(self) -> Arc<Session> {
         self.settle(0);
         self.session
@@ -143,6 +159,6 @@ impl GrantedHold {
 
 impl fmt::Debug for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("cost", &self.cost).finish_non_exhaustive()
+        f.debug_struct("Grant").field("costs", &self.costs).finish_non_exhaustive()
     }
 }

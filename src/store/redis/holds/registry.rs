@@ -12,7 +12,7 @@ use super::schedule::{Schedule, SessionKey};
 use super::session::Session;
 use super::target::SessionTarget;
 use super::update::SessionUpdate;
-use super::visit::Due;
+use super::visit::SessionDue;
 use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
@@ -28,7 +28,7 @@ use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algori
 pub(crate) trait HoldTransport: Send + Sync {
     fn send_update(&self, updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error>;
 
-    fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error>;
+    fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error>;
 }
 
 /// The sessions of a limiter, and the tasks that renew them. Both outlive a replacement of the limits.
@@ -80,7 +80,8 @@ impl HoldRegistry {
         (self.expiry / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
 
-    /// Chooses the session in which an operation holds, for each limit that holds a cost.
+    /// Chooses the session in which an operation holds, for each limit that holds a cost. The key of a limit that does not
+    /// apply is empty.
     pub(crate) fn join_sessions<'a>(
         self: &Arc<Self>,
         key: impl Fn(usize) -> &'a [u8],
@@ -93,7 +94,7 @@ impl HoldRegistry {
         for (index, limit) in limits.limits.iter().enumerate() {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
-            if !limit.options(options).hold {
+            if key(index).is_empty() || !limit.options(options).hold {
                 pending.push(None);
                 continue;
             }
@@ -200,7 +201,7 @@ impl HoldRegistry {
 
     /// Returns the work that is due now, of at most `max` sessions, and the time until the next visit. `None` if there is
     /// no session; the task of this runtime then ends.
-    pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, Due)>, Duration)> {
+    pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, SessionDue)>, Duration)> {
         let mut sessions = self.sessions();
         self.looked_at.store(self.micros(), Ordering::Relaxed);
         let due = sessions.schedule.take_due(max, self.expiry);

@@ -5,7 +5,7 @@ use tokio::runtime::Id;
 use tokio::time::sleep;
 
 use super::registry::{HoldRegistry, HoldTransport};
-use super::visit::Due;
+use super::visit::SessionDue;
 
 /// The task of one runtime that renews the sessions of a limiter, and sends the settlements that were not sent.
 ///
@@ -29,15 +29,15 @@ impl RenewalTask {
             let Some((due, until_next)) = self.registry.take_due(self.runtime, room) else { return };
             for (session, due) in due {
                 match due {
-                    Due::Charge(cost) => {
+                    SessionDue::Charge(cost) => {
                         // Tried once: a charge without a reply may have been applied, and a second one could charge
                         // twice.
-                        if let Ok(reply) = transport.send_charge(&[session], cost) {
+                        if let Ok(reply) = transport.send_charge(&[(session, cost)]) {
                             // A charge whose future is dropped is not sent.
                             tokio::spawn(reply);
                         }
                     }
-                    Due::Update => drop(self.registry.send_update(&*transport, &[session], Some(&in_flight))),
+                    SessionDue::Update => drop(self.registry.send_update(&*transport, &[session], Some(&in_flight))),
                 }
             }
             // Work that becomes due earlier waits for at most a tick.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::session::Session;
-use super::visit::{Due, Visit};
+use super::visit::{SessionDue, Visit};
 
 /// The key in Redis, and the parameters of an algorithm that is chosen by the key.
 pub(super) type SessionKey = (Arc<[u8]>, Vec<u64>);
@@ -45,7 +45,7 @@ impl Schedule {
     }
 
     /// Returns the work that is due, of at most `max` sessions, and at most the share of this time.
-    pub(super) fn take_due(&mut self, max: usize, expiry: Duration) -> Vec<(Arc<Session>, Due)> {
+    pub(super) fn take_due(&mut self, max: usize, expiry: Duration) -> Vec<(Arc<Session>, SessionDue)> {
         let (now, mut due) = (Instant::now(), Vec::new());
         let max = max.min(self.share(now, expiry));
         while due.len() < max

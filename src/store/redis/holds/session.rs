@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::id::random_id;
 use super::target::SessionTarget;
-use super::visit::{Due, UpdateEnd, Visit};
+use super::visit::{SessionDue, UpdateEnd, Visit};
 use crate::store::redis::script::{MAX_EXACT, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
@@ -23,7 +23,7 @@ pub(crate) struct Session {
 
 /// The time at which a hold ends at the latest, made unique by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Deadline {
+pub(crate) struct SessionDeadline {
     at: Instant,
     id: u64,
 }
@@ -40,7 +40,7 @@ struct SessionState {
     /// The part of it that the server does not count, because the session had expired.
     uncounted: u64,
     /// The costs that end at the latest at a time.
-    deadlines: BTreeMap<Deadline, u64>,
+    deadlines: BTreeMap<SessionDeadline, u64>,
     last_deadline: u64,
     /// All settlements.
     settled: Sums,
@@ -82,7 +82,7 @@ const UPDATE_PATIENCE: u32 = 6;
 
 /// The sums that one update carries.
 #[derive(Clone, Copy)]
-pub(super) struct Snapshot {
+pub(super) struct SessionSnapshot {
     sums: Sums,
     surcharge_before: u64,
     held: u64,
@@ -90,7 +90,7 @@ pub(super) struct Snapshot {
     sent_at: Instant,
 }
 
-impl Snapshot {
+impl SessionSnapshot {
     pub(super) fn encode(&self, id: u64) -> [f64; 5] {
         let [id, released, charged, held] = [id, self.sums.released, self.sums.charged, self.held].map(to_f64);
         [id, released, charged, f64::from(u8::from(self.ends)), held]
@@ -160,7 +160,12 @@ impl Session {
     }
 
     /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
-    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant, max_duration: Option<Duration>) -> Option<Deadline> {
+    pub(super) fn hold_granted(
+        &self,
+        cost: u64,
+        sent_at: Instant,
+        max_duration: Option<Duration>,
+    ) -> Option<SessionDeadline> {
         let mut state = self.state();
         state.pending -= 1;
         state.guards += 1;
@@ -169,7 +174,7 @@ impl Session {
         state.renewed_at = state.renewed_at.max(sent_at);
         let at = sent_at.checked_add(max_duration?)?;
         state.last_deadline += 1;
-        let deadline = Deadline { at, id: state.last_deadline };
+        let deadline = SessionDeadline { at, id: state.last_deadline };
         state.deadlines.insert(deadline, cost);
         Some(deadline)
     }
@@ -201,7 +206,7 @@ impl Session {
     }
 
     /// Settles one guard, unless its deadline has passed.
-    pub(crate) fn settle(&self, held: u64, actual: u64, deadline: Option<Deadline>) {
+    pub(crate) fn settle(&self, held: u64, actual: u64, deadline: Option<SessionDeadline>) {
         let mut state = self.state();
         if deadline.is_none_or(|deadline| state.deadlines.remove(&deadline).is_some()) {
             state.settle(held, if self.is_in_flight { 0 } else { actual });
@@ -230,9 +235,9 @@ impl Session {
             0 if next > now => (Visit::At(next), next),
             0 => {
                 let next = now + expiry / UPDATE_PATIENCE;
-                (Visit::Due(Due::Update, next), next)
+                (Visit::Due(SessionDue::Update, next), next)
             }
-            surcharge => (Visit::Due(Due::Charge(surcharge), next), next),
+            surcharge => (Visit::Due(SessionDue::Charge(surcharge), next), next),
         };
         state.visited_at = Some(next);
         visit
@@ -279,7 +284,7 @@ impl Session {
     }
 
     /// Returns the sums for an update that is about to be sent, or `None` if the session is over.
-    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+    pub(super) fn snapshot(&self) -> Option<SessionSnapshot> {
         let mut state = self.state();
         if state.is_over {
             return None;
@@ -292,12 +297,12 @@ impl Session {
         let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
         state.is_closed |= ends;
         let (sums, held) = (state.settled, state.held);
-        Some(Snapshot { sums, surcharge_before, held, ends, sent_at: Instant::now() })
+        Some(SessionSnapshot { sums, surcharge_before, held, ends, sent_at: Instant::now() })
     }
 
     /// The server has applied an update, and does not count the part `uncounted` of the held costs. Returns by how much
     /// that part has grown.
-    pub(super) fn acknowledge(&self, snapshot: &Snapshot, uncounted: u64) -> u64 {
+    pub(super) fn acknowledge(&self, snapshot: &SessionSnapshot, uncounted: u64) -> u64 {
         let mut state = self.state();
         let newly_uncounted = uncounted.saturating_sub(state.uncounted);
         state.uncounted = uncounted;
@@ -319,7 +324,7 @@ impl Session {
     /// Surcharges that an earlier, unanswered update carried may have been applied, so they are not charged again.
     ///
     /// Returns by how much the held cost that the server does not count has grown: requests in flight have not ended.
-    pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) -> u64 {
+    pub(super) fn update_missed(&self, snapshot: &SessionSnapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
             state.is_closed = true;

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::registry::HoldRegistry;
-use super::session::{Session, Snapshot};
+use super::session::{Session, SessionSnapshot};
 use super::target::SessionTarget;
 use super::visit::UpdateEnd;
 
@@ -12,7 +12,7 @@ pub(crate) struct SessionUpdate {
     /// The limit by which the update is made.
     pub(crate) target: Arc<SessionTarget>,
     /// The sums, taken when the update is sent. `None` if another update of the same call carries them.
-    snapshot: Option<Snapshot>,
+    snapshot: Option<SessionSnapshot>,
     registry: Arc<HoldRegistry>,
     end: UpdateEnd,
     /// Counts the updates of a renewal task that have not ended.

@@ -5,13 +5,13 @@ pub(super) enum Visit {
     /// No work is due before this time.
     At(Instant),
     /// Work is due, and the next visit.
-    Due(Due, Instant),
+    Due(SessionDue, Instant),
     /// The session is over; the registry removes it.
     Remove,
 }
 
 /// The work that is due for a session.
-pub(super) enum Due {
+pub(super) enum SessionDue {
     Update,
     /// A surcharge, to be charged without the session.
     Charge(u64),

@@ -7,11 +7,11 @@ use tokio::sync::Notify;
 
 use super::clock::LeaseClock;
 use super::config::Lease;
-use super::held_lease::{Due, HeldLease, Moved, Terms};
-use super::ledger::Report;
+use super::held_lease::{HeldLease, LeaseDue, Moved, Terms};
+use super::ledger::LeaseReport;
 use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
 use super::renewal::{LeaseRenewal, RenewalReply};
-use super::slot::Slot;
+use super::slot::LeaseSlot;
 use super::spending::LeasePart;
 use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
@@ -30,7 +30,7 @@ pub(crate) struct LeaseBook {
     pub(super) clock: LeaseClock,
     hasher: DefaultHashBuilder,
     /// The fingerprint selects the set.
-    sets: Box<[[Slot; SET]]>,
+    sets: Box<[[LeaseSlot; SET]]>,
     /// One for each slot. Empty if all limits have one quota for all keys.
     pub(super) slot_figures: Box<[SlotFigures]>,
     pub(super) leases: Mutex<Leases>,
@@ -94,7 +94,7 @@ impl LeaseBook {
             terms: Terms::new(&lease),
             clock,
             hasher: DefaultHashBuilder::default(),
-            sets: (0..slots / SET).map(|_| std::array::from_fn(|_| Slot::new())).collect(),
+            sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::new())).collect(),
             slot_figures: (0..figures).map(|_| SlotFigures::default()).collect(),
             leases: Mutex::new(leases),
             due: Mutex::default(),
@@ -153,11 +153,11 @@ impl LeaseBook {
             let slot = self.slot(index);
             let Some(lease) = &mut leases[index as usize] else { continue };
             match lease.due(slot, &self.terms, now, is_closing) {
-                Due::Nothing => {}
-                Due::Send(report) => {
+                LeaseDue::Nothing => {}
+                LeaseDue::Send(report) => {
                     renewals.push(LeaseRenewal::new(Arc::clone(self), index, lease, report));
                 }
-                Due::Drop { rests_until } => {
+                LeaseDue::Drop { rests_until } => {
                     leases[index as usize] = None;
                     slot.rest_until(rests_until);
                     has_ended = true;
@@ -191,7 +191,7 @@ impl LeaseBook {
         let _ = tokio::time::timeout(at_most, self.replied.notified()).await;
     }
 
-    pub(super) fn finish(&self, (index, id): (u32, u64), report: &Report, reply: &RenewalReply) {
+    pub(super) fn finish(&self, (index, id): (u32, u64), report: &LeaseReport, reply: &RenewalReply) {
         let slot = self.slot(index);
         let mut moved = Moved::default();
         if let Some(lease) = self.leases().of_id(index, id) {
@@ -216,7 +216,7 @@ impl LeaseBook {
     /// The slots in which a key can be. The key's own position is first, so that most keys are found by one look.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "parts of a hash, and at most 2^25 slots")]
-    pub(super) fn set_of(&self, fingerprint: u64) -> impl Iterator<Item = (u32, &Slot)> {
+    pub(super) fn set_of(&self, fingerprint: u64) -> impl Iterator<Item = (u32, &LeaseSlot)> {
         let (set, position) = (fingerprint as usize & (self.sets.len() - 1), (fingerprint >> 32) as usize);
         let slots = &self.sets[set];
         (position..position + SET).map(move |position| {
@@ -226,12 +226,12 @@ impl LeaseBook {
     }
 
     #[inline]
-    pub(super) fn find(&self, fingerprint: u64) -> Option<(u32, &Slot)> {
+    pub(super) fn find(&self, fingerprint: u64) -> Option<(u32, &LeaseSlot)> {
         self.set_of(fingerprint).find(|(_, slot)| slot.fingerprint() == fingerprint)
     }
 
     #[inline]
-    pub(super) fn slot(&self, index: u32) -> &Slot {
+    pub(super) fn slot(&self, index: u32) -> &LeaseSlot {
         let index = index as usize;
         &self.sets[index / SET][index % SET]
     }

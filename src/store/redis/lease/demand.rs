@@ -137,7 +137,7 @@ mod tests {
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::held_lease::REPORT_WORK;
-    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, RenewalReply, Reply};
+    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply, RenewalReply};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(100);
@@ -161,7 +161,7 @@ mod tests {
                     reports += 1;
                     expiry += 1;
                     let held = report.encode()[5] as u64;
-                    report.finish(&RenewalReply { reply: Reply::Applied { held, expiry }, now: 0, figures: None });
+                    report.finish(&RenewalReply { reply: LeaseReply::Applied { held, expiry }, now: 0, figures: None });
                 }
                 for _ in tick * demand / 16..(tick + 1) * demand / 16 {
                     if book.decide::<1>(&parts, AcquireOptions::default()).is_none() {

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use super::config::Lease;
-use super::ledger::{Change, Ledger, Reply, Report};
+use super::ledger::{Change, LeaseReply, LeaseReport, Ledger};
 use super::quota::LeasedQuota;
-use super::slot::{MAX_UNITS, Slot};
+use super::slot::{LeaseSlot, MAX_UNITS};
 use crate::store::redis::holds::random_id;
 
 /// The times of a limiter's leases, in microseconds.
@@ -72,9 +72,9 @@ pub(super) struct HeldLease {
 }
 
 /// The work that is due for a lease.
-pub(super) enum Due {
+pub(super) enum LeaseDue {
     Nothing,
-    Send(Report),
+    Send(LeaseReport),
     /// Nothing is held and nothing is wanted: the lease can be dropped. The key gets no other one before this time.
     Drop {
         rests_until: u64,
@@ -110,36 +110,36 @@ impl HeldLease {
     }
 
     /// Returns the work that is due. With `is_closing` all units are released.
-    pub(super) fn due(&mut self, slot: &Slot, terms: &Terms, now: u64, is_closing: bool) -> Due {
+    pub(super) fn due(&mut self, slot: &LeaseSlot, terms: &Terms, now: u64, is_closing: bool) -> LeaseDue {
         if self.is_in_flight || (now < self.next_at && !is_closing) {
-            return Due::Nothing;
+            return LeaseDue::Nothing;
         }
         if let Some(report) = self.ledger.pending()
             && now < report.sent_at + terms.usable
             && !is_closing
         {
             self.is_in_flight = true;
-            return Due::Send(report);
+            return LeaseDue::Send(report);
         }
         let elapsed = now.saturating_sub(self.counted_at);
         let is_half_over = elapsed >= terms.duration / 2;
         let is_dry = slot.is_due() && elapsed >= terms.tick();
         if !is_half_over && !is_dry && !is_closing {
-            return Due::Nothing;
+            return LeaseDue::Nothing;
         }
         slot.clear_due();
         let spent = self.ledger.spent_since(slot.remaining());
         let demand = slot.take_demand().saturating_add(spent);
         if self.ledger.is_settled() && (is_closing || self.is_ending || demand < MIN_DEMAND) {
             let rests_until = if self.is_ending { now + REST_DURATIONS * terms.duration } else { 0 };
-            return Due::Drop { rests_until };
+            return LeaseDue::Drop { rests_until };
         }
         self.pay_report(spent);
         let want = if is_closing || self.is_ending { 0 } else { self.want(demand, elapsed, terms) };
         let keep = if slot.has_passed(now) { 0 } else { want };
         let (remaining, kept) = slot.begin_generation(keep);
         (self.counted_at, self.wanted, self.is_in_flight) = (now, want, true);
-        Due::Send(self.ledger.report(remaining, kept, want, now))
+        LeaseDue::Send(self.ledger.report(remaining, kept, want, now))
     }
 
     /// Compares the work of the next report with what the lease has saved. `spent` units were spent since the last one.
@@ -163,13 +163,20 @@ impl HeldLease {
     }
 
     /// Applies a reply.
-    pub(super) fn finish(&mut self, slot: &Slot, terms: &Terms, report: &Report, reply: Reply, now: u64) -> Moved {
+    pub(super) fn finish(
+        &mut self,
+        slot: &LeaseSlot,
+        terms: &Terms,
+        report: &LeaseReport,
+        reply: LeaseReply,
+        now: u64,
+    ) -> Moved {
         if self.ledger.pending().is_none_or(|pending| pending.sequence != report.sequence) {
             // The report was given up, and a later one carries its sums.
             return Moved::default();
         }
         self.is_in_flight = false;
-        if !matches!(reply, Reply::Applied { .. }) {
+        if !matches!(reply, LeaseReply::Applied { .. }) {
             // Before the ledger, so that nothing is spent that belongs to no account.
             slot.begin_generation(0);
         }
@@ -178,7 +185,7 @@ impl HeldLease {
         };
         let before = self.held;
         match (change, reply) {
-            (Change::Granted { units, deadline }, Reply::Applied { held, .. }) => {
+            (Change::Granted { units, deadline }, LeaseReply::Applied { held, .. }) => {
                 slot.grant(units, deadline);
                 self.held = held;
                 let granted = held.saturating_sub(report.keep);
@@ -189,7 +196,7 @@ impl HeldLease {
                 let spent = report.unconfirmed;
                 Moved { granted, spent, returned: before.saturating_sub(spent + report.keep), lost: 0 }
             }
-            (Change::Stop, Reply::Applied { held, .. }) => {
+            (Change::Stop, LeaseReply::Applied { held, .. }) => {
                 let (remaining, _) = slot.begin_generation(0);
                 self.ledger.stop(remaining);
                 slot.set_short(true);
@@ -202,7 +209,7 @@ impl HeldLease {
             }
             _ => {
                 self.held = 0;
-                self.next_at = now + if reply == Reply::Expired { 0 } else { terms.duration };
+                self.next_at = now + if reply == LeaseReply::Expired { 0 } else { terms.duration };
                 let spent = report.unconfirmed.min(before);
                 Moved { granted: 0, spent, returned: 0, lost: before - spent }
             }

@@ -5,7 +5,7 @@
 
 /// A report to the server, which also asks for a new grant. A report without a reply is sent again unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Report {
+pub(crate) struct LeaseReport {
     /// The number of the report. The server applies each number once, and none after a higher one.
     pub(crate) sequence: u64,
     /// All units that the process has spent since the lease began.
@@ -24,7 +24,7 @@ pub(crate) struct Report {
 
 /// The server's reply to a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Reply {
+pub(crate) enum LeaseReply {
     /// The server has applied the report, and holds `held` units until `expiry`; 0 if it holds none. If the expiry is
     /// not later than before, the process must stop to spend.
     Applied { held: u64, expiry: u64 },
@@ -55,7 +55,7 @@ pub(crate) struct Ledger {
     confirmed: u64,
     expiry: u64,
     /// The report that no reply has answered.
-    pending: Option<Report>,
+    pending: Option<LeaseReport>,
 }
 
 impl Ledger {
@@ -65,7 +65,7 @@ impl Ledger {
     }
 
     /// The report that no reply has answered.
-    pub(crate) fn pending(&self) -> Option<Report> {
+    pub(crate) fn pending(&self) -> Option<LeaseReport> {
         self.pending
     }
 
@@ -80,11 +80,11 @@ impl Ledger {
     /// that is spent after that belongs to the next report.
     ///
     /// An unanswered report is given up. The new one carries its sums as well.
-    pub(crate) fn report(&mut self, remaining: u64, keep: u64, want: u64, now: u64) -> Report {
+    pub(crate) fn report(&mut self, remaining: u64, keep: u64, want: u64, now: u64) -> LeaseReport {
         self.spent += self.spent_since(remaining);
         self.outstanding = keep;
         self.sequence += 1;
-        let report = Report {
+        let report = LeaseReport {
             sequence: self.sequence,
             spent: self.spent,
             unconfirmed: self.spent - self.confirmed,
@@ -101,11 +101,11 @@ impl Ledger {
     ///
     /// The server's expiry is at least `usable` after it received the report, so the deadline counts from the first time
     /// that the report was sent.
-    pub(crate) fn reply(&mut self, sequence: u64, reply: Reply, usable: u64, now: u64) -> Option<Change> {
+    pub(crate) fn reply(&mut self, sequence: u64, reply: LeaseReply, usable: u64, now: u64) -> Option<Change> {
         let report = self.pending.filter(|report| report.sequence == sequence)?;
         self.pending = None;
         match reply {
-            Reply::Applied { held, expiry } => {
+            LeaseReply::Applied { held, expiry } => {
                 self.confirmed = report.spent;
                 if held > 0 && expiry <= report.expiry {
                     return Some(Change::Stop);
@@ -120,7 +120,7 @@ impl Ledger {
                 }
                 Some(Change::Granted { units, deadline })
             }
-            Reply::Expired | Reply::Refused => {
+            LeaseReply::Expired | LeaseReply::Refused => {
                 // What was spent after the report belonged to the same hold, and is charged with it.
                 (self.confirmed, self.outstanding, self.expiry) = (self.spent, 0, 0);
                 Some(Change::Lost)
@@ -141,8 +141,8 @@ mod tests {
 
     const USABLE: u64 = 90;
 
-    fn applied(held: u64, expiry: u64) -> Reply {
-        Reply::Applied { held, expiry }
+    fn applied(held: u64, expiry: u64) -> LeaseReply {
+        LeaseReply::Applied { held, expiry }
     }
 
     /// A ledger with ten units, granted to a report of the time 0.
@@ -182,7 +182,7 @@ mod tests {
     fn expired_hold_settles_what_was_spent_after_the_report() {
         let mut ledger = with_ten();
         let report = ledger.report(4, 4, 8, 50);
-        assert_eq!(ledger.reply(report.sequence, Reply::Expired, USABLE, 200), Some(Change::Lost));
+        assert_eq!(ledger.reply(report.sequence, LeaseReply::Expired, USABLE, 200), Some(Change::Lost));
         assert!(ledger.is_settled());
         let next = ledger.report(0, 0, 8, 210);
         assert_eq!((next.unconfirmed, next.expiry), (0, 0), "a new hold");

@@ -9,6 +9,10 @@ pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Er
     for (index, limit) in limits.iter().enumerate() {
         let problem = if limit.held_until_end {
             "counts requests in flight, which have no quota to lease"
+        } else if limit.is_conditional {
+            "applies only to some requests"
+        } else if limit.keeps_free {
+            "keeps units free from some requests"
         } else if limit.is_queue {
             "is a queue, whose starts are one after the other"
         } else {

@@ -40,7 +40,7 @@ mod task;
 pub(crate) use self::book::LeaseBook;
 pub(crate) use self::clock::LeaseClock;
 pub use self::config::Lease;
-pub(crate) use self::ledger::Reply;
+pub(crate) use self::ledger::LeaseReply;
 pub(crate) use self::limits::check_limits;
 pub(crate) use self::renewal::{LeaseRenewal, RenewalReply};
 pub(crate) use self::spending::{LeasePart, first};

@@ -77,7 +77,7 @@ impl LeasedQuota {
             max_held,
             figures: QuotaFigures {
                 limit: idle.limit,
-                window: micros_floor(idle.window),
+                window: idle.window.map_or(0, micros_floor),
                 supports_scheduling: algorithm.supports_scheduling(),
                 max_cost: if max_held < MIN_GRANT { 0 } else { (max_held / 8).max(1) },
             },

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::book::LeaseBook;
 use super::held_lease::HeldLease;
-use super::ledger::{Reply, Report};
+use super::ledger::{LeaseReply, LeaseReport};
 use super::quota::LeasedQuota;
 use crate::decision::LimitSnapshot;
 use crate::store::redis::script::to_f64;
@@ -13,7 +13,7 @@ pub(crate) struct LeaseRenewal {
     book: Arc<LeaseBook>,
     slot: u32,
     id: u64,
-    report: Report,
+    report: LeaseReport,
     /// The name of the key in Redis.
     pub(crate) key: Arc<[u8]>,
     pub(crate) quota: Arc<LeasedQuota>,
@@ -22,20 +22,20 @@ pub(crate) struct LeaseRenewal {
 
 /// The server's reply, and its figures for estimates.
 pub(crate) struct RenewalReply {
-    pub(crate) reply: Reply,
+    pub(crate) reply: LeaseReply,
     pub(crate) now: u64,
     pub(crate) figures: Option<LimitSnapshot>,
 }
 
 impl LeaseRenewal {
-    pub(super) fn new(book: Arc<LeaseBook>, slot: u32, lease: &HeldLease, report: Report) -> Self {
+    pub(super) fn new(book: Arc<LeaseBook>, slot: u32, lease: &HeldLease, report: LeaseReport) -> Self {
         let (key, quota) = (Arc::clone(&lease.key), Arc::clone(&lease.quota));
         Self { book, slot, id: lease.id, report, key, quota, is_finished: false }
     }
 
     /// Returns the numbers to send.
     pub(crate) fn encode(&self) -> [f64; 7] {
-        let Report { sequence, spent, unconfirmed, keep, want, expiry, .. } = self.report;
+        let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, .. } = self.report;
         [self.id, sequence, spent, unconfirmed, keep, want, expiry].map(to_f64)
     }
 

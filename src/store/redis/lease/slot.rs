@@ -20,7 +20,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// The remainder of a slot without a lease is 0. A slot gets another key only then, and begins a new generation before
 /// it gets units.
 #[repr(align(64))]
-pub(super) struct Slot {
+pub(super) struct LeaseSlot {
     /// The hash of the key; 0 for none.
     fingerprint: AtomicU64,
     units: AtomicU64,
@@ -45,13 +45,13 @@ pub(super) struct Slot {
 
 /// A cost that a decision has taken from a lease, and has not spent yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct TakenUnits {
     cost: u64,
     /// The units after the subtraction.
     after: u64,
 }
 
-impl Taken {
+impl TakenUnits {
     /// The remainder.
     #[allow(clippy::cast_possible_truncation, reason = "masked")]
     pub(super) fn left(self) -> u32 {
@@ -72,7 +72,7 @@ fn is_same_generation(units: u64, others: u64) -> bool {
 /// The maximum remainder.
 pub(super) const MAX_UNITS: u64 = REMAINDER >> 1;
 
-impl Slot {
+impl LeaseSlot {
     pub(super) fn new() -> Self {
         Self {
             fingerprint: AtomicU64::new(0),
@@ -99,7 +99,7 @@ impl Slot {
     /// The caller must read the clock after that, and then spend the cost ([`may_spend`](Self::may_spend)) or
     /// [give it back](Self::give_back). A decision of several limits takes the cost of each, and reads the clock once.
     #[inline]
-    pub(super) fn take(&self, fingerprint: u64, cost: u64) -> Option<Taken> {
+    pub(super) fn take(&self, fingerprint: u64, cost: u64) -> Option<TakenUnits> {
         let mut units = self.units.load(Ordering::Acquire);
         loop {
             // After the units: if they belong to another key by now, so does the fingerprint.
@@ -108,7 +108,7 @@ impl Slot {
             }
             let after = units - cost;
             match self.units.compare_exchange_weak(units, after, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(Taken { cost, after }),
+                Ok(_) => return Some(TakenUnits { cost, after }),
                 Err(current) => units = current,
             }
         }
@@ -116,13 +116,13 @@ impl Slot {
 
     /// Returns whether a cost may be spent at `now`, a time that was read after the cost was taken.
     #[inline]
-    pub(super) fn may_spend(&self, taken: Taken, now: u64) -> bool {
+    pub(super) fn may_spend(&self, taken: TakenUnits, now: u64) -> bool {
         now < self.deadline.load(Ordering::Acquire)
             && is_same_generation(self.units.load(Ordering::Acquire), taken.after)
     }
 
     /// Returns a cost to the remainder, unless a report has counted it as spent.
-    pub(super) fn give_back(&self, taken: Taken) {
+    pub(super) fn give_back(&self, taken: TakenUnits) {
         let give_back = |units: u64| is_same_generation(units, taken.after).then(|| units + taken.cost);
         let _ = self.units.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_back);
     }
@@ -269,15 +269,15 @@ mod tests {
     const KEY: u64 = 7;
 
     /// A slot with units until the time 100.
-    fn leased(units: u64) -> Slot {
-        let slot = Slot::new();
+    fn leased(units: u64) -> LeaseSlot {
+        let slot = LeaseSlot::new();
         slot.assign(KEY);
         slot.grant(units, 100);
         slot
     }
 
     /// Spends a cost, as a decision of one limit does. Returns what is left.
-    fn spend(slot: &Slot, fingerprint: u64, cost: u64, now: impl FnOnce() -> u64) -> Option<u32> {
+    fn spend(slot: &LeaseSlot, fingerprint: u64, cost: u64, now: impl FnOnce() -> u64) -> Option<u32> {
         let taken = slot.take(fingerprint, cost)?;
         if slot.may_spend(taken, now()) {
             return Some(taken.left());

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 
-use super::slot::Slot;
+use super::slot::LeaseSlot;
 
 const KEY: u64 = 7;
 const OTHER_KEY: u64 = 8;
@@ -52,7 +52,7 @@ enum Decision {
 }
 
 struct Model {
-    slot: Slot,
+    slot: LeaseSlot,
     time: AtomicU64,
     mistake: Mistake,
 }
@@ -65,7 +65,7 @@ struct Reported {
 
 impl Model {
     fn new(units: u64, mistake: Mistake) -> Arc<Self> {
-        let slot = Slot::new();
+        let slot = LeaseSlot::new();
         slot.assign(KEY);
         slot.grant(units, DEADLINE);
         Arc::new(Self { slot, time: AtomicU64::new(0), mistake })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::book::LeaseBook;
 use super::quota::{LeasedLimit, QuotaFigures};
-use super::slot::{Slot, Taken};
+use super::slot::{LeaseSlot, TakenUnits};
 use crate::clock::Timestamp;
 use crate::decision::{
     AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Plan, Verdict,
@@ -23,11 +23,11 @@ pub(crate) struct LeasePart {
 #[derive(Clone, Copy)]
 struct Share<'a> {
     limit: &'a LeasedLimit,
-    slot: &'a Slot,
+    slot: &'a LeaseSlot,
     index: u32,
     cost: u64,
     /// `None` for a shadow limit without room.
-    taken: Option<Taken>,
+    taken: Option<TakenUnits>,
 }
 
 impl LeaseBook {
@@ -152,7 +152,7 @@ fn snapshot(&[limit, window, remaining, idle_at, at]: &[u64; 5]) -> LimitSnapsho
     let next_token = if remaining < limit { window / limit.max(1) } else { 0 };
     LimitSnapshot {
         limit,
-        window: Duration::from_micros(window),
+        window: (window > 0).then(|| Duration::from_micros(window)),
         remaining,
         reset: Duration::from_micros(idle_at.saturating_sub(at)),
         next_token_after: Duration::from_micros(next_token),
@@ -172,7 +172,7 @@ mod tests {
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseTransport, RenewalReply, Reply};
+    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseReply, LeaseTransport, RenewalReply};
     use crate::{Gcra, Limit, Quota};
 
     const LIMITS: usize = 2;
@@ -201,7 +201,7 @@ mod tests {
         }
         clock.advance(DURATION / 2);
         for report in book.take_due(true) {
-            report.finish(&RenewalReply { reply: Reply::Applied { held: 100, expiry: 1 }, now: 0, figures: None });
+            report.finish(&RenewalReply { reply: LeaseReply::Applied { held: 100, expiry: 1 }, now: 0, figures: None });
         }
         let mut decision = None;
         let allocations = allocation_counter::measure(|| decision = decide());

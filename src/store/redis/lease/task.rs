@@ -9,6 +9,7 @@ use super::book::LeaseBook;
 use super::renewal::LeaseRenewal;
 use crate::error::Error;
 use crate::runtime;
+use crate::store::redis::background;
 
 /// Queues reports. The client implements it.
 pub(crate) trait LeaseTransport: Send + Sync {
@@ -34,7 +35,7 @@ impl LeaseBook {
             // The reports of the last task may wait in its runtime, which sends nothing.
             self.give_up_reports();
             let transport: Weak<dyn LeaseTransport> = Weak::clone(transport) as Weak<dyn LeaseTransport>;
-            runtime.spawn(RenewalTask { book: Arc::clone(self), number }.run(transport));
+            background::spawn(&runtime, RenewalTask { book: Arc::clone(self), number }.run(transport));
         }
     }
 
@@ -131,7 +132,7 @@ mod tests {
     use crate::observe::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock, RenewalReply, Reply};
+    use crate::store::redis::lease::{Lease, LeaseClock, LeaseReply, RenewalReply};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(160);
@@ -160,7 +161,7 @@ mod tests {
             drop(sent);
             for report in replied {
                 let held = report.encode()[5] as u64;
-                let reply = Reply::Applied { held, expiry: now + 1_000_000 };
+                let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
                 report.finish(&RenewalReply { reply, now, figures: None });
             }
         }

@@ -11,7 +11,7 @@ use crate::clock::micros_floor;
 use crate::limiter::BoxFuture;
 use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure};
 use crate::store::redis::simulation_tests::quota::{Form, Quota};
-use crate::store::redis::simulation_tests::wire::{Input, LATE, Reply, Step, Template, to_f64};
+use crate::store::redis::simulation_tests::wire::{BatchReply, Input, LATE, Step, Template, to_f64};
 use crate::store::redis::{Redis, RedisServer};
 use crate::{Error, Gcra};
 
@@ -157,7 +157,7 @@ impl State {
             .filter(|(every, _)| self.calls.is_multiple_of(*every))
             .map_or(Duration::ZERO, |slow| slow.1);
         self.last_reply = self.last_reply.max(self.busy_until + self.link.round_trip / 2 + self.jitter() + slow);
-        let reply = Reply { results, values: vec![None; key_counts[0]], expired: 0 };
+        let reply = BatchReply { results, values: vec![None; key_counts[0]], expired: 0 };
         let reply = reply.pack(now, is_fast && !is_late);
         (Value::BulkString(reply), self.last_reply)
     }

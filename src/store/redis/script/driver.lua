@@ -12,7 +12,7 @@
 --   H  for each key the length of its value before the batch
 --      the values
 --
--- The results of a decision are, for each limit, its verdict as `peek` returns it; then (not after the fast path) the sum
+-- The results of a decision are, for each limit that applies, its verdict as `peek` returns it; then (not after the fast path) the sum
 -- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, and of 4, 8, 16 .. for each limit whose
 -- key is blocked; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
@@ -49,8 +49,10 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
     if holds[index] then
       s = held_costs.charged(index, at, p)
     end
-    local own = peek(kernel, index, s, at, max_delay, p)
-    local immediate, supports_scheduling = own, kernel.supports_scheduling
+    -- A limit that keeps units free schedules nothing.
+    local asked = template.asked and template.asked[l]
+    local own = peek(kernel, index, s, at, asked and 0 or max_delay, asked or p)
+    local immediate, supports_scheduling = own, kernel.supports_scheduling and not asked
     if limits > 1 and supports_scheduling and own ~= 0 then
       immediate = peek(kernel, index, s, at, 0, p)
     end
@@ -272,17 +274,54 @@ local function operate(template, operation)
   end
 end
 
+-- Runs a decision.
+local function run_decision(template, operation)
+  if is_late then
+    fail(LATE)
+  else
+    decide(template, operation)
+  end
+end
+
+-- Runs a decision over the limits that apply to its key: those with a key in Redis. The others have no part in the
+-- decision, and no results, as if the limiter did not have them.
+local function run_decision_of_some(template, operation)
+  local all_kernels, all_limits, ids = kernels, limits, template.ids
+  local applying, some, keys = {}, { op = template.op, limit = 0, arg1 = template.arg1, arg2 = template.arg2 }, { 0 }
+  local asked = template.asked
+  some.ids, some.asked = ids and {}, asked and {}
+  for l = 1, all_limits do
+    if operation[l + 1] > 0 then
+      local next = #applying + 1
+      applying[next], some[next], keys[next + 1] = all_kernels[l], template[l], operation[l + 1]
+      if ids then
+        some.ids[next] = ids[l]
+      end
+      if asked then
+        some.asked[next] = asked[l]
+      end
+    end
+  end
+  kernels, limits = applying, #applying
+  run_decision(some, keys)
+  kernels, limits = all_kernels, all_limits
+end
+
 local operation_words = limits + 2
 local operation_format = '<' .. ('H'):rep(operation_words)
 for _ = 1, operation_count do
   local operation = { unpack(operation_format, input, pos) }
   pos = operation[operation_words + 1]
   local template = templates[operation[1]]
+  local run = run_decision
+  for l = 1, limits do
+    if operation[l + 1] == 0 then
+      run = run_decision_of_some
+    end
+  end
   for _ = 1, operation[operation_words] do
-    if template.op <= HOLD and is_late then
-      fail(LATE)
-    elseif template.op <= HOLD then
-      decide(template, operation)
+    if template.op <= HOLD then
+      run(template, operation)
     else
       operate(template, operation)
     end

@@ -1,3 +1,6 @@
+/// The key index of a limit without part in an operation. The script receives 0 for it.
+pub(crate) const NO_KEY: u16 = u16::MAX;
+
 /// Encodes the steps of a batch. Equal consecutive steps become one step with a repeat count.
 pub(crate) struct StepEncoder {
     encoded: Vec<u8>,

@@ -5,7 +5,7 @@ use super::template::{Operation, OperationTemplate};
 use crate::algorithm::LuaScript;
 use crate::decision::{AcquireOptions, Name};
 use crate::error::Error;
-use crate::limit::LimitCost;
+use crate::limit::{LimitCost, LimitFacts};
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -21,11 +21,23 @@ pub(crate) struct LimitInfo {
     pub(crate) is_queue: bool,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
+    /// The limit may not apply to some keys.
+    pub(crate) is_conditional: bool,
+    /// The limit counts by the whole key.
+    pub(crate) is_whole_key: bool,
+    /// The limit keeps units free from some requests.
+    pub(crate) keeps_free: bool,
     /// The algorithm, if it is the same for all keys.
     pub(crate) fixed_algorithm: Option<Arc<dyn FixedAlgorithm>>,
 }
 
 impl LimitInfo {
+    /// Returns what the checks of a limiter's limits need.
+    pub(crate) fn facts(&self) -> LimitFacts<'_> {
+        let &Self { is_conditional, is_whole_key, keeps_free, is_queue, cost, .. } = self;
+        LimitFacts { name: self.name.as_str(), is_conditional, is_whole_key, keeps_free, is_queue, cost }
+    }
+
     /// Returns the options of a decision for this limit.
     pub(crate) fn options(&self, options: AcquireOptions) -> AcquireOptions {
         let options = self.cost.options(options);
@@ -62,7 +74,8 @@ impl LimitInfo {
         algorithm.params(cost, &mut params);
         params.extend([u64::from(self.shadow), cost]);
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
-        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, uses_fast_path: false }
+        let kept_free = Vec::new();
+        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, kept_free, uses_fast_path: false }
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::limit_info::LimitInfo;
-use super::source::{LeaseScript, Script};
+use super::source::Script;
 
 /// The limits of a limiter until they are replaced, and their script.
 pub(crate) struct LimitSet {
@@ -15,8 +15,8 @@ pub(crate) struct LimitSet {
 }
 
 impl LimitSet {
-    pub(crate) fn new(generation: u64, limits: Vec<LimitInfo>, leases: LeaseScript) -> Self {
-        let script = Script::for_limits(&limits, leases);
+    pub(crate) fn new(generation: u64, limits: Vec<LimitInfo>, has_leases: bool) -> Self {
+        let script = Script::for_limits(&limits, has_leases);
         Self { generation, limits, script, is_loaded: AtomicBool::new(false) }
     }
 

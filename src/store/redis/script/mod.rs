@@ -21,11 +21,11 @@ mod source;
 mod template;
 mod verdict;
 
-pub(crate) use self::encode::{StepEncoder, push_f64, push_u16};
+pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
 pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
 pub(crate) use self::limit_set::{LimitSet, group_by_limits};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
-pub(crate) use self::source::{LeaseScript, Script};
+pub(crate) use self::source::Script;
 pub(crate) use self::template::{MAX_EXACT, Operation, OperationTemplate, to_f64};
 pub(crate) use self::verdict::{Replay, ScriptVerdict};

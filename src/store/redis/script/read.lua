@@ -18,16 +18,18 @@
 --
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
---   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease
+--   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease; of a decision the
+--      sum of 1, 2, 4 .. for each limit that keeps units free
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
+--   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
 --   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
 --   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
 --      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
 --
--- An operation is the number of its template, for each limit the number of its key (0 for none), and a repeat count
--- (all H).
+-- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
+-- operation), and a repeat count (all H).
 --
 -- # Values
 --
@@ -209,13 +211,25 @@ local templates = {}
 for index = 1, template_count do
   local op, limit, arg1, arg2
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
-  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false }
+  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
     pos = p[params + 3]
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
+  end
+  if op <= HOLD and arg1 > 0 then
+    -- By these parameters the limit allows the request. It is charged by the others.
+    template.asked = {}
+    for l = 1, limits do
+      local params = kernels[l].params
+      if arg1 % 2 == 1 then
+        template.asked[l] = { unpack(format(params), input, pos) }
+        pos = template.asked[l][params + 1]
+      end
+      arg1 = math.floor(arg1 / 2)
+    end
   end
   if op == HOLD or op == UPDATE or op == LEASE then
     local count = op == HOLD and limits or op == UPDATE and 5 or 7

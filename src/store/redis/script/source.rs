@@ -9,7 +9,7 @@ use crate::algorithm::LuaScript;
 #[derive(Debug)]
 pub(crate) struct Script {
     kernels: Vec<LuaScript>,
-    leases: LeaseScript,
+    has_leases: bool,
     text: String,
     hash: String,
 }
@@ -18,26 +18,17 @@ pub(crate) struct Script {
 static RECENT: Mutex<Vec<Arc<Script>>> = Mutex::new(Vec::new());
 const MAX_RECENT: usize = 16;
 
-/// The part of the script for leases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LeaseScript {
-    None,
-    Leases,
-    /// For tests: a protocol that admits too much.
-    ChargedAtGrant,
-}
-
 impl Script {
     /// Returns the script of these limits.
-    pub(crate) fn for_limits(limits: &[LimitInfo], leases: LeaseScript) -> Arc<Self> {
+    pub(crate) fn for_limits(limits: &[LimitInfo], has_leases: bool) -> Arc<Self> {
         let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = |script: &&Arc<Self>| {
-            script.leases == leases && script.kernels.iter().eq(limits.iter().map(|limit| &limit.script))
+            script.has_leases == has_leases && script.kernels.iter().eq(limits.iter().map(|limit| &limit.script))
         };
         if let Some(script) = recent.iter().find(is_same) {
             return Arc::clone(script);
         }
-        let script = Arc::new(Self::new(limits, leases));
+        let script = Arc::new(Self::new(limits, has_leases));
         if recent.len() == MAX_RECENT {
             recent.remove(0);
         }
@@ -47,7 +38,7 @@ impl Script {
 
     /// Builds the text. The text depends on the limits' algorithms only, not on their quotas, so equal limiters share a
     /// cached script.
-    fn new(limits: &[LimitInfo], leases: LeaseScript) -> Self {
+    fn new(limits: &[LimitInfo], has_leases: bool) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [limit] = limits
             && let Some(fast_path) = limit.script.fast_path()
@@ -68,15 +59,12 @@ impl Script {
         text.extend(kernels);
         text.push_str(include_str!("read.lua"));
         text.push_str(include_str!("holds.lua"));
-        if leases != LeaseScript::None {
+        if has_leases {
             text.push_str(include_str!("lease.lua"));
-        }
-        if leases == LeaseScript::ChargedAtGrant {
-            text.push_str(include_str!("lease_charged_at_grant.lua"));
         }
         text.push_str(include_str!("driver.lua"));
         let hash = HashedScript::new(&text).get_hash().to_owned();
-        Self { kernels: limits.iter().map(|limit| limit.script).collect(), leases, text, hash }
+        Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }
     }
 
     pub(crate) fn text(&self) -> &str {

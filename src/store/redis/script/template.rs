@@ -21,15 +21,19 @@ pub(crate) struct OperationTemplate {
     pub(crate) operation: Operation,
     /// The number of the limit, from 1; 0 for all limits.
     pub(crate) limit: u16,
-    /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease.
+    /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease; of a decision for each
+    /// limit that keeps units free a bit.
     pub(crate) arg1: u64,
     /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases
     /// hold.
     pub(crate) arg2: i64,
     /// The cost of an operation on one limit. Not sent.
     pub(crate) cost: u64,
-    /// For each limit of the operation the algorithm's parameters, 1 for a shadow limit, and the cost.
+    /// For each limit of the operation the algorithm's parameters, 1 for a shadow limit, and the cost. Of a decision then
+    /// for each limit that keeps units free the algorithm's parameters for the cost and these units.
     pub(crate) params: Vec<u64>,
+    /// For each limit the units that are kept free from the request. Empty if no limit keeps any free. Not sent.
+    pub(crate) kept_free: Vec<Option<u64>>,
     /// Whether the script's fast path supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,
 }

@@ -1,15 +1,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::encode::NO_KEY;
 use super::limit_info::{LimitInfo, limit_has_no_algorithm};
 use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
+use super::template::{Operation, OperationTemplate};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, Verdict};
 use crate::error::Error;
 
-/// The script's reply to one decision: a value for each limit.
+/// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
 pub(crate) struct ScriptVerdict {
     values: Vec<i64>,
     cannot_schedule: bool,
@@ -35,6 +37,11 @@ pub(crate) struct Replay<'a> {
 }
 
 impl Replay<'_> {
+    /// Returns whether the limit with this index has a part in the operation.
+    pub(crate) fn applies(&self, limit: usize) -> bool {
+        self.key_indices[limit] != NO_KEY
+    }
+
     pub(crate) fn state(&mut self, limit: usize) -> &mut ReplayedState {
         &mut self.states[usize::from(self.key_indices[limit])]
     }
@@ -57,17 +64,21 @@ impl ScriptVerdict {
         value == Self::INVALID_STATE || value == ReplyReader::NOT_A_NUMBER
     }
 
-    pub(crate) fn read(reply: &mut ReplyReader<'_>, limits: &[LimitInfo]) -> Option<Self> {
+    pub(crate) fn read(reply: &mut ReplyReader<'_>, replay: &Replay<'_>) -> Option<Self> {
+        let limits = replay.limits;
         // `collect` would not know the length.
         let mut values = Vec::with_capacity(limits.len());
-        for _ in limits {
-            values.push(reply.next_i64()?);
+        for index in 0..limits.len() {
+            values.push(if replay.applies(index) { reply.next_i64()? } else { 0 });
         }
         let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
         if !values.iter().any(|value| (Self::INVALID_STATE..=Self::LATE).contains(value)) {
-            for _ in limits.iter().filter(|limit| limit.script.state_encoding() == StateEncoding::Header) {
+            let has_view = |(index, limit): &(usize, &LimitInfo)| {
+                limit.script.state_encoding() == StateEncoding::Header && replay.applies(*index)
+            };
+            for _ in limits.iter().enumerate().filter(has_view) {
                 let view = [reply.next_i64()?, reply.next_i64()?, reply.next_i64()?].map(to_unsigned);
                 is_invalid |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
@@ -77,7 +88,12 @@ impl ScriptVerdict {
             values[0] = Self::INVALID_STATE;
         }
         let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
-        let blocked = flags.unsigned_abs() >> 2;
+        // The script has one flag for each limit that applies.
+        let (mut flags, mut blocked) = (flags.unsigned_abs() >> 2, 0);
+        for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
+            blocked |= (flags & 1) << index;
+            flags >>= 1;
+        }
         Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, views })
     }
 
@@ -114,16 +130,21 @@ impl ScriptVerdict {
 
     /// Replays the decision. Returns it, and for each limit the held cost, if the limit holds one (holds only).
     ///
-    /// `charges` is false for a peek.
+    /// `template` is the one of the decision.
     pub(crate) fn decision(
         &self,
         options: AcquireOptions,
-        charges: bool,
+        template: &OperationTemplate,
         replay: &mut Replay<'_>,
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
+        let charges = template.operation != Operation::Peek;
+        let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
         let mut readings = Vec::with_capacity(limits.len());
         for (index, (limit, &value)) in limits.iter().zip(&self.values).enumerate() {
+            if !replay.applies(index) {
+                continue;
+            }
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             // The script returns the verdicts by which the limits decide together.
             let (verdict, own) = (parse_verdict(value), limit.options(options));
@@ -133,16 +154,20 @@ impl ScriptVerdict {
                 cost: own.cost,
                 holds: own.hold,
                 held: replay.state(index).held,
-                supports_scheduling: algorithm.supports_scheduling() && !options.hold,
+                supports_scheduling: algorithm.supports_scheduling() && !options.hold && kept_free(index).is_none(),
                 shadow: limit.shadow,
                 ..LimitReading::EMPTY
             });
         }
         let plan = Plan::with_schedule(readings.iter(), || !self.cannot_schedule);
-        let mut views = self.views.iter();
+        let (mut views, mut readings) = (self.views.iter(), readings.iter());
         let mut statuses = Vec::with_capacity(limits.len());
         let mut held_costs = Vec::with_capacity(limits.len());
-        for (index, (limit, reading)) in limits.iter().zip(&readings).enumerate() {
+        for (index, limit) in limits.iter().enumerate() {
+            let Some(reading) = replay.applies(index).then(|| readings.next()).flatten() else {
+                held_costs.push(None);
+                continue;
+            };
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             let state = replay.state(index);
             let options = limit.options(options);
@@ -156,6 +181,7 @@ impl ScriptVerdict {
                 let held = state.held;
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
+            let snapshot = snapshot.keeping_free(kept_free(index));
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
             statuses.push(status.with_block(self.blocked >> index & 1 != 0));
         }

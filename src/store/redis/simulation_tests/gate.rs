@@ -8,27 +8,52 @@ use std::task::{Context, Poll, Waker};
 use pin_project::pin_project;
 
 thread_local! {
-    /// The wakers of the tasks that wait, while the gate is shut. Each simulation runs in one thread.
-    static WAITING: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    /// Each simulation runs in one thread.
+    static GATE: RefCell<Gate> = const { RefCell::new(Gate { spawned: 0, shut: 0, waiting: Vec::new() }) };
 }
 
-/// From now on, no background task is polled.
+struct Gate {
+    /// The number of background tasks so far.
+    spawned: u64,
+    /// Tasks with a number below this are not polled.
+    shut: u64,
+    /// The wakers of the tasks that wait.
+    waiting: Vec<Waker>,
+}
+
+/// From now on, no background task is polled: no runtime is driven.
 pub(super) fn shut() {
-    WAITING.with_borrow_mut(|waiting| waiting.get_or_insert_default().clear());
+    GATE.with_borrow_mut(|gate| gate.shut = u64::MAX);
+}
+
+/// From now on, the background tasks so far are not polled: their runtime is parked, while another one goes on.
+pub(super) fn park() {
+    GATE.with_borrow_mut(|gate| gate.shut = gate.shut.max(gate.spawned));
 }
 
 pub(super) fn open() {
-    let waiting = WAITING.take();
-    waiting.into_iter().flatten().for_each(Waker::wake);
+    let waiting = GATE.with_borrow_mut(|gate| {
+        gate.shut = 0;
+        std::mem::take(&mut gate.waiting)
+    });
+    waiting.into_iter().for_each(Waker::wake);
 }
 
-/// A background task that is polled while the gate is open.
+/// A background task that is polled while the gate is open for it.
 #[pin_project]
-pub(crate) struct Gated<F>(#[pin] F);
+pub(crate) struct Gated<F> {
+    number: u64,
+    #[pin]
+    task: F,
+}
 
 impl<F> Gated<F> {
     pub(crate) fn new(task: F) -> Self {
-        Self(task)
+        let number = GATE.with_borrow_mut(|gate| {
+            gate.spawned += 1;
+            gate.spawned - 1
+        });
+        Self { number, task }
     }
 }
 
@@ -36,8 +61,13 @@ impl<F: Future> Future for Gated<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let is_shut = WAITING
-            .with_borrow_mut(|waiting| waiting.as_mut().map(|waiting| waiting.push(cx.waker().clone())).is_some());
-        if is_shut { Poll::Pending } else { self.project().0.poll(cx) }
+        let is_shut = GATE.with_borrow_mut(|gate| {
+            let is_shut = self.number < gate.shut;
+            if is_shut {
+                gate.waiting.push(cx.waker().clone());
+            }
+            is_shut
+        });
+        if is_shut { Poll::Pending } else { self.project().task.poll(cx) }
     }
 }

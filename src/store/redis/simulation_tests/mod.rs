@@ -10,6 +10,7 @@ mod large_costs;
 mod laws;
 mod lease_laws;
 mod model;
+mod parked;
 pub(super) mod quota;
 mod random;
 mod scenario;
@@ -204,11 +205,11 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
 /// Returns the former: after the last call they must stop no task any more.
 fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) -> Vec<AbortHandle> {
     let mut stopping = Vec::new();
-    for fault in scenario.faults.iter().filter(|fault| fault.kind == FaultKind::Undriven) {
-        let at = started_at + Duration::from_millis(fault.at);
+    for fault in scenario.faults.iter().filter(|fault| fault.kind.stops_tasks()) {
+        let (at, kind) = (started_at + Duration::from_millis(fault.at), fault.kind);
         let stop = tokio::spawn(async move {
             sleep_until(at).await;
-            gate::shut();
+            if kind == FaultKind::Parked { gate::park() } else { gate::shut() }
         });
         stopping.push(stop.abort_handle());
     }

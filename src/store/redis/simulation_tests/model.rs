@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::quota::{Quota, Usage};
 use super::sessions::{LargeCosts, Session};
-use super::wire::{EXPIRED, INVALID_STATE, Input, LATE, Reply, Step, Template, to_f64};
+use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, Step, Template, to_f64};
 
 /// The keys of the server, and what was charged on them.
 #[derive(Clone, Default)]
@@ -110,7 +110,7 @@ impl Store {
             key if !key.has_holds() => Some(key.usage.pack(&run.quotas[key.limit])),
             _ => None,
         };
-        let mut reply = Reply { results: Vec::new(), values: keys().map(value).collect(), expired: 0 };
+        let mut reply = BatchReply { results: Vec::new(), values: keys().map(value).collect(), expired: 0 };
         for step in &input.steps {
             let template = &input.templates[step.template];
             for _ in 0..step.repeats {
@@ -142,7 +142,7 @@ impl Store {
         step: &Step,
         (is_late, is_fast): (bool, bool),
         run: &mut Run<'_>,
-        reply: &mut Reply,
+        reply: &mut BatchReply,
     ) {
         let parts = step.keys.iter().zip(&template.costs);
         let parts: Vec<Part> = parts

@@ -26,7 +26,7 @@ pub(super) struct Scenario {
     /// In the order of their times.
     pub(super) calls: Vec<Call>,
     pub(super) faults: Vec<Fault>,
-    /// When the last fault ends, but for `Undriven`.
+    /// When the last fault ends, but for `Undriven` and `Parked`.
     pub(super) faults_end: u64,
     /// When a client replaces its limits by the same ones.
     pub(super) replaces: Vec<(u64, usize)>,
@@ -113,8 +113,16 @@ pub(super) enum FaultKind {
     Foreign(u64),
     /// The client's thread runs nothing.
     Stall,
-    /// The client's background tasks are not polled before the last call has ended, as in a runtime that is parked.
+    /// The client's background tasks are not polled before the last call has ended, as without a driven runtime.
     Undriven,
+    /// The same for the tasks that run at this time: their runtime is parked, while another one goes on.
+    Parked,
+}
+
+impl FaultKind {
+    pub(super) fn stops_tasks(self) -> bool {
+        matches!(self, Self::Undriven | Self::Parked)
+    }
 }
 
 impl Scenario {
@@ -182,11 +190,11 @@ impl Scenario {
 
     /// The time between two of the calls by which the client notices lost connections.
     fn call_interval(&self) -> u64 {
-        if self.is_undriven() { Self::TRIAL_INTERVAL } else { self.deadline }
+        if self.has_stopped_tasks() { Self::TRIAL_INTERVAL } else { self.deadline }
     }
 
-    pub(super) fn is_undriven(&self) -> bool {
-        self.faults.iter().any(|fault| fault.kind == FaultKind::Undriven)
+    pub(super) fn has_stopped_tasks(&self) -> bool {
+        self.faults.iter().any(|fault| fault.kind.stops_tasks())
     }
 
     /// Whether the server and the link are fast enough for every call, also for the first one: to connect takes two round
@@ -219,7 +227,8 @@ impl Scenario {
     fn add_replaces(&mut self, span: u64) {
         let mut random = Random::new(self.seed ^ 0x9e91);
         if random.percent(15) {
-            self.faults.push(Fault { at: random.below(span), lasts: 0, kind: FaultKind::Undriven });
+            let kind = [FaultKind::Undriven, FaultKind::Parked][random.index(2)];
+            self.faults.push(Fault { at: random.below(span), lasts: 0, kind });
         }
         if self.lease.is_none() && random.percent(25) {
             let count = random.between(1, 4);

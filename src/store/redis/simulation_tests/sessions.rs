@@ -2,7 +2,7 @@
 
 use super::model::{Key, Part, Run, Store};
 use super::quota::Quota;
-use super::wire::{EXPIRED, INVALID_STATE, Reply, Step, Template, to_f64};
+use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Step, Template, to_f64};
 
 /// The costs that one process holds on a key: its holds, or its lease.
 #[derive(Clone)]
@@ -113,7 +113,7 @@ impl Store {
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of some costs")]
-    pub(super) fn update(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+    pub(super) fn update(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
         let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
         let &[id, released, charged, ends, _] = &template.ids[..] else { panic!("an update has five numbers") };
         let key = &mut self.keys[index];
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// A charge that belongs to no session: that of a surcharge after the session has ended.
-    pub(super) fn charge(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+    pub(super) fn charge(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
         let Some(index) = self.prepared(template, step, run, reply, 1) else { return };
         let key = &mut self.keys[index];
         let cost = template.costs[key.limit].expect("a cost");
@@ -152,7 +152,7 @@ impl Store {
 
     /// Applies the report of a lease, and grants units: see docs/leases.md.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers of at most 2^53")]
-    pub(super) fn renew(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut Reply) {
+    pub(super) fn renew(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
         /// Redis grants no fewer units.
         const MIN_GRANT: u64 = 2;
         let Some(index) = self.prepared(template, step, run, reply, 4) else { return };
@@ -219,7 +219,7 @@ impl Store {
         template: &Template,
         step: &Step,
         run: &Run<'_>,
-        reply: &mut Reply,
+        reply: &mut BatchReply,
         results: usize,
     ) -> Option<usize> {
         let limit = template.limit.expect("an operation on one limit");
@@ -234,7 +234,7 @@ impl Store {
     }
 
     /// Charges the costs that have expired on the call's key, and stores the state for the reply.
-    pub(super) fn prepare(&mut self, run: &Run<'_>, index: usize, reply: &mut Reply) {
+    pub(super) fn prepare(&mut self, run: &Run<'_>, index: usize, reply: &mut BatchReply) {
         let key = run.keys[index];
         if reply.values[index].is_some() {
             return;

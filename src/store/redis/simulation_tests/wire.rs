@@ -144,14 +144,14 @@ pub(crate) const EXPIRED: f64 = INVALID_STATE + 1.0;
 pub(crate) const LATE: f64 = INVALID_STATE + 4.0;
 
 /// The parts of a reply: see `driver.lua`.
-pub(crate) struct Reply {
+pub(crate) struct BatchReply {
     pub(crate) results: Vec<f64>,
     /// The states before the batch, of keys with held costs once they are used.
     pub(crate) values: Vec<Option<Vec<u8>>>,
     pub(crate) expired: u16,
 }
 
-impl Reply {
+impl BatchReply {
     pub(crate) fn pack(self, now: u64, is_fast: bool) -> Vec<u8> {
         let mut bytes = to_f64(now).to_le_bytes().to_vec();
         let count = |number: usize| u16::try_from(number).expect("a small batch");

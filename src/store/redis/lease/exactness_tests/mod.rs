@@ -18,7 +18,7 @@ use proptest::test_runner::{Config, TestRunner};
 use self::lease_audit::{Bucket, Entry, audit};
 use self::server::Server;
 use self::usage::Kind;
-use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, RenewalReply, Reply};
+use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, LeaseReply, RenewalReply};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::AcquireOptions;
 use crate::encode::EncodeKey as _;
@@ -147,7 +147,7 @@ struct Sent {
     numbers: [u64; 7],
     /// `None` if the process waits for no reply.
     renewal: Option<LeaseRenewal>,
-    reply: Option<Reply>,
+    reply: Option<LeaseReply>,
 }
 
 impl Sent {
@@ -166,6 +166,16 @@ impl Sent {
 /// How a process decides by its leases: for each limit whether it was charged.
 type Decide = fn(&LeaseBook, &[LeasePart]) -> Option<Vec<bool>>;
 
+/// How processes spend units, and how the server charges them.
+#[derive(Clone, Copy)]
+struct Protocol {
+    decide: Decide,
+    charges_at_grant: bool,
+}
+
+/// The processes are those of the crate.
+const CORRECT: Protocol = Protocol { decide, charges_at_grant: false };
+
 struct World {
     kind: Kind,
     time: Arc<AtomicU64>,
@@ -180,19 +190,19 @@ struct World {
 }
 
 impl World {
-    fn new(kind: Kind, decide: Decide) -> Self {
+    fn new(kind: Kind, protocol: Protocol) -> Self {
         let limits = ["user", "all", "trial"].into_iter().zip(&QUOTAS);
         let infos: Vec<_> = limits.map(|(name, quota)| kind.info(name, quota)).collect();
         let mut world = Self {
             kind,
             time: Arc::new(AtomicU64::new(START)),
-            server: Arc::new(Mutex::new(Server::new(kind))),
+            server: Arc::new(Mutex::new(Server::new(kind, protocol.charges_at_grant))),
             infos,
             processes: Vec::new(),
             sent: Arc::default(),
             logs: Default::default(),
             leased: 0,
-            decide,
+            decide: protocol.decide,
         };
         world.processes = (0..PROCESSES).map(|number| world.process(number)).collect();
         world
@@ -309,11 +319,11 @@ fn keys_of(user: u32) -> [String; 3] {
 }
 
 /// Runs random schedules. Returns how many decisions were leased, or the first schedule that exceeds a bound.
-fn explore(kind: Kind, decide: Decide, schedules: u32) -> Result<u64, String> {
+fn explore(kind: Kind, protocol: Protocol, schedules: u32) -> Result<u64, String> {
     let leased = AtomicU64::new(0);
     let config = Config { cases: schedules, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let explored = TestRunner::new(config).run(&steps(), |steps| {
-        let mut world = World::new(kind, decide);
+        let mut world = World::new(kind, protocol);
         for step in &steps {
             world.run(step);
         }
@@ -326,8 +336,8 @@ fn explore(kind: Kind, decide: Decide, schedules: u32) -> Result<u64, String> {
     Ok(leased.into_inner())
 }
 
-/// Requires that a wrong decision exceeds a bound of each algorithm.
-fn is_found(wrong: Decide) {
+/// Requires that a wrong protocol exceeds a bound of each algorithm.
+fn is_found(wrong: Protocol) {
     for kind in Kind::ALL {
         let error = explore(kind, wrong, 300).expect_err(&format!("{kind:?}: an admission beyond a limit"));
         assert!(error.contains("beyond"), "{kind:?}: {error}");
@@ -342,7 +352,7 @@ fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
 #[test]
 fn no_schedule_exceeds_a_limit() {
     for kind in Kind::ALL {
-        let leased = explore(kind, decide, 120).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        let leased = explore(kind, CORRECT, 120).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         println!("{kind:?}: {leased} decisions by leases");
         assert!(leased > 800, "{kind:?}: {leased} by leases");
     }
@@ -357,7 +367,7 @@ fn spending_of_one_lease_without_the_others_is_found() {
         // A shadow limit is charged only if it allows.
         taken[..2].contains(&true).then(|| vec![true, true, taken[2]])
     };
-    is_found(takes_what_there_is);
+    is_found(Protocol { decide: takes_what_there_is, ..CORRECT });
 }
 
 /// The control: a thread spends without a look at the clock after it has taken the costs.
@@ -376,5 +386,11 @@ fn spending_without_the_deadline_is_found() {
         }
         is_admitted.then(|| taken.iter().map(Option::is_some).collect())
     };
-    is_found(ignores_the_clock);
+    is_found(Protocol { decide: ignores_the_clock, ..CORRECT });
+}
+
+/// The control: the server charges units when it grants them, and not when they are spent. They drain meanwhile.
+#[test]
+fn charging_at_grant_is_found() {
+    is_found(Protocol { charges_at_grant: true, ..CORRECT });
 }

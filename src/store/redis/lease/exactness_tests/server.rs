@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use super::usage::{Charges, Kind, UNIT};
 use super::{DURATION, Quota};
-use crate::store::redis::lease::Reply;
+use crate::store::redis::lease::LeaseReply;
 
 /// What a process holds on a key.
 #[derive(Clone, Copy)]
 struct Entry {
+    /// The units that the process may spend.
+    granted: u64,
+    /// Those that count for the key: all of them, unless they were charged when they were granted.
     held: u64,
     spent: u64,
     sequence: u64,
@@ -48,11 +51,13 @@ pub(super) struct Server {
     accounts: BTreeMap<(usize, Vec<u8>), Account>,
     /// Leases yield, whatever the reason: no report gets units, and those that keep some must stop.
     pub(super) yields: bool,
+    /// The control: units are charged when they are granted, and hold nothing.
+    charges_at_grant: bool,
 }
 
 impl Server {
-    pub(super) fn new(kind: Kind) -> Self {
-        Self { kind, accounts: BTreeMap::new(), yields: false }
+    pub(super) fn new(kind: Kind, charges_at_grant: bool) -> Self {
+        Self { kind, accounts: BTreeMap::new(), yields: false, charges_at_grant }
     }
 
     fn account(&mut self, quotas: &[Quota], limit: usize, key: &[u8], now: u64) -> &mut Account {
@@ -81,23 +86,31 @@ impl Server {
     }
 
     /// Applies a report: `numbers` as it is sent.
-    pub(super) fn renew(&mut self, quotas: &[Quota], limit: usize, key: &[u8], numbers: [u64; 7], now: u64) -> Reply {
+    pub(super) fn renew(
+        &mut self,
+        quotas: &[Quota],
+        limit: usize,
+        key: &[u8],
+        numbers: [u64; 7],
+        now: u64,
+    ) -> LeaseReply {
         let [id, sequence, spent, unconfirmed, keep, want, named_expiry] = numbers;
-        let (kind, quota, yields) = (self.kind, &quotas[limit], self.yields);
+        let (kind, quota, yields, charges_at_grant) = (self.kind, &quotas[limit], self.yields, self.charges_at_grant);
         let account = self.account(quotas, limit, key, now);
         let entry = account.entries.get(&id).copied();
         match entry {
-            Some(entry) if sequence < entry.sequence => return Reply::Expired,
+            Some(entry) if sequence < entry.sequence => return LeaseReply::Expired,
             Some(entry) if sequence == entry.sequence => {
-                return Reply::Applied { held: entry.held, expiry: entry.expiry };
+                return LeaseReply::Applied { held: entry.granted, expiry: entry.expiry };
             }
-            None if named_expiry > 0 && named_expiry <= now => return Reply::Expired,
+            None if named_expiry > 0 && named_expiry <= now => return LeaseReply::Expired,
             _ => {}
         }
         let charged = entry.map_or(unconfirmed, |entry| spent.saturating_sub(entry.spent));
-        account.charges.charge(kind, quota, now, charged);
+        account.charges.charge(kind, quota, now, if charges_at_grant { 0 } else { charged });
+        let held_of = |granted| if charges_at_grant { 0 } else { granted };
         let expiry = entry.map_or(named_expiry, |entry| entry.expiry);
-        account.entries.insert(id, Entry { held: keep, spent, sequence, expiry });
+        account.entries.insert(id, Entry { granted: keep, held: held_of(keep), spent, sequence, expiry });
         let must_stop = keep > 0 && (yields || !account.has_room(kind, quota, now, 0));
         let mut units = want.saturating_sub(keep).min(quota.max_held().saturating_sub(account.held()));
         while units >= 2 && !account.has_room(kind, quota, now, 2 * units) {
@@ -106,10 +119,14 @@ impl Server {
         let granted = if must_stop || yields || units < 2 { 0 } else { units };
         if entry.is_none() && keep + granted == 0 {
             account.entries.remove(&id);
-            return Reply::Applied { held: 0, expiry: 0 };
+            return LeaseReply::Applied { held: 0, expiry: 0 };
         }
         let expiry = if must_stop { expiry } else { now + DURATION };
-        account.entries.insert(id, Entry { held: keep + granted, spent, sequence, expiry });
-        Reply::Applied { held: keep + granted, expiry }
+        if charges_at_grant {
+            account.charges.charge(kind, quota, now, granted);
+        }
+        let all = keep + granted;
+        account.entries.insert(id, Entry { granted: all, held: held_of(all), spent, sequence, expiry });
+        LeaseReply::Applied { held: keep + granted, expiry }
     }
 }

@@ -65,7 +65,7 @@ impl WorldState {
                 self.cut_all(0);
                 self.server.crash(keeps_data, !refuses);
             }
-            FaultKind::Stall | FaultKind::Undriven => {}
+            FaultKind::Stall | FaultKind::Undriven | FaultKind::Parked => {}
             other => self.server.begin_fault(at, other, until),
         }
         self.add_event(until, Event::FaultEnds(index));

@@ -14,16 +14,16 @@ use super::{ExtractKey, Extracted};
 /// inserts the value must be outside of the rate limiter.
 ///
 /// ```
-/// use tower_ratelimit::key::Extension;
+/// use tower_ratelimit::key::FromExtension;
 ///
 /// #[derive(Clone, PartialEq, Eq, Hash)]
 /// struct UserId(u64);
 ///
-/// let key = Extension::<UserId>::new();
+/// let key = FromExtension::<UserId>::new();
 /// ```
-pub struct Extension<T>(PhantomData<fn() -> T>);
+pub struct FromExtension<T>(PhantomData<fn() -> T>);
 
-impl<T> Extension<T> {
+impl<T> FromExtension<T> {
     /// Creates an extractor that reads the extension of type `T`.
     #[must_use]
     pub const fn new() -> Self {
@@ -31,7 +31,7 @@ impl<T> Extension<T> {
     }
 }
 
-impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T> {
+impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for FromExtension<T> {
     type Key = T;
 
     fn extract(&self, request: &Request<B>) -> Extracted<T> {
@@ -45,22 +45,22 @@ impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for Exte
     }
 }
 
-impl<T> Default for Extension<T> {
+impl<T> Default for FromExtension<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> Clone for Extension<T> {
+impl<T> Clone for FromExtension<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Extension<T> {}
+impl<T> Copy for FromExtension<T> {}
 
-impl<T> fmt::Debug for Extension<T> {
+impl<T> fmt::Debug for FromExtension<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Extension<{}>", type_name::<T>())
+        write!(f, "FromExtension<{}>", type_name::<T>())
     }
 }

@@ -1,0 +1,63 @@
+use std::fmt;
+
+use super::SubKeyOf;
+
+/// Applies to the keys that satisfy a condition: see [`Limit::only_if`](super::Limit::only_if).
+#[derive(Clone)]
+#[doc(hidden)]
+pub struct OnlyIf<P, F> {
+    sub_key: P,
+    /// `None` if the limit applies to every key. With and without a condition, limits from configuration have one type,
+    /// so a limit that is replaced keeps its usage.
+    condition: Option<F>,
+}
+
+impl<P, F> OnlyIf<P, F> {
+    pub(super) const fn new(sub_key: P, condition: Option<F>) -> Self {
+        Self { sub_key, condition }
+    }
+}
+
+impl<Key, P, F> SubKeyOf<Key> for OnlyIf<P, F>
+where
+    Key: ?Sized,
+    P: SubKeyOf<Key>,
+    F: Fn(&Key) -> bool + Send + Sync + 'static,
+{
+    type SubKey = P::SubKey;
+
+    #[inline]
+    fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&P::SubKey) -> R) -> Option<R> {
+        if self.condition.as_ref().is_none_or(|condition| condition(key)) {
+            self.sub_key.with_sub_key(key, f)
+        } else {
+            None
+        }
+    }
+
+    fn is_conditional(&self) -> bool {
+        self.condition.is_some() || self.sub_key.is_conditional()
+    }
+
+    fn is_whole_key(&self) -> bool {
+        self.sub_key.is_whole_key()
+    }
+
+    fn is_constant(&self) -> bool {
+        self.sub_key.is_constant()
+    }
+
+    fn keeps_free(&self) -> bool {
+        self.sub_key.keeps_free()
+    }
+
+    fn kept_free(&self, key: &Key) -> Option<u64> {
+        self.sub_key.kept_free(key)
+    }
+}
+
+impl<P: fmt::Debug, F> fmt::Debug for OnlyIf<P, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnlyIf").field("sub_key", &self.sub_key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,234 @@
+//! One limit with the algorithm for a key, without the types of the algorithm and of the sub-key.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
+use super::transaction::StoreWrite;
+use crate::algorithm::{Algorithm, State};
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan};
+use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
+use crate::error::Error;
+use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
+use crate::limiter::LimitsOfKey;
+
+/// A limit on keys of type `Key`.
+pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
+    fn facts(&self) -> LimitFacts<'_>;
+
+    /// Returns the unit of the limit's costs, if it names one.
+    fn unit(&self) -> Option<&'static str>;
+
+    /// Returns an error if a store of bytes cannot keep the limit's states.
+    fn check(&self) -> Result<(), Error>;
+
+    /// Selects the algorithm for a key.
+    fn bind(&self, key: &Key) -> Result<Box<dyn AnyBoundLimit>, Error>;
+
+    /// Returns the key of the state, `None` if the limit does not apply to the key.
+    fn state_key(&self, key: &Key) -> Option<String>;
+
+    /// Names the limit and the key's sub-key, unless the limit is a shadow.
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
+}
+
+/// A limit with the algorithm for one key.
+pub(super) trait AnyBoundLimit: Send + Sync {
+    fn name(&self) -> &Name;
+
+    /// Decides on a state, without the other limits.
+    fn read(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        options: AcquireOptions,
+        mode: ReadMode,
+    ) -> Result<LimitReading, Error>;
+
+    /// Charges the cost of the reading for a start after `delay`, and replaces the numbers of the reading by those after
+    /// the charge.
+    fn charge(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        options: AcquireOptions,
+        delay: Duration,
+        reading: &mut LimitReading,
+    ) -> Result<StoreWrite, Error>;
+
+    /// Returns the state after a charge of `used` on a never-seen key. A block stays.
+    fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
+
+    /// Returns the state with another end of the block.
+    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error>;
+
+    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
+}
+
+impl<Key, C, P> AnyLimit<Key> for Arc<Limit<C, P>>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: EncodeKey,
+{
+    fn facts(&self) -> LimitFacts<'_> {
+        Limit::facts(self)
+    }
+
+    fn unit(&self) -> Option<&'static str> {
+        self.cost().unit()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let name = Limit::name(self);
+        if C::Algorithm::HELD_UNTIL_END {
+            return Err(Error::config(format!(
+                "limit {name:?}: a store of your own cannot count requests in flight, because it holds no costs; use \
+                 `Memory` or `Redis` for this limit, and combine the limiters with `Chained`"
+            )));
+        }
+        if C::Algorithm::STATE_NAME.is_empty() {
+            return Err(Error::config(format!(
+                "limit {name:?}: its algorithm has no name for states in a store of your own; set \
+                 `Algorithm::STATE_NAME`"
+            )));
+        }
+        self.algorithm().fixed().map_or(Ok(()), |algorithm| check_size(name, algorithm))
+    }
+
+    fn bind(&self, key: &Key) -> Result<Box<dyn AnyBoundLimit>, Error> {
+        let own = self.algorithm().select_owned(key);
+        if let Some(own) = &own {
+            check_size(Limit::name(self), own)?;
+        }
+        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key) }))
+    }
+
+    fn state_key(&self, key: &Key) -> Option<String> {
+        let (mut name, mut sub_key) = (KeyWriter::new(), KeyWriter::new());
+        name.bytes(Limit::name(self).as_bytes());
+        self.sub_key().with_sub_key(key, |part| part.encode(&mut sub_key))?;
+        let hash = hash_if_long(sub_key.as_str());
+        let sub_key = hash.as_deref().unwrap_or(sub_key.as_str());
+        Some(format!("{VERSION}:{}:{}:{sub_key}", name.as_str(), C::Algorithm::STATE_NAME))
+    }
+
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if self.is_shadow() {
+            return;
+        }
+        let own = self.algorithm().select_owned(key);
+        let algorithm = own.as_ref().or_else(|| self.algorithm().fixed());
+        let max_waiting = algorithm.and_then(Algorithm::max_waiting);
+        let mut sub_key = KeyWriter::new();
+        if self.sub_key().with_sub_key(key, |part| part.encode(&mut sub_key)).is_some() {
+            limits.add_limit(Limit::name(self), sub_key.as_str(), self.cost(), max_waiting);
+        }
+    }
+}
+
+/// Returns an error if the states of an algorithm can be too long.
+fn check_size(name: &str, algorithm: &impl Algorithm) -> Result<(), Error> {
+    let hits = algorithm.max_heap_bytes() / size_of::<(u64, u64)>();
+    if hits > MAX_HITS {
+        return Err(Error::config(format!(
+            "limit {name:?}: its states have up to {hits} hits, and a store of your own reads and writes all of them for \
+             each decision, at most {MAX_HITS}; use a `SlidingWindow`"
+        )));
+    }
+    Ok(())
+}
+
+struct BoundLimit<C: AlgorithmSelector, P> {
+    limit: Arc<Limit<C, P>>,
+    /// The algorithm, if it is selected by the key.
+    own: Option<C::Algorithm>,
+    /// The units that are kept free from the key's requests, if the limit keeps any free.
+    kept_free: Option<u64>,
+}
+
+type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
+
+impl<C: AlgorithmSelector, P> BoundLimit<C, P> {
+    fn algorithm(&self) -> &C::Algorithm {
+        let algorithm = self.own.as_ref().or_else(|| self.limit.algorithm().fixed());
+        algorithm.expect("a limit selects an algorithm by the key, or has one for all keys")
+    }
+
+    fn decode(&self, stored: Option<&[u8]>) -> Result<Stored<StateOf<C>>, Error> {
+        stored.map_or_else(|| Ok(Stored::zero()), |bytes| Stored::decode(C::Algorithm::STATE_NAME, bytes)).map_err(
+            |cause| {
+                Error::unavailable(format!(
+                    "reading the state of a key under limit {:?} failed: {cause}; delete the state, or check what else \
+                 writes it",
+                    self.limit.name()
+                ))
+            },
+        )
+    }
+
+    fn write(&self, stored: &Stored<StateOf<C>>, now: Timestamp) -> Result<StoreWrite, Error> {
+        let state = stored.encode(C::Algorithm::STATE_NAME, now).ok_or_else(|| {
+            Error::unavailable(format!(
+                "the decision failed: a state of limit {:?} has more than {MAX_STATE_BYTES} bytes; bound it by \
+                 `Algorithm::max_heap_bytes`",
+                self.limit.name()
+            ))
+        })?;
+        Ok(StoreWrite { state, expires_at: stored.expires_at() })
+    }
+}
+
+impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
+    fn name(&self) -> &Name {
+        self.limit.name_handle()
+    }
+
+    fn read(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        options: AcquireOptions,
+        mode: ReadMode,
+    ) -> Result<LimitReading, Error> {
+        let Stored { state, block } = self.decode(stored)?;
+        let mut reading = LimitReading::EMPTY;
+        let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
+        transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
+        Ok(reading)
+    }
+
+    fn charge(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        options: AcquireOptions,
+        delay: Duration,
+        reading: &mut LimitReading,
+    ) -> Result<StoreWrite, Error> {
+        let mut stored = self.decode(stored)?;
+        let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
+        if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
+            stored.state.apply(next);
+        }
+        reading.snapshot = transition.snapshot(&stored.state, 0, now);
+        self.write(&stored, now)
+    }
+
+    fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
+        let mut stored = Stored { state: Stored::zero().state, ..self.decode(stored)? };
+        self.algorithm().charge(&mut stored.state, now, Duration::ZERO, used);
+        self.write(&stored, now)
+    }
+
+    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error> {
+        self.write(&Stored { block: Block::new(now, until), ..self.decode(stored)? }, now)
+    }
+
+    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
+        let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
+        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.blocked > 0)
+    }
+}

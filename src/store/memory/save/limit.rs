@@ -1,0 +1,205 @@
+//! One limit in a file.
+
+use std::io;
+use std::time::Duration;
+
+use super::file::{FileWriter, LimitRecords, Record, SavedCounts};
+use super::type_name::{is_of_process, short_type_name};
+use crate::algorithm::{Algorithm, State};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limit::AlgorithmSelector;
+use crate::store::memory::algorithm_eviction::AlgorithmEviction;
+use crate::store::memory::limit_table::{LimitTable, StateOf};
+use crate::table::{EvictionPolicy, SavedItem, WhenFull};
+
+/// What identifies a limit in a file.
+#[derive(Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct SavedNames {
+    pub(super) limit: String,
+    pub(super) algorithm: String,
+    pub(super) sub_key: String,
+    /// The keys have no meaning for another process.
+    pub(super) is_of_process: bool,
+}
+
+/// A limit of a file, and the file.
+#[derive(Clone, Copy)]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by a hidden trait only")]
+pub struct SavedLimit<'a> {
+    pub(super) counts: &'a SavedCounts,
+    pub(super) limit: &'a LimitRecords,
+}
+
+impl SavedLimit<'_> {
+    fn records(&self) -> impl Iterator<Item = Record> {
+        self.counts.records(self.limit)
+    }
+
+    fn failed(&self, cause: &str) -> Error {
+        Error::config(format!("restoring the saved counts failed: limit {:?}: {cause}", self.limit.name))
+    }
+}
+
+impl<C: AlgorithmSelector, P> LimitTable<C, P> {
+    /// Returns what identifies the limit in a file.
+    pub(in crate::store::memory) fn names_in_file<SubKey: ?Sized>(&self) -> SavedNames {
+        SavedNames {
+            limit: self.limit.name().to_owned(),
+            algorithm: short_type_name::<C::Algorithm>(),
+            sub_key: short_type_name::<SubKey>() + self.limit.sub_key_name().unwrap_or_default(),
+            is_of_process: is_of_process::<SubKey>(),
+        }
+    }
+
+    /// Writes the states and blocks at `now`, and the charges that other threads make meanwhile.
+    pub(in crate::store::memory) fn save_as(
+        &self,
+        names: &SavedNames,
+        now: Timestamp,
+        file: &mut FileWriter<'_>,
+    ) -> io::Result<()> {
+        file.limit(names, self.table.set_count())?;
+        // The state of a request in flight ends with the process.
+        if !C::Algorithm::HELD_UNTIL_END {
+            let (zero, mut charged) = (self.table.zero_state(), Vec::new());
+            self.table.read_all(now.as_micros(), |item| match item {
+                SavedItem::Key { fingerprint, held: 0, words } => file.key(fingerprint, words),
+                SavedItem::Key { fingerprint, held, words } => {
+                    self.charge_held(fingerprint, held, (words, &zero), now, &mut charged);
+                    file.key(fingerprint, &charged)
+                }
+                SavedItem::Debt { set, words } => file.debt(set, words),
+            })?;
+        }
+        self.blocks.save(now, |fingerprint, block| file.block(fingerprint, block))?;
+        file.end_limit();
+        Ok(())
+    }
+
+    /// Writes the words of a state after a charge of what is held on its key.
+    fn charge_held(
+        &self,
+        fingerprint: u64,
+        held: u64,
+        (words, zero): (&[u64], &StateOf<C>),
+        now: Timestamp,
+        charged: &mut Vec<u64>,
+    ) {
+        charged.clear();
+        let mut charge = |algorithm: &C::Algorithm| {
+            let mut state = StateOf::<C>::from_stored(words)?;
+            state.fit(zero);
+            algorithm.charge(&mut state, now, Duration::ZERO, held);
+            state.to_stored(charged);
+            Some(())
+        };
+        let done = match self.limit.algorithm().fixed() {
+            Some(algorithm) => charge(algorithm),
+            None => self.held_algorithms.with(fingerprint, charge).flatten(),
+        };
+        // The hold has ended since the reading, which charged less than it held.
+        if done.is_none() {
+            charged.extend(words);
+        }
+    }
+
+    /// Inserts the states of a file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a state is not one of the algorithm, or does not fit, or finds no slot.
+    pub(in crate::store::memory) fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
+        let algorithm = self.limit.algorithm().fixed();
+        let policy = RestorePolicy(algorithm.map(|algorithm| self.eviction_policy(algorithm, now)), self.when_full());
+        let zero = self.table.zero_state();
+        let mut all_debts = zero.clone();
+        let same_sets = saved.limit.sets == self.table.set_count();
+        let mut idle_before = saved.counts.time.as_micros();
+        for record in saved.records() {
+            match record {
+                Record::Key { fingerprint, words } => {
+                    let state = self.restore_state(&words, &zero, now, saved)?;
+                    if state.idle_at() <= now.as_micros() {
+                        idle_before = idle_before.max(state.idle_at());
+                    } else {
+                        self.table.insert(fingerprint, &state, now.as_micros(), &policy).map_err(|_| {
+                            saved.failed(
+                                "the table has no slot for each saved key, and eviction is disabled \
+                                 (`WhenFull::Deny`); raise `max_keys`",
+                            )
+                        })?;
+                    }
+                }
+                Record::Debt { set, words } => {
+                    let debt = self.restore_state(&words, &zero, now, saved)?;
+                    if same_sets {
+                        self.table.inherit_debt(Some(set), &debt, &policy);
+                    } else {
+                        policy.carry_over(&mut all_debts, &debt);
+                    }
+                }
+                Record::Block { .. } => {}
+            }
+        }
+        if all_debts.idle_at() > 0 {
+            // In a table of another size an evicted key can have any two sets.
+            self.table.inherit_debt(None, &all_debts, &policy);
+        }
+        self.table.raise_horizons(idle_before);
+        Ok(())
+    }
+
+    fn restore_state(
+        &self,
+        words: &[u64],
+        zero: &StateOf<C>,
+        now: Timestamp,
+        saved: SavedLimit<'_>,
+    ) -> Result<StateOf<C>, Error> {
+        let invalid =
+            || saved.failed("a state of the file is not one of the algorithm; start empty (`restore_or_empty`)");
+        let mut state = StateOf::<C>::from_stored(words).ok_or_else(invalid)?;
+        if state.fit(zero) {
+            return Ok(state);
+        }
+        // A window with more blocks has written the state: the algorithm counts its usage in its own blocks.
+        let mut converted = zero.clone();
+        if let Some(algorithm) = self.limit.algorithm().fixed() {
+            algorithm.carry_over_debt(&mut converted, &state, now);
+        }
+        if converted.idle_at() > 0 && converted.fit(zero) { Ok(converted) } else { Err(invalid()) }
+    }
+
+    /// Blocks the keys that were blocked.
+    pub(in crate::store::memory) fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp) {
+        for record in saved.records() {
+            if let Record::Block { fingerprint, until, duration } = record {
+                self.blocks.restore(&self.table, fingerprint, [until, duration], now, self.capacity().max_keys);
+            }
+        }
+    }
+}
+
+/// The eviction policy of a restored table: that of the algorithm, unless the key chooses the algorithm. Then it measures
+/// usage by the time at which the key is idle.
+struct RestorePolicy<'a, A>(Option<AlgorithmEviction<'a, A>>, WhenFull);
+
+impl<A: Algorithm> EvictionPolicy<A::State> for RestorePolicy<'_, A> {
+    fn usage_rank(&self, state: &A::State) -> (u64, u64) {
+        self.0.as_ref().map_or((0, state.idle_at()), |policy| policy.usage_rank(state))
+    }
+
+    fn carry_over(&self, state: &mut A::State, from: &A::State) {
+        match &self.0 {
+            Some(policy) => policy.carry_over(state, from),
+            None if from.idle_at() > state.idle_at() => state.clone_from(from),
+            None => {}
+        }
+    }
+
+    fn when_full(&self) -> WhenFull {
+        self.1
+    }
+}

@@ -1,0 +1,93 @@
+use std::fmt;
+use std::hash::BuildHasher;
+
+use super::file::{LimitRecords, SavedCounts};
+use super::limit::{SavedLimit, SavedNames};
+use super::seed::adopt;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::store::memory::limits::MemoryLimits;
+
+/// What a builder restores, and what it does with an error.
+pub(in crate::store::memory) struct Restore {
+    pub(in crate::store::memory) counts: Result<SavedCounts, Error>,
+    /// `None` fails with the error.
+    pub(in crate::store::memory) or_empty: Option<Box<OnError>>,
+}
+
+/// Receives the error if a limiter starts empty.
+pub(in crate::store::memory) type OnError = dyn FnOnce(&Error) + Send + Sync;
+
+impl Restore {
+    /// Fills the tables of a new limiter.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the counts cannot be restored, unless the limiter is to start empty then.
+    pub(in crate::store::memory) fn fill<Key: ?Sized, L, S>(
+        self,
+        tables: &L::Tables,
+        hasher: &mut S,
+        now: Timestamp,
+    ) -> Result<(), Error>
+    where
+        L: MemoryLimits<Key, S>,
+        S: BuildHasher + 'static,
+    {
+        let filled = self.counts.and_then(|counts| fill::<Key, L, S>(&counts, tables, hasher, now));
+        match (filled, self.or_empty) {
+            (Err(error), Some(or_empty)) => {
+                L::for_each(tables, &mut |limit| limit.clear());
+                or_empty(&error);
+                Ok(())
+            }
+            (filled, _) => filled,
+        }
+    }
+}
+
+fn fill<Key: ?Sized, L, S>(
+    counts: &SavedCounts,
+    tables: &L::Tables,
+    hasher: &mut S,
+    now: Timestamp,
+) -> Result<(), Error>
+where
+    L: MemoryLimits<Key, S>,
+    S: BuildHasher + 'static,
+{
+    adopt(hasher, &counts.seed)?;
+    let mut filled = Ok(());
+    L::for_each(tables, &mut |table| {
+        let names = table.saved_names();
+        if let Some(saved) = counts.find(&names)
+            && filled.is_ok()
+        {
+            filled = table.restore_keys(saved, now);
+        }
+    });
+    filled?;
+    // Last, because a block is never an error.
+    L::for_each(tables, &mut |table| {
+        if let Some(saved) = counts.find(&table.saved_names()) {
+            table.restore_blocks(saved, now);
+        }
+    });
+    Ok(())
+}
+
+impl SavedCounts {
+    /// Returns the limit with this name, algorithm and sub-key.
+    fn find(&self, names: &SavedNames) -> Option<SavedLimit<'_>> {
+        let is_it = |limit: &&LimitRecords| {
+            (&limit.name, &limit.algorithm, &limit.sub_key) == (&names.limit, &names.algorithm, &names.sub_key)
+        };
+        self.limits.iter().find(is_it).map(|limit| SavedLimit { counts: self, limit })
+    }
+}
+
+impl fmt::Debug for Restore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Restore").finish_non_exhaustive()
+    }
+}

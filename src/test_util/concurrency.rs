@@ -1,0 +1,205 @@
+//! Concurrent calls, and calls that are dropped.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::random::Random;
+use super::traces::{acquire, count};
+use super::{StoreReport, StoreViolation, TestKey};
+use crate::algorithm::{FixedWindow, Gcra};
+use crate::clock::ManualClock;
+use crate::decision::{AcquireOptions, Decision, Detail};
+use crate::error::Error;
+use crate::limit::Limit;
+use crate::limiter::{Acquisition, Limiter};
+use crate::quota::Quota;
+use crate::store::StoreLimits;
+
+/// How many limiters each law is checked with.
+pub(super) const ROUNDS: u64 = 4;
+
+/// The threads that call a limiter whose decisions are immediate.
+const THREADS: usize = 4;
+
+/// Concurrent calls with one limit admit exactly the quota, in each of several periods.
+pub(super) async fn check_one_limit<L, F>(
+    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+    random: &mut Random,
+    report: &mut StoreReport,
+) -> Result<(), StoreViolation>
+where
+    L: Limiter<TestKey>,
+    F: Future<Output = Result<L, Error>>,
+{
+    let (quota, clock) = (5 + random.below(20), ManualClock::new());
+    let limit =
+        Limit::new("one", Gcra::new(Quota::new(quota, Duration::from_secs(10)))).keyed_by(|key: &TestKey| key.user);
+    let limiter = make(StoreLimits::new(limit)?, clock.clone()).await?;
+    for period in 0..3 {
+        let decisions = acquire_all(&limiter, &vec![KEY; 40]).await?;
+        for decision in &decisions {
+            count(decision, report);
+        }
+        let allowed = count_allowed(&decisions);
+        if allowed != quota {
+            return Err(StoreViolation::new(format!(
+                "concurrent calls are not atomic: 40 concurrent calls on one key with a quota of {quota} in ten seconds \
+                 and a burst of {quota} were allowed {allowed} times in period {period}; compare and swap the state"
+            )));
+        }
+        clock.advance(Duration::from_secs(10));
+    }
+    Ok(())
+}
+
+const KEY: TestKey = TestKey { user: 0, team: 0, tier: 0 };
+
+/// Concurrent calls with two limits, of which the second is shared: all limits are charged for an allowed call, and none
+/// for a denied one.
+pub(super) async fn check_two_limits<L, F>(
+    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+    random: &mut Random,
+    report: &mut StoreReport,
+) -> Result<(), StoreViolation>
+where
+    L: Limiter<TestKey>,
+    F: Future<Output = Result<L, Error>>,
+{
+    let (each, all) = (6 + random.below(6), 14 + random.below(20));
+    let window = |limit| FixedWindow::new(Quota::new(limit, Duration::from_secs(60)));
+    let limits = (
+        Limit::new("user", window(each)).keyed_by(|key: &TestKey| key.user),
+        Limit::new("all", window(all)).keyed_by(|_: &TestKey| ()),
+    );
+    let limiter = make(StoreLimits::new(limits)?, ManualClock::new()).await?;
+    let keys: Vec<_> = (0..48).map(|index| TestKey { user: index % 4, ..KEY }).collect();
+    let decisions = acquire_all(&limiter, &keys).await?;
+    for decision in &decisions {
+        count(decision, report);
+    }
+    let allowed_of = |user| {
+        let decisions = keys.iter().zip(&decisions).filter(|(key, _)| key.user == user);
+        count_allowed(decisions.map(|(_, decision)| decision))
+    };
+    let allowed: Vec<_> = (0..4).map(allowed_of).collect();
+    let (total, expected) = (allowed.iter().sum::<u64>(), all.min(4 * each));
+    let mut wrong = total != expected || allowed.iter().any(|allowed| *allowed > each);
+    let mut used = Vec::new();
+    for user in 0..4 {
+        let look = AcquireOptions::cost(0).detail(Detail::All);
+        let decision = acquire(&limiter, &TestKey { user, ..KEY }, look).await?;
+        let remaining: Vec<_> = decision.limits().iter().map(crate::LimitStatus::remaining).collect();
+        wrong |= remaining != [each.saturating_sub(allowed_of(user)), all.saturating_sub(total)];
+        used.push(remaining);
+    }
+    if wrong {
+        return Err(StoreViolation::new(format!(
+            "limits are not charged together: 48 concurrent calls of four keys, with {each} for each key and {all} for \
+             all of them, were allowed {allowed:?} times instead of {expected} times in total, and {used:?} remain; \
+             write the states of all limits or none"
+        )));
+    }
+    Ok(())
+}
+
+/// A call that is dropped after its first step charges its cost or nothing, and blocks no other call.
+pub(super) async fn check_dropped_calls<L, F>(
+    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+    seed: u64,
+) -> Result<(), StoreViolation>
+where
+    L: Limiter<TestKey>,
+    F: Future<Output = Result<L, Error>>,
+{
+    const QUOTA: u64 = 100;
+    let quota = Quota::new(QUOTA, Duration::from_secs(60));
+    let limit = Limit::new("one", FixedWindow::new(quota)).keyed_by(|key: &TestKey| key.user);
+    let limiter = make(StoreLimits::new(limit)?, ManualClock::new()).await?;
+    let mut dropped = 0;
+    for _ in 0..10 + seed {
+        if let Acquisition::Pending(future) = limiter.acquire(&KEY, AcquireOptions::default()) {
+            let mut future = Box::pin(future);
+            poll_fn(|cx| {
+                // The call ends here or is dropped: its decision counts as that of a dropped call.
+                let _ = future.as_mut().poll(cx);
+                Poll::Ready(())
+            })
+            .await;
+            dropped += 1;
+        }
+    }
+    let allowed = count_allowed(&acquire_all(&limiter, &vec![KEY; 120]).await?);
+    if dropped > 0 && !(QUOTA - dropped..=QUOTA).contains(&allowed) {
+        return Err(StoreViolation::new(format!(
+            "dropped calls are charged wrongly: after {dropped} dropped calls, {allowed} of a quota of {QUOTA} were \
+             allowed; a dropped call may be charged once or not at all"
+        )));
+    }
+    Ok(())
+}
+
+fn count_allowed<'a>(decisions: impl IntoIterator<Item = &'a Decision>) -> u64 {
+    decisions.into_iter().map(|decision| u64::from(decision.is_allowed())).sum()
+}
+
+/// Acquires one for each key, at the same time. Returns the decisions in the order of the keys.
+async fn acquire_all<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Result<Vec<Decision>, Error> {
+    let (first, rest) = keys.split_first().ok_or_else(|| Error::config("no keys"))?;
+    match limiter.acquire(first, AcquireOptions::default()) {
+        Acquisition::Ready(outcome) => {
+            let mut decisions = vec![outcome?.decision];
+            decisions.extend(acquire_on_threads(limiter, rest)?);
+            Ok(decisions)
+        }
+        Acquisition::Pending(future) => {
+            let mut futures: Vec<Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send + '_>>> =
+                vec![Box::pin(async { future.await.map(|outcome| outcome.decision) })];
+            for key in rest {
+                futures.push(Box::pin(acquire(limiter, key, AcquireOptions::default())));
+            }
+            join_all(futures).await.into_iter().collect()
+        }
+    }
+}
+
+/// Acquires on several threads: the decisions are immediate.
+fn acquire_on_threads<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Result<Vec<Decision>, Error> {
+    let acquire = |key| match limiter.acquire(key, AcquireOptions::default()) {
+        Acquisition::Ready(outcome) => outcome.map(|outcome| outcome.decision),
+        Acquisition::Pending(_) => {
+            Err(Error::unsupported("checking the store failed: some decisions are immediate and some are not"))
+        }
+    };
+    std::thread::scope(|scope| {
+        let parts = keys.chunks(keys.len().div_ceil(THREADS).max(1));
+        let threads: Vec<_> =
+            parts.map(|part| scope.spawn(move || part.iter().map(acquire).collect::<Result<Vec<_>, _>>())).collect();
+        let mut decisions = Vec::new();
+        for thread in threads {
+            let panicked = || Error::unavailable("checking the store failed: the store has panicked");
+            decisions.extend(thread.join().map_err(|_| panicked())??);
+        }
+        Ok(decisions)
+    })
+}
+
+/// Polls all futures whenever one of them is woken.
+async fn join_all<T>(futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
+    let mut futures: Vec<_> = futures.into_iter().map(|future| (Some(future), None)).collect();
+    poll_fn(move |cx| {
+        for (future, output) in &mut futures {
+            if let Some(running) = future
+                && let Poll::Ready(ready) = running.as_mut().poll(cx)
+            {
+                (*future, *output) = (None, Some(ready));
+            }
+        }
+        if futures.iter().any(|(future, _)| future.is_some()) {
+            return Poll::Pending;
+        }
+        Poll::Ready(futures.iter_mut().filter_map(|(_, output)| output.take()).collect())
+    })
+    .await
+}

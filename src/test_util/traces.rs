@@ -1,0 +1,228 @@
+//! Random traces of calls, one after another.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::random::Random;
+use super::{StoreReport, StoreViolation, TestKey};
+use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+use crate::clock::ManualClock;
+use crate::decision::{AcquireOptions, Decision, Detail};
+use crate::error::Error;
+use crate::limit::{Limit, per_key};
+use crate::limiter::{Acquisition, AdminOperation, Limiter};
+use crate::store::{DynLimit, Memory, StoreLimit, StoreLimits};
+
+/// How many limiters are made for traces, and the calls on each.
+pub(super) const TRACES: u64 = 40;
+const CALLS: usize = 120;
+
+/// Random limits, and the calls on a limiter with them.
+pub(super) struct Trace {
+    memory: Memory<TestKey, Vec<DynLimit<TestKey>>, ManualClock>,
+    clock: ManualClock,
+    seed: u64,
+    limits: Vec<Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)>>,
+}
+
+/// One call of a trace.
+#[derive(Clone, Copy)]
+enum Call<'a> {
+    Acquire(TestKey, AcquireOptions),
+    Peek(TestKey, AcquireOptions),
+    Administer(TestKey, AdminOperation<'a>),
+    Wait(Duration),
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = |f: &mut fmt::Formatter<'_>, key: &TestKey| {
+            write!(f, "user {}, team {}, tier {}", key.user, key.team, key.tier)
+        };
+        match self {
+            Self::Acquire(of, AcquireOptions { cost, max_delay, detail, .. }) => {
+                write!(f, "acquire cost {cost}, max_delay {max_delay:?}, {detail:?}: ").and_then(|()| key(f, of))
+            }
+            Self::Peek(of, AcquireOptions { cost, max_delay, detail, .. }) => {
+                write!(f, "peek cost {cost}, max_delay {max_delay:?}, {detail:?}: ").and_then(|()| key(f, of))
+            }
+            Self::Administer(of, operation) => write!(f, "{operation:?}: ").and_then(|()| key(f, of)),
+            Self::Wait(time) => write!(f, "wait {time:?}"),
+        }
+    }
+}
+
+impl Trace {
+    pub(super) fn new(seed: u64) -> Result<Self, Error> {
+        let (mut random, clock) = (Random::new(seed), ManualClock::new());
+        let count = 1 + random.below(4);
+        // A start is scheduled only if all limits can schedule: those of the first five kinds.
+        let kinds = random.choose(&[5, 9]);
+        let limits: Vec<_> = (0..count).map(|index| any_limit(&mut random, index, kinds)).collect();
+        let of_memory: Vec<_> = limits.iter().map(|make| make().0).collect();
+        let memory = Memory::builder(of_memory).max_keys(1_000).clock(clock.clone()).build()?;
+        Ok(Self { memory, clock, seed, limits })
+    }
+
+    pub(super) fn store_limits(&self) -> Result<StoreLimits<TestKey>, Error> {
+        StoreLimits::new(self.limits.iter().map(|make| make().1).collect::<Vec<_>>())
+    }
+
+    pub(super) fn clock(&self) -> ManualClock {
+        self.clock.clone()
+    }
+
+    pub(super) async fn run<L: Limiter<TestKey>>(
+        &self,
+        limiter: &L,
+        report: &mut StoreReport,
+    ) -> Result<(), StoreViolation> {
+        let (mut random, names) = (Random::new(!self.seed), self.names());
+        let (mut calls, mut last) = (Vec::new(), None);
+        for index in 0..CALLS {
+            let call = any_call(&mut random, &names, index, last.as_ref());
+            calls.push(call);
+            let (expected, actual) = match call {
+                Call::Wait(time) => {
+                    self.clock.advance(time);
+                    continue;
+                }
+                Call::Acquire(key, options) => {
+                    let decision = acquire(limiter, &key, options).await?;
+                    count(&decision, report);
+                    (acquire(&self.memory, &key, options).await?, decision)
+                }
+                Call::Peek(key, options) => match limiter.peek(&key, options).await {
+                    Err(error) if error.is_unsupported() => continue,
+                    decision => {
+                        report.peeks += 1;
+                        (self.memory.peek(&key, options).await?, decision?)
+                    }
+                },
+                Call::Administer(key, operation) => match limiter.administer(&key, operation).await {
+                    Err(error) if error.is_unsupported() => continue,
+                    done => {
+                        report.operations += 1;
+                        done?;
+                        self.memory.administer(&key, operation).await?;
+                        continue;
+                    }
+                },
+            };
+            if expected != actual {
+                return Err(self.violation(&calls, &expected, &actual));
+            }
+            last = Some(expected);
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.limits.iter().map(|make| make().0.name().to_owned()).collect()
+    }
+
+    fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> StoreViolation {
+        let limits = self.limits.iter().map(|make| make().2).collect::<Vec<_>>().join("\n  ");
+        let calls = calls.iter().map(|call| format!("{call:?}")).collect::<Vec<_>>().join("\n  ");
+        StoreViolation::new(format!(
+            "the store decides otherwise than `Memory`: the limits are\n  {limits}\nand the calls are\n  {calls}\n`Memory` \
+             returns {expected:#?}\nand the store returns {actual:#?}\ncorrect what the store reads or writes"
+        ))
+    }
+}
+
+pub(super) async fn acquire<L: Limiter<TestKey>>(
+    limiter: &L,
+    key: &TestKey,
+    options: AcquireOptions,
+) -> Result<Decision, Error> {
+    let outcome = match limiter.acquire(key, options) {
+        Acquisition::Ready(outcome) => outcome,
+        Acquisition::Pending(future) => future.await,
+    };
+    outcome.map(|outcome| outcome.decision)
+}
+
+pub(super) fn count(decision: &Decision, report: &mut StoreReport) {
+    report.allowed += u64::from(decision.is_allowed_now());
+    report.delayed += u64::from(decision.is_allowed() && !decision.is_allowed_now());
+    report.denied += u64::from(!decision.is_allowed());
+}
+
+/// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, as a shadow, by a
+/// part of the key.
+fn limit<A: Algorithm + Copy>(
+    random: &mut Random,
+    index: u64,
+    make: fn(&mut Random) -> A,
+) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
+    let tiers = [make(random), make(random)];
+    let (part, cost, is_shadow) = (random.below(3), random.below(8), random.below(6) == 0);
+    let limit = move || {
+        let limit = Limit::new(format!("limit {index}"), per_key(move |key: &TestKey| tiers[key.tier]));
+        let limit = limit.keyed_by(move |key: &TestKey| match part {
+            0 => key.user,
+            1 => key.team,
+            _ => 0,
+        });
+        let limit = if cost < 2 { limit.fixed_cost(cost) } else { limit };
+        if is_shadow { limit.shadow() } else { limit }
+    };
+    Box::new(move || {
+        let part = ["user", "team", "all keys"][usize::try_from(part).unwrap_or(0)];
+        let fixed = if cost < 2 { format!(", fixed cost {cost}") } else { String::new() };
+        let shadow = if is_shadow { ", shadow" } else { "" };
+        let text = format!("limit {index} by {part}, tiers {tiers:?}{fixed}{shadow}");
+        (DynLimit::new(limit()), StoreLimit::new(limit()), text)
+    })
+}
+
+fn any_limit(
+    random: &mut Random,
+    index: u64,
+    kinds: u64,
+) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
+    match random.below(kinds) {
+        0 => limit(random, index, |random| Gcra::new(random.quota())),
+        1 => limit(random, index, |random| TokenBucket::new(random.quota()).burst(3)),
+        2 => limit(random, index, |random| LeakyBucket::new(random.quota())),
+        3 | 4 => limit(random, index, |random| LeakyQueue::new(random.quota())),
+        5 => limit(random, index, |random| FixedWindow::new(random.quota())),
+        6 => limit(random, index, |random| SlidingWindow::new(random.quota()).blocks(4)),
+        7 => limit(random, index, |random| SlidingWindow::new(random.quota()).blocks(1).weighted()),
+        _ => limit(random, index, |random| SlidingLog::new(random.quota())),
+    }
+}
+
+fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Option<&Decision>) -> Call<'a> {
+    let key = random.key();
+    let micros = |micros| Duration::from_micros(micros);
+    let mut options = AcquireOptions::cost(random.choose(&[0, 1, 1, 1, 2, 3]));
+    options.max_delay = [None, Some(Duration::ZERO), Some(micros(random.below(5_000_000)))][index % 3];
+    options.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][index / 3 % 3];
+    let limit = names[usize::try_from(random.below(names.len() as u64)).unwrap_or(0)].as_str();
+    match random.below(20) {
+        0..4 => Call::Wait(micros(random.below(2_000_000))),
+        4 => Call::Wait(micros(random.below(20_000_000))),
+        // To the moment at which the last decision changes, or a microsecond before.
+        8 | 9 if let Some(last) = last => {
+            let until = match (random.below(2), last.retry_after(), last.most_restrictive()) {
+                (0, Some(retry_after), _) => retry_after,
+                (_, _, Some(limit)) => limit.reset(),
+                _ => Duration::ZERO,
+            };
+            Call::Wait(until.saturating_sub(micros(random.below(2))))
+        }
+        5 | 6 => Call::Peek(key, options),
+        7 => Call::Administer(
+            key,
+            match random.below(4) {
+                0 => AdminOperation::SetUsage { limit, used: random.below(9) },
+                1 => AdminOperation::Reset,
+                2 => AdminOperation::Block { limit, duration: Duration::ZERO },
+                _ => AdminOperation::Block { limit, duration: micros(random.below(5_000_000)) },
+            },
+        ),
+        _ => Call::Acquire(key, options),
+    }
+}

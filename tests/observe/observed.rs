@@ -1,0 +1,164 @@
+//! `Observed` emits the events that a layer emits for the same calls.
+
+use std::future::{poll_fn, ready};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::{Acquisition, Limiter, Observed};
+use tower_ratelimit::observe::{Event, Observer as _, Stage};
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, InFlight, Limit, ManualClock, Memory, Quota,
+    RateLimitLayer, Timestamp, Verdict,
+};
+
+use crate::support::{Deferred, FailingLimiter, RecordedEvents};
+
+/// What a caller does with an admitted request.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// The request is charged.
+    Charge,
+    /// The cost is held, and settled.
+    Settle(u64),
+    /// The cost is held, and the guard is dropped.
+    Drop,
+}
+
+/// Each number is the cost of one request.
+const COSTS: [u64; 6] = [1, 2, 9, 1, 1, 1];
+
+fn limiters() -> [BoxLimiter<()>; 4] {
+    let rate = || FixedWindow::new(Quota::per_hour(4));
+    let memory = || Memory::builder(rate()).clock(ManualClock::new()).build().expect("a limiter");
+    let in_flight = (Limit::new("rate", rate()), Limit::new("in-flight", InFlight::new(3)).fixed_cost(1));
+    let in_flight = Memory::builder(in_flight).clock(ManualClock::new()).build().expect("a limiter");
+    [
+        BoxLimiter::new(memory()),
+        BoxLimiter::new(Deferred(memory(), 2)),
+        BoxLimiter::new(FailingLimiter),
+        BoxLimiter::new(in_flight),
+    ]
+}
+
+/// Without the time that a request took, which differs.
+fn comparable(events: &RecordedEvents) -> Vec<String> {
+    let cut = |line: String| line.split(", lasted").next().unwrap_or_default().to_owned();
+    events.take().into_iter().map(cut).collect()
+}
+
+/// Polls a future once.
+async fn is_ready(mut future: Pin<&mut impl Future>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await
+}
+
+async fn by_layer(limiter: BoxLimiter<()>, end: End) -> Vec<String> {
+    let events = RecordedEvents::default();
+    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).observe(events.clone());
+    let layer = layer.cost(|cost: &u64| *cost);
+    let page = service_fn(|_: u64| ready(Ok::<_, BoxError>(())));
+    for cost in COSTS {
+        match end {
+            End::Charge => drop(layer.clone().release_on_response().layer(page).oneshot(cost).await),
+            End::Settle(actual) => {
+                let settled = layer.clone().settle(move |_: u64, _: Result<&(), &BoxError>| actual);
+                drop(settled.release_on_response().layer(page).oneshot(cost).await);
+            }
+            End::Drop => {
+                let never = service_fn(|_: u64| std::future::pending::<Result<(), BoxError>>());
+                let settled = layer.clone().settle(|_: u64, _: Result<&(), &BoxError>| 0);
+                let mut service = settled.release_on_response().layer(never);
+                let mut call = Box::pin(service.ready().await.expect("ready").call(cost));
+                for _ in 0..5 {
+                    if is_ready(call.as_mut()).await {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    comparable(&events)
+}
+
+async fn by_hand(limiter: BoxLimiter<()>, end: End) -> Vec<String> {
+    let events = RecordedEvents::default();
+    let limiter = Observed::new(limiter, events.clone());
+    for cost in COSTS {
+        let options = AcquireOptions::cost(cost).until_end();
+        let options = if matches!(end, End::Charge) { options } else { options.hold() };
+        let Ok(outcome) = limiter.acquire(&(), options).await else { continue };
+        match (outcome.held, end) {
+            (Some(held), End::Settle(actual)) => held.settle(actual).await.expect("settled"),
+            (held, _) => drop(held),
+        }
+    }
+    comparable(&events)
+}
+
+#[tokio::test]
+async fn observed_limiter_emits_the_events_of_the_layer() {
+    for end in [End::Charge, End::Settle(0), End::Settle(3), End::Drop] {
+        let mut outcomes = std::collections::BTreeSet::new();
+        for (of_layer, observed) in limiters().into_iter().zip(limiters()) {
+            let expected = by_layer(of_layer, end).await;
+            // The layer ends the parts of a guard in another order.
+            let sorted = |mut events: Vec<String>| {
+                events.sort();
+                events
+            };
+            let events = sorted(by_hand(observed, end).await);
+            outcomes.extend(events.iter().map(|line| line.split([' ', ',']).next().unwrap_or_default().to_owned()));
+            assert_eq!(events, sorted(expected), "{end:?}");
+        }
+        for outcome in ["allowed", "exceeds_limit", "failed", "InFlightStarted", "InFlightEnded"] {
+            assert!(outcomes.contains(outcome), "{end:?}: no {outcome} in {outcomes:?}");
+        }
+        assert_eq!(outcomes.contains("denied"), !matches!(end, End::Settle(0)), "{end:?}");
+        assert_eq!(outcomes.contains("settled"), !matches!(end, End::Charge), "{end:?}");
+    }
+}
+
+#[tokio::test]
+async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
+    let (events, second) = (RecordedEvents::default(), RecordedEvents::default());
+    let memory = Memory::<str, _>::new(FixedWindow::new(Quota::per_hour(4)));
+    let limiter = Observed::new(Deferred(memory, 2), events.clone()).observe(second.clone());
+    let Acquisition::Pending(decision) = limiter.acquire("alice", AcquireOptions::default()) else {
+        panic!("the decision is pending")
+    };
+    {
+        let mut decision = pin!(decision);
+        assert!(!is_ready(decision.as_mut()).await);
+        assert_eq!(events.take(), [""; 0]);
+    }
+    assert_eq!(events.take(), ["abandoned Deciding"]);
+    let _ = limiter.check("alice", 1).await.expect("a decision");
+    assert_eq!(events.take(), ["allowed by default in store, pended"]);
+    assert_eq!(second.take(), ["abandoned Deciding", "allowed by default in store, pended"]);
+    let _unsupported = limiter.peek("alice", AcquireOptions::default()).await;
+    assert_eq!(events.take(), [""; 0]);
+}
+
+/// A middleware of a user's own can emit each event that the layer emits for a request.
+#[test]
+fn events_can_be_built() {
+    let events = RecordedEvents::default();
+    let (decision, error) = (Decision::by_policy(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
+    for (event, expected) in [
+        (Event::decided(&decision, None), "allowed by none in policy"),
+        (Event::Exempt, "exempt"),
+        (Event::missing_key(&"no key", false, false), "missing_key"),
+        (Event::missing_key(&"no key", false, true), "missing_key_exempt"),
+        (Event::failed(&error, None), "failed"),
+        (Event::abandoned(Stage::Deciding), "abandoned Deciding"),
+        (Event::settled(None, 3, 1), "settled 3 -> 1"),
+        (Event::in_flight_started(1), "InFlightStarted { cost: 1 }"),
+        (Event::in_flight_ended(1, std::time::Duration::ZERO), "InFlightEnded { cost: 1, lasted: 0ns }"),
+        (Event::warning("two limits"), "warning: two limits"),
+    ] {
+        events.observe(&event);
+        assert_eq!(events.take(), [expected]);
+    }
+}

@@ -1,0 +1,271 @@
+//! The limiter of `examples/postgres` on a real PostgreSQL. The tests need Debian's package `postgresql`, so they are
+//! ignored unless `scripts/postgres` runs them.
+
+mod server;
+#[path = "../../examples/postgres/store.rs"]
+mod store;
+mod throughput;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tower_ratelimit::limiter::{Acquisition, Limiter};
+use tower_ratelimit::store::StoreLimits;
+use tower_ratelimit::test_util::check_store;
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
+
+use self::server::Server;
+use self::store::Postgres;
+
+const LONG: Duration = Duration::from_secs(30);
+/// The environment variable with the server of a child process.
+const SERVER: &str = "TOWER_RATELIMIT_TEST_POSTGRES";
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+fn limiter<Key: ?Sized>(config: &str, name: &str, limits: StoreLimits<Key>) -> Postgres<Key> {
+    Postgres::new(config.parse().expect("a configuration"), name, limits).deadline(LONG)
+}
+
+async fn acquire<Key: ?Sized + 'static>(
+    limiter: &Postgres<Key>,
+    key: &Key,
+    options: AcquireOptions,
+) -> Result<tower_ratelimit::Decision, tower_ratelimit::Error> {
+    limiter.acquire(key, options).await.map(|outcome| outcome.decision)
+}
+
+fn create_table(server: &Server) {
+    let limits = StoreLimits::<str>::new(Gcra::new(Quota::per_second(1))).expect("a limit");
+    runtime().block_on(async { limiter(&server.config(), "any", limits).create_table().await }).expect("a table");
+}
+
+/// A running child process, killed when dropped.
+struct Running(Child);
+
+impl Running {
+    /// Runs an ignored test of this binary.
+    fn test(name: &str, config: &str, task: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads", "1"]);
+        command.env(SERVER, config).env("TASK", task).stdout(Stdio::piped());
+        Self(command.spawn().expect("a process"))
+    }
+
+    /// Returns the numbers behind `reported: ` up to the end of the process.
+    fn reported(&mut self) -> Vec<u64> {
+        let lines = BufReader::new(self.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        let number = |line: String| line.split_once("reported: ")?.1.parse().ok();
+        lines.filter_map(number).collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The server and the task of a child process. `None` if no test has started it.
+fn child_task() -> Option<(String, String)> {
+    Some((std::env::var(SERVER).ok()?, std::env::var("TASK").ok()?))
+}
+
+#[test]
+#[ignore = "needs PostgreSQL: scripts/postgres"]
+fn four_processes_at_once_decide_as_memory() {
+    let server = Server::start();
+    create_table(&server);
+    let start = |task: u64| Running::test("checking_process", &server.config(), &task.to_string());
+    let mut processes: Vec<_> = (0..4).map(start).collect();
+    for process in &mut processes {
+        let reported = process.reported();
+        assert!(process.0.wait().expect("its end").success());
+        let [allowed, delayed, denied, peeks, operations] = reported[..] else { panic!("{reported:?}") };
+        println!("allowed {allowed}, delayed {delayed}, denied {denied}, peeks {peeks}, operations {operations}");
+        assert!(allowed > 1_000 && delayed > 50 && denied > 1_000 && peeks > 300 && operations > 150, "{reported:?}");
+    }
+}
+
+/// Not a test: a child process.
+#[test]
+#[ignore = "child process of another test"]
+fn checking_process() {
+    let Some((config, task)) = child_task() else { return };
+    let mut made = 0;
+    let checked = runtime().block_on(check_store(|limits, clock| {
+        made += 1;
+        let limiter = limiter(&config, &format!("{task}-{made}"), limits).clock(clock);
+        std::future::ready(Ok(limiter))
+    }));
+    let report = checked.unwrap_or_else(|violation| panic!("{violation}: {violation:?}"));
+    for number in [report.allowed, report.delayed, report.denied, report.peeks, report.operations] {
+        println!("reported: {number}");
+    }
+}
+
+const QUOTA: u64 = 3_000;
+/// The calls of one process at the same time.
+const TASKS: u64 = 16;
+
+fn day(name: &'static str, limit: u64) -> Limit<FixedWindow> {
+    Limit::new(name, FixedWindow::new(Quota::per_day(limit)))
+}
+
+/// The second limit is shared with other keys, and has a larger quota.
+fn shared_limits() -> StoreLimits<str> {
+    StoreLimits::new((day("key", QUOTA), day("all", QUOTA + 500).keyed_by(|_: &str| ()))).expect("limits")
+}
+
+#[test]
+#[ignore = "needs PostgreSQL: scripts/postgres"]
+fn four_processes_of_which_one_is_killed_admit_exactly_the_quota() {
+    let server = Server::start();
+    create_table(&server);
+    let start = |task: u64| Running::test("acquiring_process", &server.config(), &task.to_string());
+    let mut processes: Vec<_> = (0..4).map(start).collect();
+    // The process has made some decisions, and is making others.
+    let mut killed = processes.pop().expect("four processes");
+    let mut lines = BufReader::new(killed.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("reported: 40")));
+    let mut of_killed = 40;
+    killed.0.kill().expect("a running process");
+    killed.0.wait().expect("its end");
+    for line in lines {
+        of_killed = line.split_once("reported: ").and_then(|(_, n)| n.parse().ok()).unwrap_or(of_killed);
+    }
+    let of_others: u64 = processes.iter_mut().map(|process| process.reported().pop().expect("a number")).sum();
+    let total = of_killed + of_others;
+    println!("{of_others} by three processes, {of_killed} reported by the killed one, quota {QUOTA}");
+    // The killed process may have charged calls that it has not reported.
+    assert!(total <= QUOTA && total + TASKS + 1 >= QUOTA, "{of_killed} + {of_others}");
+    runtime().block_on(async {
+        let limiter = limiter(&server.config(), "shared", shared_limits());
+        let left = acquire(&limiter, "alice", AcquireOptions::cost(0).detail(Detail::All)).await.expect("a decision");
+        let remaining: Vec<_> = left.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
+        assert_eq!(remaining, [0, 500], "both limits are charged for each allowed call");
+    });
+}
+
+/// Not a test: a child process.
+#[test]
+#[ignore = "child process of another test"]
+fn acquiring_process() {
+    let Some((config, _)) = child_task() else { return };
+    runtime().block_on(async {
+        let limiter = std::sync::Arc::new(limiter(&config, "shared", shared_limits()));
+        let mut tasks = JoinSet::new();
+        let allowed = std::sync::Arc::new(std::sync::Mutex::new(0));
+        for _ in 0..TASKS {
+            let (limiter, allowed) = (limiter.clone(), allowed.clone());
+            tasks.spawn(async move {
+                while acquire(&limiter, "alice", AcquireOptions::default()).await.expect("a decision").is_allowed() {
+                    let mut allowed = allowed.lock().expect("no panic");
+                    *allowed += 1;
+                    println!("reported: {allowed}");
+                }
+            });
+        }
+        tasks.join_all().await;
+        println!("reported: {}", allowed.lock().expect("no panic"));
+    });
+}
+
+#[test]
+#[ignore = "needs PostgreSQL: scripts/postgres"]
+fn expired_rows_are_removed_and_others_stay() {
+    let server = Server::start();
+    create_table(&server);
+    runtime().block_on(async {
+        // By a clock far behind that of the server, all states have expired.
+        let past = ManualClock::at(Timestamp::from_micros(1_000_000));
+        let old =
+            limiter(&server.config(), "old", StoreLimits::<u64>::new(day("day", 1)).expect("a limit")).clock(past);
+        for key in 0..1_200 {
+            assert!(acquire(&old, &key, AcquireOptions::default()).await.expect("a decision").is_allowed());
+        }
+        let new = limiter(&server.config(), "new", StoreLimits::<u64>::new(day("day", 1)).expect("a limit"));
+        assert!(acquire(&new, &1, AcquireOptions::default()).await.expect("a decision").is_allowed());
+        let removed = [new.remove_expired().await, new.remove_expired().await, new.remove_expired().await];
+        assert_eq!(removed.map(|removed| removed.expect("an answer")), [1_000, 200, 0]);
+        assert!(!acquire(&new, &1, AcquireOptions::default()).await.expect("a decision").is_allowed());
+        assert!(acquire(&old, &1, AcquireOptions::default()).await.expect("a decision").is_allowed());
+    });
+}
+
+#[test]
+#[ignore = "needs PostgreSQL: scripts/postgres"]
+fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
+    let mut server = Server::start();
+    create_table(&server);
+    runtime().block_on(async {
+        let deadline = Duration::from_millis(500);
+        let limits = StoreLimits::<str>::new(day("day", 1)).expect("a limit");
+        let limiter = limiter(&server.config(), "away", limits).deadline(deadline);
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.expect("a decision").is_allowed());
+        server.end();
+        for _ in 0..3 {
+            let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no server");
+            assert!(error.is_unavailable(), "{error}");
+            println!("{error}");
+        }
+        let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no server").to_string();
+        assert!(error.starts_with("PostgreSQL did not decide within 500ms: "), "{error}");
+        assert!(error.contains("Connection refused") && error.contains("check that the server runs"), "{error}");
+        // A limiter that holds costs is an error at once.
+        let Acquisition::Ready(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold().until_end())
+        else {
+            panic!("no hold")
+        };
+        assert!(error.is_unsupported(), "{error}");
+    });
+}
+
+/// Runs an example until it listens.
+fn serve(name: &str, config: &str) -> (Running, SocketAddr) {
+    let test = std::env::current_exe().expect("this test's own path");
+    let example = test.parent().and_then(Path::parent).expect("the profile's folder").join("examples").join(name);
+    let mut command = Command::new(example);
+    command.args(config.split(' ')).env("PORT", "0").stdout(Stdio::piped());
+    let mut running = Running(command.spawn().expect("`cargo build --examples` builds it"));
+    let mut lines = BufReader::new(running.0.stdout.as_mut().expect("piped")).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| line.strip_prefix("listening on http://")?.parse().ok());
+    (running, address.expect("an address"))
+}
+
+fn get(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(LONG)).expect("a time-out");
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("a request");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("a response");
+    response
+}
+
+#[test]
+#[ignore = "needs PostgreSQL: scripts/postgres"]
+fn example_shares_its_limit_and_falls_back() {
+    let mut server = Server::start();
+    let (_first, a) = serve("postgres", &server.config());
+    let (_second, b) = serve("postgres", &server.config());
+    // A window starts at the first request, so that all requests are in one window.
+    let begin = Instant::now();
+    let responses: Vec<_> = (0..15).flat_map(|_| [get(a), get(b)]).collect();
+    let allowed = responses.iter().filter(|response| response.starts_with("HTTP/1.1 200")).count();
+    if begin.elapsed() < Duration::from_secs(9) {
+        assert_eq!(allowed, 20);
+        assert_eq!(responses.iter().filter(|response| response.starts_with("HTTP/1.1 429")).count(), 10);
+    }
+    assert!(responses[0].ends_with("hello, by the shared limit\n"), "{}", responses[0]);
+    server.end();
+    let response = get(a);
+    assert!(response.ends_with("hello, by this process's limit\n"), "{response}");
+}

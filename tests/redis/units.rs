@@ -1,0 +1,112 @@
+//! Limits with a unit, in Redis.
+
+use std::time::Duration;
+
+use tower_ratelimit::limiter::{Chained, Limiter};
+use tower_ratelimit::store::Lease;
+use tower_ratelimit::{AcquireOptions, Costs, Detail, FixedWindow, Limit, LimitStatus, Quota, Redis, RedisServer};
+
+use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::server::Server;
+
+fn limits() -> (Limit<FixedWindow>, Limit<FixedWindow>, Limit<FixedWindow>) {
+    (
+        Limit::new("requests", FixedWindow::new(Quota::per_day(9))),
+        Limit::new("input", FixedWindow::new(Quota::per_day(1_000))).cost_of("input"),
+        Limit::new("output", FixedWindow::new(Quota::per_day(500))).cost_of("output"),
+    )
+}
+
+fn limiter(server: RedisServer, name: &str) -> Redis<str> {
+    Redis::builder(server, name, limits()).deadline(LONG_DEADLINE).build().expect("limits")
+}
+
+/// What each limit has left.
+async fn remaining(limiter: &impl Limiter<str>) -> Vec<u64> {
+    let options = AcquireOptions::cost(0).detail(Detail::All);
+    let decision = limiter.peek("alice", options).await.expect("an answer");
+    decision.limits().iter().map(LimitStatus::remaining).collect()
+}
+
+fn tokens(input: u64, output: u64) -> Costs {
+    Costs::new().add("input", input).add("output", output)
+}
+
+/// One limit holds, and another one has nothing to hold: both are settled, each by its own cost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_limit_settles_its_own_cost_also_beside_a_hold_of_zero() {
+    let server = Server::start();
+    let limiter = limiter(server.open(), "units");
+    let hold = async |costs: Costs| {
+        acquire(&limiter, "alice", AcquireOptions::from(costs).hold())
+            .await
+            .expect("known units")
+            .held
+            .expect("allowed")
+    };
+    let held = hold(tokens(100, 30)).await;
+    assert_eq!(remaining(&limiter).await, [8, 900, 470]);
+    held.settle(tokens(80, 40)).await.expect("done");
+    assert_eq!(remaining(&limiter).await, [8, 920, 460]);
+    hold(tokens(100, 0)).await.settle(tokens(20, 7)).await.expect("done");
+    assert_eq!(remaining(&limiter).await, [7, 900, 453]);
+    hold(Costs::from(0)).await.settle(tokens(1, 2)).await.expect("done");
+    assert_eq!(remaining(&limiter).await, [7, 899, 451]);
+    hold(tokens(10, 10)).await.release().await.expect("done");
+    assert_eq!(remaining(&limiter).await, [7, 899, 451]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_unit_is_an_error_and_charges_nothing_in_redis() {
+    let server = Server::start();
+    let limiter = limiter(server.open(), "unknown");
+    let typo = Costs::new().add("input", 5).add("ouptut", 5);
+    for options in [AcquireOptions::from(typo), AcquireOptions::from(typo).hold()] {
+        let error = acquire(&limiter, "alice", options).await.expect_err("unknown");
+        assert!(error.is_config() && error.to_string().contains("one of [\"input\", \"output\"]"), "{error}");
+        assert!(limiter.peek("alice", options).await.is_err());
+    }
+    assert_eq!(remaining(&limiter).await, [9, 1_000, 500]);
+    let held = acquire(&limiter, "alice", AcquireOptions::from(tokens(5, 5)).hold()).await.expect("known").held;
+    assert!(held.expect("allowed").settle(typo).await.is_err());
+    assert_eq!(remaining(&limiter).await, [8, 995, 495], "the whole held cost");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chained_limiters_in_redis_charge_their_own_units() {
+    let server = Server::start();
+    let (requests, input, output) = limits();
+    let build = |name, limits: Vec<_>| {
+        let limits: Vec<_> = limits.into_iter().map(tower_ratelimit::store::RedisLimit::new).collect();
+        Redis::<str>::builder(server.open(), name, limits).deadline(LONG_DEADLINE).build().expect("limits")
+    };
+    let limiter = Chained::new(build("first", vec![requests, input]), build("second", vec![output]));
+    let held =
+        acquire(&limiter, "alice", AcquireOptions::from(tokens(100, 30)).hold()).await.expect("known units").held;
+    assert_eq!(remaining(&limiter).await, [8, 900, 470]);
+    held.expect("allowed").settle(tokens(50, 1)).await.expect("done");
+    assert_eq!(remaining(&limiter).await, [8, 950, 499]);
+}
+
+/// Leases serve costs in units; a request that leaves out a unit is decided in Redis.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_charge_the_cost_in_each_unit() {
+    let server = Server::start();
+    let quota = Quota::per_day(100_000);
+    let limits = (
+        Limit::new("input", FixedWindow::new(quota)).cost_of("input"),
+        Limit::new("output", FixedWindow::new(quota)).cost_of("output"),
+    );
+    let limiter: Redis<str> = Redis::builder(server.open(), "leased", limits)
+        .deadline(LONG_DEADLINE)
+        .lease(Lease::new(Duration::from_secs(2)))
+        .build()
+        .expect("limits");
+    for _ in 0..300 {
+        let options = AcquireOptions::from(tokens(3, 2));
+        assert!(acquire(&limiter, "alice", options).await.expect("known units").decision.is_allowed());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    limiter.close().await.expect("released");
+    assert_eq!(remaining(&limiter).await, [100_000 - 900, 100_000 - 600]);
+}
