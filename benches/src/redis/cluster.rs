@@ -119,7 +119,7 @@ where
     let contestant = contestant(name, move |key| {
         let decided = limiter.acquire(&key, AcquireOptions::default());
         Box::pin(async move {
-            decided.await.expect("a decision");
+            let _ = decided.await.expect("a decision");
         })
     });
     contestant.expect("always present")

@@ -58,7 +58,7 @@ fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) 
     contestant(name, move |key| {
         let decided = redis.acquire(&key, AcquireOptions::default());
         Box::pin(async move {
-            decided.await.expect("a reply");
+            let _ = decided.await.expect("a reply");
         })
     })
 }

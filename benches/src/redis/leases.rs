@@ -34,7 +34,7 @@ async fn demand(limiter: &Redis<u64>, keys: u64) {
         let decisions: Vec<_> =
             decisions.map(|key| tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future())).collect();
         for decision in decisions {
-            decision.await.expect("no panic").expect("a decision");
+            let _ = decision.await.expect("no panic").expect("a decision");
         }
     }
 }

@@ -60,7 +60,7 @@ fn decide_all_keys(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
                 let redis = Arc::clone(redis);
                 tokio::spawn(async move {
                     for key in (0..KEYS).filter(|key| key % 512 == task) {
-                        redis.acquire(&(1_000_000 + key), AcquireOptions::default()).await.expect("a decision");
+                        let _ = redis.acquire(&(1_000_000 + key), AcquireOptions::default()).await.expect("a decision");
                     }
                 })
             })
