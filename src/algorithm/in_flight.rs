@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Algorithm, ChargeOptions, Step};
+use super::{Algorithm, ChargeOptions, ShareCapacity, ShareFamily, Step};
 use crate::clock::{MAX_PERIOD_MICROS, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
@@ -188,6 +188,12 @@ impl Algorithm for InFlight {
 
     fn max_hold_duration(&self) -> Option<Duration> {
         (self.max_duration > 0).then(|| Duration::from_micros(self.max_duration))
+    }
+
+    fn share_capacity(&self) -> Option<ShareCapacity> {
+        let family = ShareFamily::InFlight { max_duration: self.max_duration };
+        // Requests in flight have no rate.
+        Some(ShareCapacity { family, limit: 0, period: 0, max: self.max })
     }
 
     fn peek_with_held(

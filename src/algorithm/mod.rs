@@ -308,6 +308,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn max_waiting(&self) -> Option<u64> {
         None
     }
+
+    /// Returns what a [guaranteed share](crate::Limit::guarantee) and the limits beside it compare, for an algorithm of
+    /// this crate that can guarantee shares.
+    #[doc(hidden)]
+    fn share_capacity(&self) -> Option<ShareCapacity> {
+        None
+    }
 }
 
 mod sealed {
@@ -315,8 +322,29 @@ mod sealed {
     #[allow(unnameable_types, reason = "sealed")]
     #[derive(Clone, Copy, Debug)]
     pub struct InLine;
+
+    /// The result of [`Algorithm::share_capacity`](super::Algorithm::share_capacity).
+    #[allow(unnameable_types, reason = "sealed")]
+    #[derive(Clone, Copy, Debug)]
+    pub struct ShareCapacity {
+        pub(crate) family: ShareFamily,
+        /// The rate: the limit in a period of so many microseconds.
+        pub(crate) limit: u64,
+        pub(crate) period: u64,
+        /// The maximum cost.
+        pub(crate) max: u64,
+    }
+
+    /// A share and the limits beside it are of one family: what both charge also leaves both in the same way.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum ShareFamily {
+        Bucket,
+        Window { period: u64, blocks: u64 },
+        Log { period: u64 },
+        InFlight { max_duration: u64 },
+    }
 }
-pub(crate) use self::sealed::InLine;
+pub(crate) use self::sealed::{InLine, ShareCapacity, ShareFamily};
 
 /// The options of one [`decide`](Algorithm::decide) call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

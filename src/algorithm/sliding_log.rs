@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, Start, Step};
+use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, ShareCapacity, ShareFamily, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use crate::error::Error;
@@ -222,6 +222,11 @@ impl Algorithm for SlidingLog {
 
     fn max_reset(&self) -> Duration {
         self.quota.period()
+    }
+
+    fn share_capacity(&self) -> Option<ShareCapacity> {
+        let (limit, period) = (self.quota.limit(), self.quota.period_micros());
+        Some(ShareCapacity { family: ShareFamily::Log { period }, limit, period, max: limit })
     }
 
     fn max_heap_bytes(&self) -> usize {

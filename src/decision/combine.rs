@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
 use super::options::{AcquireOptions, Detail};
+use super::shares::ShareRole;
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
 use super::verdict::{PackedVerdict, Verdict};
@@ -22,12 +23,14 @@ use crate::clock::Timestamp;
 pub(crate) struct LimitReading {
     /// The verdict with the delay that the caller accepts.
     pub(crate) verdict: Verdict,
-    /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`.
+    /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`; for a
+    /// limit beside shares see [`combine_shares`](super::combine_shares).
     pub(crate) immediate: Verdict,
     /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
     pub(crate) snapshot: LazySnapshot,
-    /// The time until the charged usage ends, if the reset of `snapshot` includes held costs.
-    pub(crate) charged_for: Option<Duration>,
+    /// The microseconds until the charged usage ends, if the reset of `snapshot` includes held costs, otherwise
+    /// `u64::MAX`. One word instead of two: see `LimitStep`.
+    pub(crate) charged_for: u64,
     /// The cost on this limit.
     pub(crate) cost: u64,
     /// The cost is held, not charged.
@@ -38,6 +41,12 @@ pub(crate) struct LimitReading {
     pub(crate) blocked: u64,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
+    pub(crate) share: ShareRole,
+    /// The units that a common limit keeps free from the request. The snapshot includes them until
+    /// [`combine_shares`](super::combine_shares).
+    pub(crate) kept_free: u64,
+    /// The request borrows: the share has no part in the decision.
+    pub(crate) borrows: bool,
     pub(crate) counting: Counting,
 }
 
@@ -56,13 +65,16 @@ impl LimitReading {
         verdict: Verdict::ExceedsLimit,
         immediate: Verdict::ExceedsLimit,
         snapshot: LazySnapshot::EMPTY,
-        charged_for: None,
+        charged_for: u64::MAX,
         cost: 0,
         holds: false,
         held: 0,
         blocked: 0,
         supports_scheduling: false,
         shadow: false,
+        share: ShareRole::None,
+        kept_free: 0,
+        borrows: false,
         counting: Counting::Counts,
     };
 
@@ -72,7 +84,10 @@ impl LimitReading {
     }
 
     fn charged_for(&self) -> Duration {
-        self.charged_for.unwrap_or_else(|| self.snapshot.compute().reset)
+        match self.charged_for {
+            u64::MAX => self.snapshot.compute().reset,
+            micros => Duration::from_micros(micros),
+        }
     }
 
     /// Returns the reading of a limit of a decision that is blocked for so long, for a caller that accepts a delay.
@@ -147,7 +162,7 @@ impl Plan {
             let own = plan.verdict_of(reading);
             plan.verdict = plan.verdict.stricter_of(own);
             // When a hold ends is unknown, so a wait behind a held cost is an estimate.
-            plan.is_estimate |= reading.held > 0 && !own.is_allowed();
+            plan.is_estimate |= reading.held > 0 && (!own.is_allowed() || reading.borrows);
         }
         plan
     }
@@ -160,8 +175,10 @@ impl Plan {
         options: AcquireOptions,
         readings: impl Iterator<Item = &'a LimitReading> + Clone,
     ) -> Option<Duration> {
+        // Nothing is scheduled beside a share, so the waits of now are exact.
+        let has_share = readings.clone().any(|reading| reading.share == ShareRole::Share);
         let accepts_delay = !options.hold && options.max_delay.is_none_or(|max_delay| !max_delay.is_zero());
-        if self.limits < 2 || self.holds || self.verdict.is_allowed() || !accepts_delay {
+        if self.limits < 2 || has_share || self.holds || self.verdict.is_allowed() || !accepts_delay {
             return None;
         }
         let blocked = enforced(readings).map(|reading| reading.blocked).max().unwrap_or_default();
@@ -178,6 +195,7 @@ impl Plan {
     #[inline]
     pub(crate) fn counts(&self, reading: &LimitReading) -> bool {
         reading.counting == Counting::Counts
+            && !reading.borrows
             && self.verdict.is_allowed()
             && (!reading.shadow || self.verdict_of(reading).is_allowed())
     }
@@ -219,7 +237,7 @@ impl Plan {
             most_restrictive,
             all_limits,
         }
-        .with_estimate(self.is_estimate)
+        .with_estimate(self.is_estimate && !self.verdict.is_allowed())
     }
 }
 
@@ -257,6 +275,8 @@ fn lasts_until_start<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clon
 /// operation.
 pub(crate) trait DecisionPart {
     fn is_shadow(&self) -> bool;
+    /// Returns whether the limit has no part in the decision: a share from which the request borrows.
+    fn is_borrowing(&self) -> bool;
     fn verdict(&self) -> Verdict;
     /// Returns the largest cost that is allowed after the decision.
     fn remaining(&self) -> u64;
@@ -267,6 +287,11 @@ impl DecisionPart for LimitStatus {
     #[inline]
     fn is_shadow(&self) -> bool {
         Self::is_shadow(self)
+    }
+
+    #[inline]
+    fn is_borrowing(&self) -> bool {
+        Self::is_borrowing(self)
     }
 
     #[inline]
@@ -290,7 +315,7 @@ impl DecisionPart for LimitStatus {
 fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P> {
     // The remaining of each limit is computed once: row "three limits, dynamic" of docs/performance.md.
     let rank = |part: &P| (strictness(part.verdict()), Reverse(part.remaining()));
-    let mut parts = parts.filter(|part| !part.is_shadow());
+    let mut parts = parts.filter(|part| !part.is_shadow() && !part.is_borrowing());
     let first = parts.next()?;
     let mut strictest = (rank(&first), first);
     for part in parts {
@@ -330,6 +355,10 @@ fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>
 impl DecisionPart for (usize, &LimitStatus) {
     fn is_shadow(&self) -> bool {
         self.1.is_shadow()
+    }
+
+    fn is_borrowing(&self) -> bool {
+        self.1.is_borrowing()
     }
 
     fn verdict(&self) -> Verdict {

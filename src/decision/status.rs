@@ -56,13 +56,14 @@ pub struct LimitStatus {
     pub(super) shadow: bool,
     pub(super) is_blocked: bool,
     is_uncounted: bool,
+    is_borrowing: bool,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
-        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false }
+        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false, is_borrowing: false }
     }
 
     /// Sets whether the key is blocked under the limit.
@@ -76,7 +77,7 @@ impl LimitStatus {
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
-        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false }
+        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false, is_borrowing: false }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -95,6 +96,23 @@ impl LimitStatus {
     }
 
     /// Sets whether the limit did not count an allowed request.
+    #[inline]
+    pub(crate) fn with_borrowing(mut self, is_borrowing: bool) -> Self {
+        self.is_borrowing = is_borrowing;
+        self
+    }
+
+    /// Returns whether the request is above this [guaranteed share](crate::Limit::guarantee), and so borrows from the
+    /// limits beside the share.
+    ///
+    /// The share then has no part in the decision: its [`verdict`](Self::verdict) is
+    /// [`Allowed`](crate::Verdict::Allowed), the request is not charged to the share, the share is not the most
+    /// restrictive limit, and header fields do not mention the share.
+    #[must_use]
+    pub fn is_borrowing(&self) -> bool {
+        self.is_borrowing
+    }
+
     pub(crate) fn with_uncounted(mut self, is_uncounted: bool) -> Self {
         self.is_uncounted = is_uncounted;
         self
@@ -122,6 +140,7 @@ impl LimitStatus {
             shadow: self.shadow,
             is_blocked: self.is_blocked,
             is_uncounted: self.is_uncounted,
+            is_borrowing: self.is_borrowing,
         }
     }
 
@@ -193,6 +212,7 @@ impl PartialEq for LimitStatus {
             && self.verdict == other.verdict
             && self.snapshot() == other.snapshot()
             && self.is_blocked == other.is_blocked
+            && self.is_borrowing == other.is_borrowing
     }
 }
 

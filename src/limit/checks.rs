@@ -1,7 +1,9 @@
 use std::collections::HashSet;
 
 use super::LimitCost;
-use crate::decision::first_invalid_name_char;
+use super::guarantee::{Shares, check_shares};
+use crate::algorithm::ShareCapacity;
+use crate::decision::{ShareRole, first_invalid_name_char};
 use crate::error::Error;
 
 /// What the checks of a limiter's limits need to know of one limit.
@@ -18,9 +20,15 @@ pub(crate) struct LimitFacts<'a> {
     /// The algorithm is a queue, which delays requests.
     pub(crate) is_queue: bool,
     pub(crate) cost: LimitCost,
+    pub(crate) is_shadow: bool,
+    pub(crate) share: ShareRole,
+    /// Of a share: the number of sub-keys that have one.
+    pub(crate) share_units: u64,
+    /// What the limit's algorithm can guarantee, if it is the same for all keys.
+    pub(crate) capacity: Option<ShareCapacity>,
 }
 
-/// Checks the limits of a limiter together.
+/// Checks the limits of a limiter together. Returns their guaranteed shares, if there are any.
 ///
 /// # Errors
 ///
@@ -29,13 +37,16 @@ pub(crate) struct LimitFacts<'a> {
 /// - there is no limit;
 /// - a name is empty or has a character that header fields cannot carry, or two limits have one name;
 /// - a unit is empty, or has no number;
-/// - a limit applies only to some keys or keeps units free from some, and a limit counts by the whole key;
-/// - a queue keeps units free.
-pub(crate) fn check_limits(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+/// - a limit applies only to some keys or keeps units free from some, and a limit counts by the whole key; the
+///   same beside a guaranteed share;
+/// - a queue keeps units free;
+/// - the other limits cannot serve all guaranteed shares.
+pub(crate) fn check_limits(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, Error> {
     check_names(limits)?;
     limits.iter().try_for_each(|limit| limit.cost.check(limit.name))?;
     check_sub_keys(limits)?;
-    check_kept_free(limits)
+    check_kept_free(limits)?;
+    check_shares(limits)
 }
 
 fn check_names(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
@@ -65,7 +76,9 @@ fn check_names(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
 /// that satisfy the condition apart from the others, and would so allow its quota twice. The same holds for units that are
 /// kept free.
 fn check_sub_keys(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
-    let conditional = limits.iter().find(|limit| limit.is_conditional || limit.keeps_free);
+    let reads_key =
+        |limit: &&LimitFacts<'_>| limit.is_conditional || limit.keeps_free || limit.share == ShareRole::Share;
+    let conditional = limits.iter().find(reads_key);
     let whole = limits.iter().find(|limit| limit.is_whole_key);
     match (conditional, whole) {
         (Some(conditional), Some(whole)) => Err(Error::config(format!(
@@ -73,7 +86,11 @@ fn check_sub_keys(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
              `keyed_by` on each limit of the limiter",
             whole.name,
             conditional.name,
-            if conditional.is_conditional { "applies" } else { "keeps units free" },
+            match conditional {
+                LimitFacts { is_conditional: true, .. } => "applies",
+                LimitFacts { keeps_free: true, .. } => "keeps units free",
+                _ => "guarantees a share",
+            },
         ))),
         _ => Ok(()),
     }

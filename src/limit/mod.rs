@@ -3,6 +3,7 @@
 mod checks;
 mod condition;
 mod cost;
+mod guarantee;
 mod into_limit;
 mod into_limits;
 mod keep_free;
@@ -17,15 +18,16 @@ use std::fmt;
 pub(crate) use self::checks::{LimitFacts, check_limits};
 pub use self::condition::OnlyIf;
 pub(crate) use self::cost::LimitCost;
+pub(crate) use self::guarantee::Shares;
 pub use self::into_limit::IntoLimit;
 pub(crate) use self::into_limits::impl_into_limits;
 pub use self::keep_free::KeepFree;
 pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
-pub(crate) use self::transition::ReadMode;
-use crate::algorithm::Algorithm as _;
-use crate::decision::{Name, Unit};
+pub(crate) use self::transition::{ReadMode, Transition};
+use crate::algorithm::Algorithm;
+use crate::decision::{Name, ShareRole, Unit};
 
 /// A named limit on a key or on a part of the key.
 ///
@@ -74,6 +76,10 @@ pub struct Limit<A, P = WholeKey> {
     sub_key_name: Option<Name>,
     cost: LimitCost,
     shadow: bool,
+    share: ShareRole,
+    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that requests which borrow
+    /// keep free.
+    share_units: u64,
 }
 
 impl<A> Limit<A> {
@@ -90,7 +96,16 @@ impl<A> Limit<A> {
     }
 
     fn named(name: Name, algorithm: A) -> Self {
-        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost: LimitCost::OfRequest, shadow: false }
+        Self {
+            name,
+            algorithm,
+            sub_key: WholeKey,
+            sub_key_name: None,
+            cost: LimitCost::OfRequest,
+            shadow: false,
+            share: ShareRole::None,
+            share_units: 0,
+        }
     }
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
@@ -161,8 +176,8 @@ impl<A> Limit<A> {
 
 impl<A, P> Limit<A, P> {
     fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
-        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow } = self;
-        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow }
+        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units } = self;
+        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow, share, share_units }
     }
 
     /// Applies the limit only to keys for which `condition` returns `true`.
@@ -235,6 +250,87 @@ impl<A, P> Limit<A, P> {
     /// ```
     pub fn keep_free_by<Key: ?Sized, F: Fn(&Key) -> u64>(self, units: F) -> Limit<A, KeepFree<P, F>> {
         self.map_sub_key(|sub_key| KeepFree::new(sub_key, Some(units)))
+    }
+
+    /// Guarantees each sub-key a share of the limits beside this one. What other sub-keys leave can be borrowed.
+    ///
+    /// `sub_keys` is the number of sub-keys that have a share: of tenants, for example. The limits *beside* the share are
+    /// all other limits of the limiter that count the same cost (no unit, the same [unit](Self::cost_of) or the same
+    /// [fixed cost](Self::fixed_cost)).
+    ///
+    /// - A request that the share allows now is *within its share*. The limits beside it allow such a request, and the
+    ///   request is charged to them and to the share.
+    /// - Any other request *borrows*: the share does not deny or delay it. The limits beside the share allow the request
+    ///   only if, besides its cost and all held costs, the bursts of all shares are free: `sub_keys` times the burst. The
+    ///   request is charged to these limits alone. Units that [`keep_free_by`](Self::keep_free_by) keeps free there count
+    ///   for requests that borrow: the larger number counts.
+    ///
+    /// While at most `sub_keys` sub-keys are in use, the limits beside the share never deny a request within its share,
+    /// however many requests borrow. The `retry_after` of a request that borrows is exact: the time until the share allows
+    /// the request, or until the request may borrow. A cost above the burst of a share can only borrow.
+    ///
+    /// Among requests that borrow, no tenant is protected: a tenant that sends more requests gets more of the surplus.
+    /// [`LimitStatus::is_borrowing`](crate::LimitStatus::is_borrowing) shows which requests borrow. In the
+    /// [layer's queue](crate::RateLimitLayer::max_wait), a request waits behind requests of its own share only.
+    ///
+    /// # Other sub-keys
+    ///
+    /// A request to which the share does not apply borrows. So guarantee shares to a fixed set of names with
+    /// [`keyed_by_some`](Limit::keyed_by_some), which returns `None` for any other name. If more than `sub_keys` sub-keys
+    /// are in use, the limits beside the share are still never exceeded, but they can deny requests within their share.
+    ///
+    /// # What breaks a guarantee
+    ///
+    /// The limits beside the share can deny requests within their share, until the usage that was added has drained, after
+    ///
+    /// - a [surcharge](crate::limiter::Held): a tenant that holds 1 and settles 400 makes others wait. Settle at most what
+    ///   you have held;
+    /// - `reset` or `set_usage` of a share, restored or evicted usage, and limits that were replaced.
+    ///
+    /// A settlement reaches the limits of a decision one after the other. Until it has reached all, a request within its
+    /// share may be denied. In memory the table of shares never evicts a sub-key in use: without a slot, requests borrow.
+    /// In Redis, use the policy `noeviction`, as for every limiter. Blocking a key of the share denies its requests.
+    ///
+    /// # Errors
+    ///
+    /// The limiter cannot be built if
+    ///
+    /// - `sub_keys` is 0, or the limiter has two shares;
+    /// - a limit of the limiter counts by the whole key: call `keyed_by` on each limit;
+    /// - no other limit counts the same cost;
+    /// - a limit beside the share is not of its family: both are buckets ([`Gcra`](crate::Gcra),
+    ///   [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket)), or strict
+    ///   [`SlidingWindow`](crate::SlidingWindow)s of one period and number of blocks, or
+    ///   [`SlidingLog`](crate::SlidingLog)s of one period, or [`InFlight`](crate::InFlight) with one maximum duration. No
+    ///   other algorithm, and no [`per_key`](crate::per_key), can guarantee shares;
+    /// - the rates or the bursts of all shares add up to more than those of a limit beside the share;
+    /// - the share is a [shadow](Self::shadow), or keeps units free itself;
+    /// - the limiter has [leases](crate::store), or in memory capacity for fewer than `sub_keys` keys.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Limit, Memory, Quota};
+    ///
+    /// struct Call {
+    ///     tenant: u32,
+    /// }
+    ///
+    /// // Each of 8 tenants has 100 per second and a burst of 20. The bursts of all are 160.
+    /// let share = Limit::new("share", Gcra::new(Quota::per_second(100)).burst(20))
+    ///     .keyed_by(|call: &Call| call.tenant)
+    ///     .guarantee(8);
+    /// let all = Limit::new("all", Gcra::new(Quota::per_second(800)).burst(400)).keyed_by(|_: &Call| ());
+    /// let limiter = Memory::new((share, all));
+    ///
+    /// // Tenant 1 gets its own burst of 20, and borrows what is above the 160 units that are kept free.
+    /// let admitted = (0..1_000).filter(|_| limiter.check(&Call { tenant: 1 }, 1).is_allowed()).count();
+    /// assert!((240..300).contains(&admitted));
+    /// // Every other tenant still has its burst.
+    /// assert!((2..=8).all(|tenant| limiter.check(&Call { tenant }, 20).is_allowed()));
+    /// ```
+    #[must_use]
+    pub fn guarantee(mut self, sub_keys: u64) -> Self {
+        (self.share, self.share_units) = (ShareRole::Share, sub_keys);
+        self
     }
 
     /// Sets the units that a limit from configuration keeps free, if it keeps any.
@@ -325,6 +421,40 @@ impl<A, P> Limit<A, P> {
         self
     }
 
+    /// Sets the part of the limit in the guaranteed shares of its limiter.
+    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
+        if let Some(shares) = shares
+            && shares.is_beside(self.share, self.cost)
+        {
+            (self.share, self.share_units) = (ShareRole::Common, shares.kept());
+        }
+    }
+
+    /// See [`set_shares`](Self::set_shares).
+    pub(crate) fn beside(mut self, shares: Option<Shares>) -> Self {
+        self.set_shares(shares);
+        self
+    }
+
+    pub(crate) fn share(&self) -> ShareRole {
+        self.share
+    }
+
+    /// Returns the number of sub-keys that have a share, if the limit guarantees shares.
+    pub(crate) fn share_count(&self) -> Option<u64> {
+        (self.share == ShareRole::Share).then_some(self.share_units)
+    }
+
+    /// Returns the units that the limit keeps free from requests of `key` that borrow, if it keeps any free.
+    #[inline]
+    pub(crate) fn kept_free<Key: ?Sized>(&self, key: &Key) -> Option<u64>
+    where
+        P: SubKeyOf<Key>,
+    {
+        let kept = (self.share == ShareRole::Common).then_some(self.share_units);
+        kept.max(self.sub_key.kept_free(key))
+    }
+
     pub(crate) fn cost(&self) -> LimitCost {
         self.cost
     }
@@ -375,6 +505,10 @@ impl<A, P> Limit<A, P> {
             keeps_free: self.sub_key.keeps_free(),
             is_queue: A::Algorithm::IS_QUEUE,
             cost: self.cost,
+            is_shadow: self.shadow,
+            share: self.share,
+            share_units: self.share_units,
+            capacity: self.algorithm.fixed().and_then(Algorithm::share_capacity),
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, Verdict};
+use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, ShareRole, Verdict};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,7 @@ pub(crate) struct Transition<'a, A> {
     shadow: bool,
     /// The units that are kept free from the request, if the limit keeps any free.
     kept_free: Option<u64>,
+    share: ShareRole,
 }
 
 impl<C: AlgorithmSelector, P> Limit<C, P> {
@@ -58,7 +59,7 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
     where
         P: SubKeyOf<Key>,
     {
-        self.transition_keeping_free(algorithm, self.sub_key.kept_free(key), options)
+        self.transition_keeping_free(algorithm, self.kept_free(key), options)
     }
 
     /// Returns the limit's part of a decision on a key from whose requests `kept_free` units are kept free.
@@ -69,7 +70,14 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow, kept_free }
+        Transition {
+            algorithm,
+            options: self.options(options),
+            is_hold: options.hold,
+            shadow: self.shadow,
+            kept_free,
+            share: self.share,
+        }
     }
 }
 
@@ -89,15 +97,19 @@ impl<A: Algorithm> Transition<'_, A> {
         mode: ReadMode,
         reading: &mut LimitReading,
     ) {
-        let &Self { algorithm, options, is_hold, shadow, kept_free } = self;
+        let &Self { algorithm, options, is_hold, shadow, kept_free, share } = self;
         // A hold changes no state, so no later start can be scheduled.
-        reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
+        reading.supports_scheduling =
+            algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
         (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
-        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
+        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), u64::MAX);
         if A::HELD_UNTIL_END && !options.until_end {
             reading.counting = Counting::DecidesOnly;
         }
-        let options = options.keeping_free(kept_free);
+        (reading.share, reading.kept_free) = (share, kept_free.unwrap_or_default());
+        // A share schedules nothing ahead.
+        let alone = options.max_delay(Duration::ZERO);
+        let options = options.keeping_free(if share == ShareRole::Share { Some(0) } else { kept_free });
         if held > 0 || options.hold {
             Self::read_with_held(algorithm, state, now, options, reading);
         } else {
@@ -109,6 +121,10 @@ impl<A: Algorithm> Transition<'_, A> {
         } else {
             reading.verdict
         };
+        if share == ShareRole::Common {
+            // A request within its share needs no free units: see `combine_shares`.
+            reading.immediate = algorithm.peek_with_held(state, now, alone, held).0;
+        }
         if !blocked.is_zero() {
             // No start is scheduled during the block. If a start after the block is early enough, the caller retries
             // then.
@@ -117,11 +133,16 @@ impl<A: Algorithm> Transition<'_, A> {
             reading.verdict = reading.verdict.stricter_of(blocked);
             reading.immediate = reading.immediate.stricter_of(blocked);
         }
-        let may_charge = mode == ReadMode::IfDenied && reading.cost > 0 && reading.counting == Counting::Counts;
+        let may_charge = mode == ReadMode::IfDenied
+            && reading.cost > 0
+            && reading.counting == Counting::Counts
+            && share == ShareRole::None;
         if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
             reading.snapshot = algorithm.snapshot(state, now);
         }
-        reading.snapshot = reading.snapshot.keeping_free(kept_free);
+        if share == ShareRole::None {
+            reading.snapshot = reading.snapshot.keeping_free(kept_free);
+        }
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
@@ -135,7 +156,7 @@ impl<A: Algorithm> Transition<'_, A> {
     ) {
         let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
         (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
-        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
+        reading.charged_for = micros_floor(algorithm.snapshot(state, now).compute().reset);
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.
@@ -160,14 +181,14 @@ impl<A: Algorithm> Transition<'_, A> {
         if let Step::Allow { next, .. } = step { Some(next) } else { None }
     }
 
-    /// Returns the numbers of a state after the decision, for the next request.
+    /// Returns the numbers of a state after the decision, for the next request. They include the units that are kept
+    /// free: see [`LimitReading::kept_free`].
     #[inline]
     pub(crate) fn snapshot(&self, state: &A::State, held: u64, now: Timestamp) -> LazySnapshot {
-        let snapshot = if held == 0 {
+        if held == 0 {
             self.algorithm.snapshot(state, now)
         } else {
             self.algorithm.peek_with_held(state, now, self.options, held).1
-        };
-        snapshot.keeping_free(self.kept_free)
+        }
     }
 }

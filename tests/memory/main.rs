@@ -19,6 +19,7 @@ mod own_stores;
 mod races;
 mod random;
 mod scheduling;
+mod shares;
 mod snapshot;
 mod stale_clock;
 mod stepping_clocks;

@@ -119,6 +119,16 @@ macro_rules! impl_bucket {
                 self.kernel.decide(state, now, options, false)
             }
 
+            fn share_capacity(&self) -> Option<crate::algorithm::ShareCapacity> {
+                let quota = self.kernel.quota();
+                Some(crate::algorithm::ShareCapacity {
+                    family: crate::algorithm::ShareFamily::Bucket,
+                    limit: quota.limit(),
+                    period: quota.period_micros(),
+                    max: self.kernel.burst(),
+                })
+            }
+
             // Row "hot key" of docs/performance.md: see `Bucket::decide_in_line`.
             #[inline(always)]
             fn decide_in_line(

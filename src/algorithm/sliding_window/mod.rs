@@ -9,7 +9,7 @@ use std::time::Duration;
 use self::layout::{Counts, HEAD, Layout, index};
 use self::ring::Ring;
 use self::view::{Live, Totals, View, quotient, saturating_u64};
-use super::{Algorithm, ChargeOptions, Counters, CountersEdit, Start, Step};
+use super::{Algorithm, ChargeOptions, Counters, CountersEdit, ShareCapacity, ShareFamily, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::LazySnapshot;
 use crate::error::Error;
@@ -313,6 +313,12 @@ impl Algorithm for SlidingWindow {
 
     fn counter_words(&self) -> usize {
         HEAD + index(self.layout.kept())
+    }
+
+    fn share_capacity(&self) -> Option<ShareCapacity> {
+        let (limit, period) = (self.quota.limit(), self.quota.period_micros());
+        let family = ShareFamily::Window { period, blocks: self.layout.blocks };
+        (!self.weighted).then_some(ShareCapacity { family, limit, period, max: limit })
     }
 }
 

@@ -37,17 +37,18 @@ pub(super) struct RateLimitHeaders {
 }
 
 impl RateLimitHeaders {
-    /// Returns `None` if there is no limit that is not a shadow.
+    /// Returns `None` if no limit takes part in the decision: shadows, and shares from which the request borrows, do not.
     pub(super) fn new(limits: &[LimitStatus]) -> Option<Self> {
+        let takes_part = |limit: &LimitStatus| !limit.is_shadow() && !limit.is_borrowing();
         let (one, several);
         // The common case allocates nothing.
         let limits = if let [limit] = limits
-            && !limit.is_shadow()
+            && takes_part(limit)
         {
             one = [LimitFields::new(limit)];
             &one[..]
         } else {
-            several = limits.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect::<Vec<_>>();
+            several = limits.iter().filter(|limit| takes_part(limit)).map(LimitFields::new).collect::<Vec<_>>();
             &several
         };
         if limits.is_empty() {

@@ -7,15 +7,21 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan};
+use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan, ShareRole};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, Shares, SubKeyOf, Transition};
 use crate::limiter::LimitsOfKey;
 
 /// A limit on keys of type `Key`.
 pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
     fn facts(&self) -> LimitFacts<'_>;
+
+    /// Sets the part of the limit in the guaranteed shares of its limiter.
+    fn set_shares(&mut self, shares: Option<Shares>);
+
+    /// Returns whether the limit is a guaranteed share that applies to `key`.
+    fn is_share_of(&self, key: &Key) -> bool;
 
     /// Returns the unit of the limit's costs, if it names one.
     fn unit(&self) -> Option<&'static str>;
@@ -29,8 +35,8 @@ pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
     /// Returns the key of the state, `None` if the limit does not apply to the key.
     fn state_key(&self, key: &Key) -> Option<String>;
 
-    /// Names the limit and the key's sub-key, unless the limit is a shadow.
-    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
+    /// Names the limit and the key's sub-key, unless the limit is a shadow, or beside a share that applies.
+    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>);
 }
 
 /// A limit with the algorithm for one key.
@@ -77,6 +83,14 @@ where
         Limit::facts(self)
     }
 
+    fn set_shares(&mut self, shares: Option<Shares>) {
+        Self::get_mut(self).expect("a limit is shared only after it was built").set_shares(shares);
+    }
+
+    fn is_share_of(&self, key: &Key) -> bool {
+        self.share() == ShareRole::Share && self.sub_key().applies_to(key)
+    }
+
     fn unit(&self) -> Option<&'static str> {
         self.cost().unit()
     }
@@ -103,7 +117,7 @@ where
         if let Some(own) = &own {
             check_size(Limit::name(self), own)?;
         }
-        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key) }))
+        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.kept_free(key) }))
     }
 
     fn state_key(&self, key: &Key) -> Option<String> {
@@ -115,8 +129,8 @@ where
         Some(format!("{VERSION}:{}:{}:{sub_key}", name.as_str(), C::Algorithm::STATE_NAME))
     }
 
-    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        if self.is_shadow() {
+    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>) {
+        if self.is_shadow() || has_share && self.share() == ShareRole::Common {
             return;
         }
         let own = self.algorithm().select_owned(key);
@@ -157,6 +171,10 @@ impl<C: AlgorithmSelector, P> BoundLimit<C, P> {
         algorithm.expect("a limit selects an algorithm by the key, or has one for all keys")
     }
 
+    fn transition(&self, options: AcquireOptions) -> Transition<'_, C::Algorithm> {
+        self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options)
+    }
+
     fn decode(&self, stored: Option<&[u8]>) -> Result<Stored<StateOf<C>>, Error> {
         stored.map_or_else(|| Ok(Stored::zero()), |bytes| Stored::decode(C::Algorithm::STATE_NAME, bytes)).map_err(
             |cause| {
@@ -195,7 +213,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
     ) -> Result<LimitReading, Error> {
         let Stored { state, block } = self.decode(stored)?;
         let mut reading = LimitReading::EMPTY;
-        let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
+        let transition = self.transition(options);
         transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
         Ok(reading)
     }
@@ -209,11 +227,11 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         reading: &mut LimitReading,
     ) -> Result<StoreWrite, Error> {
         let mut stored = self.decode(stored)?;
-        let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
+        let transition = self.transition(options);
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
-        reading.snapshot = transition.snapshot(&stored.state, 0, now);
+        reading.snapshot = transition.snapshot(&stored.state, 0, now).keeping_free(Some(reading.kept_free));
         self.write(&stored, now)
     }
 
@@ -229,6 +247,8 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
 
     fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow)
+            .with_block(reading.blocked > 0)
+            .with_borrowing(reading.borrows)
     }
 }

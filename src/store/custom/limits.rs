@@ -101,8 +101,9 @@ impl<Key: ?Sized> StoreLimits<Key> {
     /// Returns an error if the store cannot keep the states of a limit (see the table above), if there is no limit, or if
     /// a limit's name is empty or not unique.
     pub fn new(limits: impl IntoStoreLimits<Key>) -> Result<Self, Error> {
-        let limits = limits.into_limits();
-        check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?;
+        let mut limits = limits.into_limits();
+        let shares = check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?;
+        limits.iter_mut().for_each(|limit| limit.0.set_shares(shares));
         limits.iter().try_for_each(|limit| limit.0.check())?;
         Ok(Self { limits })
     }
@@ -141,8 +142,9 @@ impl<Key: ?Sized> StoreLimits<Key> {
 
     /// Names the limits that apply to a key, for [`Limiter::limits_of`](crate::Limiter::limits_of).
     pub fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        let has_share = self.limits.iter().any(|limit| limit.0.is_share_of(key));
         for limit in &self.limits {
-            limit.0.name_limit(key, limits);
+            limit.0.name_limit(key, has_share, limits);
         }
     }
 }

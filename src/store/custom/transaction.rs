@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, Plan};
+use crate::decision::{AcquireOptions, Decision, LimitReading, Plan, combine_shares};
 use crate::error::Error;
 use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
@@ -176,7 +176,10 @@ impl StoreTransaction {
 
     fn read(&self, states: &[Option<&[u8]>], now: Timestamp) -> Result<Vec<LimitReading>, Error> {
         let mode = if self.limits.len() > 1 { ReadMode::Together } else { ReadMode::Snapshot };
-        self.limits.iter().zip(states).map(|(limit, state)| limit.read(*state, now, self.options, mode)).collect()
+        let read = self.limits.iter().zip(states).map(|(limit, state)| limit.read(*state, now, self.options, mode));
+        let mut readings = read.collect::<Result<Vec<_>, _>>()?;
+        combine_shares(&mut readings, |reading| reading);
+        Ok(readings)
     }
 
     /// Reads all limits, and returns what they decide together.

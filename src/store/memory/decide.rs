@@ -14,7 +14,7 @@ use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use super::transaction_limit::TransactionLimit;
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
+use crate::decision::{Decision, LazySnapshot, LimitStatus, Name, ShareRole};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
@@ -221,6 +221,8 @@ pub(super) struct Prepared<'a, Chosen, A: Algorithm> {
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
     name: &'a Name,
+    /// A share, and the limits beside a share, schedule nothing.
+    schedules: bool,
     chosen: Chosen,
 }
 
@@ -256,7 +258,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
             Some(Step::Allow { next, delay: 0 }) => {
                 // As in `store`: row "three limits" of docs/performance.md.
                 let preview = preview(chosen.borrow(), &next, context.now);
-                Some(Self { entry, next, preview, name: limit.limit.name_handle(), chosen })
+                let schedules = limit.limit.share() == ShareRole::None;
+                Some(Self { entry, next, preview, name: limit.limit.name_handle(), schedules, chosen })
             }
             _ => None,
         }
@@ -265,8 +268,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
     /// Locks the entry. `None` if it has changed since the reading.
     #[inline]
     pub(super) fn lock(self) -> Option<LockedLimit<'a, Chosen, A>> {
-        let Self { entry, next, preview, name, chosen } = self;
-        Some(LockedLimit { entry: entry.lock().ok()?, next, preview, name, chosen })
+        let Self { entry, next, preview, name, schedules, chosen } = self;
+        Some(LockedLimit { entry: entry.lock().ok()?, next, preview, name, schedules, chosen })
     }
 }
 
@@ -276,6 +279,7 @@ pub(super) struct LockedLimit<'a, Chosen, A: Algorithm> {
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
     name: &'a Name,
+    schedules: bool,
     chosen: Chosen,
 }
 
@@ -287,7 +291,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
         now: Timestamp,
         present: &mut <AtomicStateOf<A> as AtomicState>::Snapshot<'a>,
     ) -> (LockedEntry<'a, AtomicStateOf<A>>, Charged<'a>) {
-        let Self { entry, next, preview, name, chosen } = self;
+        let Self { entry, next, preview, name, schedules, chosen } = self;
         let algorithm: &A = chosen.borrow();
         let snapshot = match preview {
             Some(snapshot) => {
@@ -296,7 +300,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
             }
             None => entry.store(present, next, |state| algorithm.snapshot(state, now)),
         };
-        (entry, Charged { name, snapshot, supports_scheduling: algorithm.supports_scheduling() })
+        (entry, Charged { name, snapshot, supports_scheduling: schedules && algorithm.supports_scheduling() })
     }
 }
 

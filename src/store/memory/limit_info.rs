@@ -37,6 +37,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
+    fn is_share(&self) -> bool {
+        self.limit.share_count().is_some()
+    }
+
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
         if limit.until_end {
             let is_held = || limit.deadline.is_none_or(|deadline| self.deadlines.remove(limit.hash, deadline));

@@ -13,7 +13,7 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, L
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::Decision;
+use crate::decision::{Decision, ShareRole};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -95,6 +95,14 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
                 capacity.max_heap_bytes,
             )));
         }
+        if let Some(sub_keys) = limit.share_count().filter(|count| *count > table.capacity() as u64) {
+            return Err(Error::config(format!(
+                "guaranteed share {:?}: there are {sub_keys} sub-keys, and the table has capacity for {} keys; raise \
+                 `max_keys`",
+                limit.name(),
+                table.capacity(),
+            )));
+        }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
         Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, max_reset })
@@ -129,7 +137,10 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     where
         P: SubKeyOf<Key>,
     {
-        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.limit.sub_key().keeps_free()
+        // A request that all limits allow now is within its share, and so needs no free units beside a share.
+        !C::Algorithm::HELD_UNTIL_END
+            && !self.limit.is_shadow()
+            && (!self.limit.sub_key().keeps_free() || self.limit.share() == ShareRole::Common)
     }
 
     pub(super) fn eviction_policy<'a>(
@@ -148,6 +159,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     pub(super) fn when_full(&self) -> WhenFull {
         match self.capacity.when_full {
             WhenFull::Deny if self.limit.is_shadow() => WhenFull::Evict,
+            // An evicted sub-key would have its whole share again. Without a slot, a request borrows.
+            WhenFull::Evict if self.limit.share() == ShareRole::Share => WhenFull::Deny,
             when_full => when_full,
         }
     }
@@ -296,7 +309,8 @@ where
         let mut state = self.table.state(slot);
         if let Some(next) = transition.charge(&state, reading, read.now, delay) {
             let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
-            reading.snapshot = self.table.store(slot, &mut state, next, snapshot);
+            let snapshot = self.table.store(slot, &mut state, next, snapshot);
+            reading.snapshot = snapshot.keeping_free(Some(reading.kept_free));
         }
     }
 
@@ -317,7 +331,8 @@ where
             .map(|max| self.deadlines.add(read.location.hash(), context.now, micros_floor(max), reading.cost));
         let transition = self.limit.transition(algorithm, context.key, context.options);
         let held = reading.held.saturating_add(reading.cost);
-        reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
+        let snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
+        reading.snapshot = snapshot.keeping_free(Some(reading.kept_free));
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
@@ -355,8 +370,8 @@ where
         self.names_in_file::<P::SubKey>()
     }
 
-    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        if self.limit.is_shadow() {
+    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>) {
+        if self.limit.is_shadow() || has_share && self.limit.share() == ShareRole::Common {
             return;
         }
         let chosen = self.limit.algorithm().select(key);
@@ -364,7 +379,7 @@ where
         let max_waiting = algorithm.max_waiting();
         let (name, cost) = (self.limit.name(), self.limit.cost());
         // Requests wait behind requests of their class only.
-        let kept_free = self.limit.sub_key().kept_free(key).unwrap_or_default();
+        let kept_free = self.limit.kept_free(key).unwrap_or_default();
         self.limit.sub_key().with_sub_key(key, |sub_key| {
             if kept_free == 0 {
                 limits.add_limit(name, sub_key, cost, max_waiting);

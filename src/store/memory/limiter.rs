@@ -428,7 +428,9 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, limits));
+        let mut has_share = false;
+        L::for_each(&self.shared.tables, &mut |limit| has_share |= limit.is_share() && limit.applies_to(key));
+        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, has_share, limits));
     }
 
     fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {

@@ -60,8 +60,8 @@ where
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
         let limit = self.into_limit();
-        check_limits(&[limit.facts::<Key>()])?;
-        LimitTable::new(limit, capacity)
+        let shares = check_limits(&[limit.facts::<Key>()])?;
+        LimitTable::new(limit.beside(shares), capacity)
     }
 
     fn is_held_until_end(_tables: &Self::Tables) -> bool {
@@ -109,8 +109,8 @@ macro_rules! tuple {
 
             fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
-                check_limits(&[$(limits.$index.facts::<Key>()),+])?;
-                Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
+                let shares = check_limits(&[$(limits.$index.facts::<Key>()),+])?;
+                Ok(($(LimitTable::new(limits.$index.beside(shares), capacity)?,)+))
             }
 
             fn is_held_until_end(_tables: &Self::Tables) -> bool {

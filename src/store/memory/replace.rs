@@ -15,7 +15,7 @@ use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{IntoLimit, Limit, LimitFacts, SelectAlgorithm, SubKeyOf, check_limits};
+use crate::limit::{IntoLimit, Limit, LimitFacts, SelectAlgorithm, Shares, SubKeyOf, check_limits};
 use crate::table::LookupError;
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
@@ -62,7 +62,12 @@ impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
 
 trait BuildLimit<Key: ?Sized, S>: Send + Sync {
     fn facts(&self) -> LimitFacts<'_>;
-    fn build(self: Box<Self>, capacity: Capacity, previous: Option<&dyn Any>) -> Result<DynLimitTable<Key, S>, Error>;
+    fn build(
+        self: Box<Self>,
+        shares: Option<Shares>,
+        capacity: Capacity,
+        previous: Option<&dyn Any>,
+    ) -> Result<DynLimitTable<Key, S>, Error>;
 }
 
 impl<Key, S, C, P> BuildLimit<Key, S> for Limit<C, P>
@@ -77,8 +82,13 @@ where
         self.facts::<Key>()
     }
 
-    fn build(self: Box<Self>, capacity: Capacity, previous: Option<&dyn Any>) -> Result<DynLimitTable<Key, S>, Error> {
-        Ok(Arc::new(LimitTable::replacing(*self, capacity, previous)?))
+    fn build(
+        self: Box<Self>,
+        shares: Option<Shares>,
+        capacity: Capacity,
+        previous: Option<&dyn Any>,
+    ) -> Result<DynLimitTable<Key, S>, Error> {
+        Ok(Arc::new(LimitTable::replacing(self.beside(shares), capacity, previous)?))
     }
 }
 
@@ -116,12 +126,14 @@ fn build<Key: ?Sized, S: BuildHasher>(
     previous: &[DynLimitTable<Key, S>],
 ) -> Result<DynTables<Key, S>, Error> {
     let has_conditions = limits.iter().any(|limit| limit.0.facts().is_conditional);
-    if !(limits.is_empty() && capacity.allow_no_limits) {
-        check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?;
-    }
+    let shares = if limits.is_empty() && capacity.allow_no_limits {
+        None
+    } else {
+        check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?
+    };
     let build = |limit: DynLimit<Key, S>| {
         let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
-        limit.0.build(capacity, previous.map(|table| table.as_any()))
+        limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
     Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()?, has_conditions })
 }

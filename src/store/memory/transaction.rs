@@ -14,7 +14,9 @@ use std::time::Duration;
 use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
 use crate::clock::Timestamp;
-use crate::decision::{Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
+use crate::decision::{
+    Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, ShareRole, Verdict, combine_shares,
+};
 use crate::limit::ReadMode;
 use crate::sync::Backoff;
 use crate::table::TableFull;
@@ -52,7 +54,9 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
                 Some(Ok(())) => break plan,
                 Some(Err(LimitFull { index })) => {
                     if let Err(full) = limits[index].make_space(context, &steps[index].read) {
-                        if !steps[index].reading.shadow {
+                        let reading = &steps[index].reading;
+                        // Without a slot in the table of shares, the request borrows.
+                        if !reading.shadow && reading.share != ShareRole::Share {
                             return (table_full_decision(full, context.now), Vec::new());
                         }
                         steps[index].reading.counting = Counting::NoSlot;
@@ -112,7 +116,9 @@ fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     context: &AcquireContext<'_, Key, S>,
     selected: impl Fn(&LimitReading) -> bool,
 ) -> Option<TableFull> {
-    let is_selected = |reading: &LimitReading| reading.cost > 0 && !reading.shadow && selected(reading);
+    let is_selected = |reading: &LimitReading| {
+        reading.cost > 0 && !reading.shadow && reading.share != ShareRole::Share && selected(reading)
+    };
     let mut selected = limits.iter().zip(steps).filter(|(_, step)| is_selected(&step.reading));
     selected.find_map(|(limit, step)| limit.is_full_for(context, &step.read).err())
 }
@@ -128,12 +134,28 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let plan = read_all(limits, steps, &mut context, ReadMode::Snapshot);
         let context = &context;
         if is_consistent(limits, steps) {
+            if let Some(index) = share_without_slot(limits, steps, &plan, context) {
+                steps[index].reading.counting = Counting::NoSlot;
+                continue;
+            }
             let full = if plan.verdict.is_allowed() { find_full(limits, steps, context, |_| true) } else { None };
             return full
                 .map_or_else(|| decide(limits, steps, &plan, context), |full| table_full_decision(full, context.now));
         }
         backoff.wait();
     }
+}
+
+/// Returns the index of a share whose table has no slot for the key: the request borrows.
+fn share_without_slot<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    steps: &[LimitStep],
+    plan: &Plan,
+    context: &AcquireContext<'_, Key, S>,
+) -> Option<usize> {
+    let charged = |step: &LimitStep| step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some();
+    let index = steps.iter().position(charged)?;
+    limits[index].is_full_for(context, &steps[index].read).is_err().then_some(index)
 }
 
 #[inline]
@@ -151,6 +173,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 ) -> Plan {
     let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, steps, context, mode);
+    combine_shares(steps, |step| &mut step.reading);
     let plan = Plan::new(readings(steps));
     match plan.block_to_await(context.options, readings(steps)) {
         None => plan,
@@ -171,6 +194,7 @@ fn read_after_block<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?
     for (limit, step) in limits.iter().zip(&mut later) {
         limit.read(&end, ReadMode::Together, step);
     }
+    combine_shares(&mut later, |step| &mut step.reading);
     let plan = Plan::new(readings(&later));
     for (step, later) in steps.iter_mut().zip(later) {
         step.reading = step.reading.after_block(blocked, &later.reading, &plan);
@@ -242,6 +266,11 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
     }
 
     #[inline]
+    fn is_borrowing(&self) -> bool {
+        self.step.reading.borrows
+    }
+
+    #[inline]
     fn verdict(&self) -> Verdict {
         self.plan.verdict_of(&self.step.reading)
     }
@@ -260,7 +289,8 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
             self.is_shadow(),
         )
         .with_block(self.step.reading.blocked > 0)
-        .with_uncounted(self.step.reading.counting == Counting::NoSlot)
+        .with_borrowing(self.is_borrowing())
+        .with_uncounted(self.step.reading.counting == Counting::NoSlot && self.is_shadow())
     }
 }
 

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 use std::sync::Arc;
 
 use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
-use crate::algorithm::{Algorithm as _, LuaAlgorithm};
+use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -56,6 +56,9 @@ where
             is_conditional: self.0.sub_key().is_conditional(),
             is_whole_key: self.0.sub_key().is_whole_key(),
             keeps_free: self.0.sub_key().keeps_free(),
+            share: self.0.share(),
+            share_units: self.0.share_count().unwrap_or_default(),
+            capacity: self.0.algorithm().fixed().and_then(Algorithm::share_capacity),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
     }

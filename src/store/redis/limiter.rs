@@ -268,7 +268,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        self.state().limit_fns.iter().for_each(|limit| limit.name_limit(key, limits));
+        self.state().name_limits(key, limits);
     }
 
     fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {

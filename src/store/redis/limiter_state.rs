@@ -19,10 +19,10 @@ use super::lease::{LeaseBook, LeaseClock};
 use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
 use super::server::RedisServer;
 use crate::clock::{Clock, SystemClock, micros_floor};
-use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus, Plan};
+use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus, Plan, ShareRole};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::Observers;
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
@@ -44,8 +44,9 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the state, and the conflicts with other limiters of this process. `earlier` is the state that it replaces.
     pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
         let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
-        let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
-        crate::limit::check_limits(&limits.iter().map(LimitInfo::facts).collect::<Vec<_>>())?;
+        let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
+        let shares = crate::limit::check_limits(&limits.iter().map(LimitInfo::facts).collect::<Vec<_>>())?;
+        limits.iter_mut().for_each(|limit| limit.set_shares(shares));
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
         let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
@@ -192,11 +193,13 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
     fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
-        if !self.limits().iter().any(|limit| limit.keeps_free) {
+        if !self.limits().iter().any(|limit| limit.keeps_free || limit.share == ShareRole::Common) {
             return Vec::new();
         }
-        let of_limit = |limit: &dyn RedisBoundLimit<Key>| limit.kept_free(key).filter(|_| limit.applies_to(key));
-        self.limit_fns.iter().map(|limit| of_limit(&**limit)).collect()
+        let of_limit = |(limit, fns): (&LimitInfo, &Box<dyn RedisBoundLimit<Key>>)| {
+            limit.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))
+        };
+        self.limits().iter().zip(&*self.limit_fns).map(of_limit).collect()
     }
 
     /// The template of a decision on all limits.
@@ -232,6 +235,9 @@ impl<Key: ?Sized> LimiterState<Key> {
                 algorithm.params(limit.options(options).keeping_free(*kept).cost, &mut params);
                 arg1 |= 1 << index;
             }
+        }
+        for (index, _) in self.limits().iter().enumerate().filter(|(_, limit)| limit.share != ShareRole::None) {
+            arg1 |= 1 << (self.limits().len() + index);
         }
         let arg2 = match operation {
             Operation::Hold => Some(self.client.config.holds.expiry),
@@ -350,6 +356,14 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Returns whether a limit that applies to a key holds every cost until the request ends.
     fn holds_until_end(&self, key: &Key) -> bool {
         self.limits().iter().zip(&*self.limit_fns).any(|(limit, fns)| limit.held_until_end && fns.applies_to(key))
+    }
+
+    /// Names the limits that apply to a key. A request waits behind requests of its share only.
+    pub(super) fn name_limits(&self, key: &Key, names: &mut LimitsOfKey<'_>) {
+        let limits = || self.limits().iter().zip(&*self.limit_fns);
+        let has_share = limits().any(|(limit, fns)| limit.share == ShareRole::Share && fns.applies_to(key));
+        let is_named = |limit: &LimitInfo| !has_share || limit.share != ShareRole::Common;
+        limits().filter(|(limit, _)| is_named(limit)).for_each(|(_, fns)| fns.name_limit(key, names));
     }
 
     /// Returns whether no limit applies to a key.

@@ -234,3 +234,41 @@ pub(super) async fn kept_free(trace: Trace) {
         compare(&deployments, "one with classes", one, seed, trace).await;
     }
 }
+
+/// Guaranteed shares of buckets, windows and requests in flight, beside a condition, a class, and a shadow.
+pub(super) async fn shares(trace: Trace) {
+    let deployments = Deployments::shared();
+    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
+    for seed in 81..=83 {
+        let limits = (
+            Limit::new("share", Gcra::new(quota(2, 1_000)).burst(2))
+                .keyed_by(|caller: &Caller| caller.user)
+                .guarantee(3),
+            Limit::new("all", Gcra::new(quota(9, 1_000)).burst(11))
+                .keyed_by(|_: &Caller| ())
+                .keep_free_by(|caller: &Caller| 4 * caller.user),
+            Limit::new("team", LeakyQueue::new(quota(4, 1_000))).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
+        );
+        compare(&deployments, "shares", limits, seed, trace).await;
+        let limits = (
+            Limit::new("all", SlidingWindow::new(quota(12, 2_000))).keyed_by(|_: &Caller| ()),
+            Limit::new("share", SlidingWindow::new(quota(2, 2_000)))
+                .keyed_by_some(|caller: &Caller| (caller.user < 2).then_some(caller.user))
+                .guarantee(2),
+            Limit::new("trial", SlidingWindow::new(quota(5, 2_000))).keyed_by(|_: &Caller| ()).shadow(),
+        );
+        compare(&deployments, "shares of windows", limits, seed, trace).await;
+        let limits = (
+            Limit::new("share", SlidingLog::new(quota(2, 2_000))).keyed_by(|caller: &Caller| caller.user).guarantee(3),
+            Limit::new("all", SlidingLog::new(quota(9, 2_000)))
+                .keyed_by(|_: &Caller| ())
+                .only_if(|caller: &Caller| caller.team == 0),
+        );
+        compare(&deployments, "shares of logs", limits, seed, trace).await;
+        let limits = (
+            Limit::new("share", InFlight::new(1)).keyed_by(|caller: &Caller| caller.user).guarantee(3),
+            Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()),
+        );
+        compare(&deployments, "shares of flights", limits, seed, trace).await;
+    }
+}

@@ -1,5 +1,6 @@
 use super::config::Lease;
 use super::quota::LeasedQuota;
+use crate::decision::ShareRole;
 use crate::error::Error;
 use crate::limit::LimitCost;
 use crate::store::redis::script::LimitInfo;
@@ -13,6 +14,8 @@ pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Er
             "applies only to some requests"
         } else if limit.keeps_free {
             "keeps units free from some requests"
+        } else if limit.share == ShareRole::Share {
+            "is a guaranteed share"
         } else if limit.is_queue {
             "is a queue, whose starts are one after the other"
         } else {

@@ -12,7 +12,8 @@
 --   H  for each key the length of its value before the batch
 --      the values
 --
--- The results of a decision are, for each limit that applies, its verdict as `peek` returns it; then (not after the fast path) the sum
+-- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
+-- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum
 -- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, and of 4, 8, 16 .. for each limit whose
 -- key is blocked; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
@@ -36,6 +37,55 @@ local function peek(kernel, index, s, at, max_delay, p)
   return own
 end
 
+-- The number of the share that applies, and of the share if the request borrows: 0 for none.
+local share, borrowed_share = 0, 0
+
+-- Returns the stricter of two verdicts without delays.
+local function stricter(a, b)
+  return (a == -1 or b == -1) and -1 or max(a, b)
+end
+
+local function is_sooner(a, b)
+  return a ~= -1 and (b == -1 or a < b)
+end
+
+-- Applies the rule of guaranteed shares: see src/decision/shares.rs. A limit beside the share has the verdict for a request
+-- that borrows, and as the immediate one the verdict for a request within its share. The share keeps its own verdict: if
+-- the request borrows, `borrowed_share` excludes the share from the decision.
+local function combine_shares(template, operation, verdicts, immediates)
+  local group, asked, own = template.group, template.asked, -1
+  for l = 1, limits do
+    if group[l] and not asked[l] then
+      share, own = l, immediates[l]
+      local blocked = blocks[operation[l + 1]] - now
+      if blocked > 0 then
+        verdicts[l], immediates[l] = blocked, blocked
+      elseif own ~= 0 then
+        borrowed_share = l
+      end
+    end
+  end
+  local within, borrowing = own, 0
+  for l = 1, limits do
+    if group[l] and asked[l] and not template[l].is_shadow then
+      within, borrowing = stricter(within, immediates[l]), stricter(borrowing, verdicts[l])
+    end
+  end
+  local all_within = is_sooner(within, borrowing)
+  for l = 1, limits do
+    if group[l] and asked[l] then
+      local own_within, goes_within = stricter(own, immediates[l]), all_within
+      if template[l].is_shadow then
+        goes_within = is_sooner(own_within, verdicts[l])
+      end
+      if own == 0 or goes_within then
+        verdicts[l] = own_within
+      end
+      immediates[l] = verdicts[l]
+    end
+  end
+end
+
 -- Returns each limit's own verdict at a time; with several limits, also its verdict if no delay is acceptable; and
 -- whether the limits can schedule a common start. They can if each limit supports scheduling, and its charged usage
 -- lasts at least until the latest start of any other limit. A limit with less usage has free capacity before that start;
@@ -43,16 +93,22 @@ end
 local function evaluate(template, operation, at, max_delay, with_blocks)
   local verdicts, immediates = { nil, nil, nil, nil }, { nil, nil, nil, nil }
   local can_schedule, longest_wait, second_wait, exceeds = template.op ~= HOLD, 0, 0, false
+  local group = template.group
+  share, borrowed_share = 0, 0
   for l = 1, limits do
     local p, index, kernel = template[l], operation[l + 1], kernels[l]
     local s, block = states[index], with_blocks and blocks[index] or 0
     if holds[index] then
       s = held_costs.charged(index, at, p)
     end
-    -- A limit that keeps units free schedules nothing.
+    -- A limit that keeps units free schedules nothing, and a share schedules nothing.
     local asked = template.asked and template.asked[l]
-    local own = peek(kernel, index, s, at, asked and 0 or max_delay, asked or p)
-    local immediate, supports_scheduling = own, kernel.supports_scheduling and not asked
+    local is_in_shares = group and group[l]
+    local own = peek(kernel, index, s, at, (asked or is_in_shares) and 0 or max_delay, asked or p)
+    local immediate, supports_scheduling = own, kernel.supports_scheduling and not asked and not is_in_shares
+    if asked and is_in_shares then
+      immediate = peek(kernel, index, s, at, 0, p)
+    end
     if limits > 1 and supports_scheduling and own ~= 0 then
       immediate = peek(kernel, index, s, at, 0, p)
     end
@@ -74,6 +130,9 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
       end
     end
   end
+  if group then
+    combine_shares(template, operation, verdicts, immediates)
+  end
   if limits > 1 and can_schedule and longest_wait > 0 and not exceeds then
     for l = 1, limits do
       local p, wait_of_others = template[l], immediates[l] == longest_wait and second_wait or longest_wait
@@ -88,7 +147,8 @@ end
 -- Returns for how long a block delays a decision of several limits that accepts a delay.
 local function blocked_for(template, operation)
   local longest = 0
-  if limits > 1 and template.arg2 ~= 0 and template.op ~= HOLD then
+  -- Nothing is scheduled beside a share, so the waits of now are exact.
+  if limits > 1 and share == 0 and template.arg2 ~= 0 and template.op ~= HOLD then
     for l = 1, limits do
       local p = template[l]
       if not p.is_shadow then
@@ -164,7 +224,7 @@ local function decide(template, operation)
   local allowed, delay = true, 0
   for l = 1, limits do
     local own, p = verdicts[l], template[l]
-    if not p.is_shadow then
+    if not p.is_shadow and l ~= borrowed_share then
       if own > 0 or own == -1 then
         allowed = false
       elseif -1 - own > delay then
@@ -181,7 +241,7 @@ local function decide(template, operation)
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      charged_limits[l] = p.cost > 0 and (not p.is_shadow or own == 0 or own < -1)
+      charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
     end
     local problems = holding and held_costs.hold(template, operation, charged_limits)
     if problems then
@@ -288,8 +348,8 @@ end
 local function run_decision_of_some(template, operation)
   local all_kernels, all_limits, ids = kernels, limits, template.ids
   local applying, some, keys = {}, { op = template.op, limit = 0, arg1 = template.arg1, arg2 = template.arg2 }, { 0 }
-  local asked = template.asked
-  some.ids, some.asked = ids and {}, asked and {}
+  local asked, group = template.asked, template.group
+  some.ids, some.asked, some.group = ids and {}, asked and {}, group and {}
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1
@@ -299,6 +359,9 @@ local function run_decision_of_some(template, operation)
       end
       if asked then
         some.asked[next] = asked[l]
+      end
+      if group then
+        some.group[next] = group[l]
       end
     end
   end

@@ -2,10 +2,10 @@ use std::sync::Arc;
 
 use super::replay::DynLuaAlgorithm;
 use super::template::{Operation, OperationTemplate};
-use crate::algorithm::LuaScript;
-use crate::decision::{AcquireOptions, Name};
+use crate::algorithm::{LuaScript, ShareCapacity};
+use crate::decision::{AcquireOptions, Name, ShareRole};
 use crate::error::Error;
-use crate::limit::{LimitCost, LimitFacts};
+use crate::limit::{LimitCost, LimitFacts, Shares};
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -27,6 +27,11 @@ pub(crate) struct LimitInfo {
     pub(crate) is_whole_key: bool,
     /// The limit keeps units free from some requests.
     pub(crate) keeps_free: bool,
+    /// The part of the limit in the guaranteed shares of its limiter.
+    pub(crate) share: ShareRole,
+    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that are kept free.
+    pub(crate) share_units: u64,
+    pub(crate) capacity: Option<ShareCapacity>,
     /// The algorithm, if it is the same for all keys.
     pub(crate) fixed_algorithm: Option<Arc<dyn FixedAlgorithm>>,
 }
@@ -34,8 +39,33 @@ pub(crate) struct LimitInfo {
 impl LimitInfo {
     /// Returns what the checks of a limiter's limits need.
     pub(crate) fn facts(&self) -> LimitFacts<'_> {
-        let &Self { is_conditional, is_whole_key, keeps_free, is_queue, cost, .. } = self;
-        LimitFacts { name: self.name.as_str(), is_conditional, is_whole_key, keeps_free, is_queue, cost }
+        let &Self { is_conditional, is_whole_key, keeps_free, is_queue, cost, share, share_units, capacity, .. } = self;
+        LimitFacts {
+            name: self.name.as_str(),
+            is_conditional,
+            is_whole_key,
+            keeps_free,
+            is_queue,
+            cost,
+            is_shadow: self.shadow,
+            share,
+            share_units,
+            capacity,
+        }
+    }
+
+    /// Sets the part of the limit in the guaranteed shares of its limiter.
+    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
+        if let Some(shares) = shares
+            && shares.is_beside(self.share, self.cost)
+        {
+            (self.share, self.share_units) = (ShareRole::Common, shares.kept());
+        }
+    }
+
+    /// Returns the units that are kept free from a request that borrows, where the limit itself keeps `own` free.
+    pub(crate) fn kept_free(&self, own: Option<u64>) -> Option<u64> {
+        own.max((self.share == ShareRole::Common).then_some(self.share_units))
     }
 
     /// Returns the options of a decision for this limit.

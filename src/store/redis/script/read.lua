@@ -19,7 +19,8 @@
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
 --   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease; of a decision the
---      sum of 1, 2, 4 .. for each limit that keeps units free
+--      sum of 1, 2, 4 .. for each limit that keeps units free, and of the next powers of 2 for each limit that has a part
+--      in guaranteed shares
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
 --   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
@@ -211,7 +212,7 @@ local templates = {}
 for index = 1, template_count do
   local op, limit, arg1, arg2
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
-  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
+  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false, group = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
@@ -229,6 +230,14 @@ for index = 1, template_count do
         pos = template.asked[l][params + 1]
       end
       arg1 = math.floor(arg1 / 2)
+    end
+    if arg1 > 0 then
+      -- The share, and the limits beside it, which keep units free.
+      template.group = {}
+      for l = 1, limits do
+        template.group[l] = arg1 % 2 == 1
+        arg1 = math.floor(arg1 / 2)
+      end
     end
   end
   if op == HOLD or op == UPDATE or op == LEASE then

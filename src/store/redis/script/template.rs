@@ -22,7 +22,7 @@ pub(crate) struct OperationTemplate {
     /// The number of the limit, from 1; 0 for all limits.
     pub(crate) limit: u16,
     /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease; of a decision for each
-    /// limit that keeps units free a bit.
+    /// limit that keeps units free a bit, then for each limit with a part in shares a bit.
     pub(crate) arg1: u64,
     /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases
     /// hold.

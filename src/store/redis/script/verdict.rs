@@ -8,7 +8,7 @@ use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use super::template::{Operation, OperationTemplate};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, Verdict};
+use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, ShareRole, Verdict};
 use crate::error::Error;
 
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
@@ -140,6 +140,8 @@ impl ScriptVerdict {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
         let charges = template.operation != Operation::Peek;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
+        let is_blocked = |index: usize| self.blocked >> index & 1 != 0;
+        let mut is_within_share = false;
         let mut readings = Vec::with_capacity(limits.len());
         for (index, (limit, &value)) in limits.iter().zip(&self.values).enumerate() {
             if !replay.applies(index) {
@@ -147,15 +149,27 @@ impl ScriptVerdict {
             }
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             // The script returns the verdicts by which the limits decide together.
-            let (verdict, own) = (parse_verdict(value), limit.options(options));
+            let (mut verdict, own) = (parse_verdict(value), limit.options(options));
+            // A share has its own verdict: above its share, the request borrows.
+            let is_share = limit.share == ShareRole::Share;
+            is_within_share |= is_share && verdict == Verdict::Allowed;
+            let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index);
+            if borrows {
+                verdict = Verdict::Allowed;
+            }
             readings.push(LimitReading {
                 verdict,
                 immediate: verdict,
                 cost: own.cost,
                 holds: own.hold,
                 held: replay.state(index).held,
-                supports_scheduling: algorithm.supports_scheduling() && !options.hold && kept_free(index).is_none(),
+                supports_scheduling: algorithm.supports_scheduling()
+                    && !options.hold
+                    && kept_free(index).is_none()
+                    && limit.share == ShareRole::None,
                 shadow: limit.shadow,
+                share: limit.share,
+                borrows,
                 ..LimitReading::EMPTY
             });
         }
@@ -181,9 +195,10 @@ impl ScriptVerdict {
                 let held = state.held;
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            let snapshot = snapshot.keeping_free(kept_free(index));
+            let needs_free = !(is_within_share && limit.share == ShareRole::Common);
+            let snapshot = snapshot.keeping_free(kept_free(index).filter(|_| needs_free));
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
-            statuses.push(status.with_block(self.blocked >> index & 1 != 0));
+            statuses.push(status.with_block(is_blocked(index)).with_borrowing(reading.borrows));
         }
         let decision = plan.decide(now, options, statuses.into_iter());
         Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))

@@ -1,0 +1,358 @@
+//! Guaranteed shares with borrowing: the theorem's invariant, the exact `retry_after`, and what cannot be built.
+
+use std::time::Duration;
+
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::limiter::{Acquisition, DeniedCache, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::{
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, ManualClock, Memory,
+    MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+};
+
+use crate::random::Random;
+
+/// A call of a tenant. Tenants from 100 have no share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Call {
+    tenant: u64,
+    /// The common limit keeps these units free from the call, if they are more than the sum of the bursts.
+    kept: u64,
+}
+
+const TENANTS: u64 = 4;
+
+fn tenant(call: &Call) -> Option<u64> {
+    (call.tenant < 100).then_some(call.tenant)
+}
+
+fn limits<A: Algorithm>(share: A, all: A, guarantee: u64) -> Vec<DynLimit<Call>> {
+    vec![
+        DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(guarantee)),
+        DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()).keep_free_by(|call: &Call| call.kept)),
+    ]
+}
+
+fn ready<T>(future: LimiterFuture<T>) -> T {
+    future.try_ready().expect("memory decides immediately").expect("memory never fails")
+}
+
+fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
+    outcome.expect("memory never fails")
+}
+
+fn micros(wait: Option<Duration>) -> Option<u128> {
+    wait.map(|wait| wait.as_micros())
+}
+
+/// One limit of the model, by itself: its verdict on a cost.
+fn wait_of<K: ?Sized>(single: &impl Limiter<K>, key: &K, options: AcquireOptions) -> Duration {
+    let decision = ready(single.peek(key, options.max_delay(Duration::ZERO)));
+    if decision.exceeds_limit() { Duration::MAX } else { decision.retry_after().unwrap_or_default() }
+}
+
+/// Random arrivals, holds, settlements below and above the held cost, and resets. The model is one limiter for each
+/// limit, charged by the rule of the documentation. Each denial is retried a microsecond too early, and in time.
+fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u64) -> [u64; 4] {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(limits(share.clone(), all.clone(), TENANTS)).clock(clock.clone()).build();
+    let limiter = limiter.expect("limits");
+    let cache = DeniedCache::with_clock(limiter.clone(), 64, clock.clone());
+    let single = |algorithm: A| {
+        let limits = vec![DynLimit::<u64>::new(Limit::new("one", algorithm))];
+        Memory::builder(limits).clock(clock.clone()).build().expect("a limit")
+    };
+    let (own, common) = (single(share), single(all));
+    let (mut random, mut counts) = (Random(seed), [0; 4]);
+    let mut held: Vec<(Held, Vec<Held>)> = Vec::new();
+    for step in 0..2_500 {
+        clock.advance(Duration::from_micros(random.below(300_000)));
+        if random.below(3) == 0 && !held.is_empty() {
+            let (ours, theirs) = held.swap_remove(random.index(held.len()));
+            let actual = random.below(5);
+            ready(ours.settle(actual));
+            theirs.into_iter().for_each(|held| ready(held.settle(actual)));
+            continue;
+        }
+        // The last tenant has no share.
+        let call = Call { tenant: [0, 1, 2, 3, 100][random.index(5)], kept: [0, 0, kept + 1][random.index(3)] };
+        if random.below(40) == 0 && tenant(&call).is_some() {
+            ready(limiter.reset(&call));
+            ready(cache.reset(&call));
+            ready(own.reset(&call.tenant));
+            ready(common.reset(&0));
+            continue;
+        }
+        let (cost, is_hold) = (1 + random.below(4), random.below(3) == 0);
+        let options_of = |cost| {
+            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            if is_hold { options.hold() } else { options }
+        };
+        let options = options_of(cost).max_delay([None, Some(Duration::from_secs(9))][random.index(2)]);
+        let context = format!("{seed} {step} {call:?} {options:?}");
+        let wait_own = tenant(&call).map_or(Duration::MAX, |tenant| wait_of(&own, &tenant, options_of(cost)));
+        let wait_common = wait_of(&common, &0, options_of(cost));
+        let wait_kept = wait_of(&common, &0, options_of(cost + kept.max(call.kept)));
+        let is_within = wait_own.is_zero();
+        let expected = if is_within { wait_common } else { wait_own.max(wait_common).min(wait_kept) };
+        assert_eq!(ready(limiter.peek(&call, options)).is_allowed(), expected.is_zero(), "{context}");
+        let Outcome { decision, held: ours, .. } = acquire(&limiter, &call, options);
+        assert_eq!(decision.is_allowed(), expected.is_zero(), "{context}");
+        assert_eq!((decision.delay(), decision.supports_scheduling()), (Duration::ZERO, false), "{context}");
+        assert_eq!(decision.exceeds_limit(), expected == Duration::MAX, "{context}");
+        let borrowing = decision.limits().iter().find(|limit| limit.name() == "share").map(LimitStatus::is_borrowing);
+        assert_eq!(borrowing, tenant(&call).map(|_| !is_within), "{context}");
+        let mut theirs = Vec::new();
+        if decision.is_allowed() {
+            let options = options.max_delay(Duration::ZERO);
+            theirs.extend(acquire(&common, &0, options).held);
+            if is_within {
+                theirs.extend(acquire(&own, &call.tenant, options).held);
+            }
+            let kept = if is_within { 0 } else { kept.max(call.kept) };
+            let left = ready(common.peek(&0, 1.into())).remaining().expect("a limit").saturating_sub(kept);
+            let all = decision.limits().iter().find(|limit| limit.name() == "all").expect("the common limit");
+            assert_eq!(all.remaining(), left, "{context}");
+            counts[usize::from(is_within)] += 1;
+        } else if expected != Duration::MAX {
+            assert_eq!(micros(decision.retry_after()), Some(expected.as_micros()), "{context}");
+            if random.below(4) == 0 && !decision.is_estimate() {
+                assert!(!acquire(&cache, &call, options).decision.is_allowed(), "{context}");
+                clock.advance(expected.saturating_sub(Duration::from_micros(1)));
+                assert!(!ready(limiter.peek(&call, options)).is_allowed(), "too long: {context}");
+                assert!(!ready(cache.peek(&call, options)).is_allowed(), "cached: {context}");
+                clock.advance(Duration::from_micros(1));
+                assert!(ready(limiter.peek(&call, options)).is_allowed(), "too short: {context}");
+                assert!(ready(cache.peek(&call, options)).is_allowed(), "cached for too long: {context}");
+                counts[3] += 1;
+            }
+            counts[2] += 1;
+        }
+        held.extend(ours.map(|ours| (ours, theirs)));
+    }
+    counts
+}
+
+fn compare_seeds<A: Algorithm + Clone>(share: &A, all: &A, kept: u64, retries: u64) {
+    for seed in 1..=4 {
+        let counts @ [borrowed, within, denied, retried] = compare_with_model(share.clone(), all.clone(), kept, seed);
+        println!("{share:?} {seed}: borrowed, within, denied, retried {counts:?}");
+        assert!(borrowed > 10 && within > 50 && denied > 100 && retried >= retries, "{share:?}: {counts:?}");
+    }
+}
+
+#[test]
+fn shares_and_borrowers_decide_as_documented_after_resets_and_surcharges() {
+    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
+    compare_seeds(&Gcra::new(quota(3, 2_000)).burst(4), &Gcra::new(quota(12, 1_500)).burst(22), 16, 10);
+    let [share, all] = [quota(4, 2_000), quota(22, 2_000)];
+    compare_seeds(&SlidingWindow::new(share), &SlidingWindow::new(all), 16, 10);
+    compare_seeds(&SlidingLog::new(share), &SlidingLog::new(all), 16, 10);
+    compare_seeds(&InFlight::new(4), &InFlight::new(20), 16, 0);
+}
+
+/// The theorem: without surcharges and resets, the common limit allows each request that its share allows. Its assertion is
+/// the invariant: the usage above what borrowers may use is at most the usage of all shares.
+fn check_invariant<A: Algorithm + Clone>(share: A, all: A, max_share: u64, seed: u64) -> [u64; 2] {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(limits(share.clone(), all.clone(), TENANTS)).clock(clock.clone()).build();
+    let limiter = limiter.expect("limits");
+    let (mut random, mut held, mut counts, mut highest) = (Random(seed), Vec::<(Held, u64)>::new(), [0; 2], 0);
+    for step in 0..3_000 {
+        // Bursts of requests, and pauses.
+        let longest = [20_000, 20_000, 2_000_000][random.index(3)];
+        clock.advance(Duration::from_micros(random.below(longest)));
+        if random.below(3) == 0 && !held.is_empty() {
+            let (held, cost) = held.swap_remove(random.index(held.len()));
+            ready(held.settle(random.below(cost + 1)));
+        } else {
+            // One tenant is busy.
+            let call = Call { tenant: [0, 0, 0, 0, 0, 1, 2, 3, 100][random.index(9)], kept: 0 };
+            let cost = 1 + random.below(3);
+            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            let options = if random.below(2) == 0 { options.hold() } else { options };
+            let Outcome { decision, held: guard, .. } = acquire(&limiter, &call, options);
+            let borrows = decision.limits().iter().any(LimitStatus::is_borrowing) || tenant(&call).is_none();
+            assert!(borrows || decision.is_allowed(), "{share:?} {seed} {step} {call:?} {cost} {decision:?}");
+            held.extend(guard.map(|guard| (guard, cost)));
+            counts[usize::from(borrows)] += u64::from(decision.is_allowed());
+        }
+        // A cost of 0 is within a share: the numbers include the kept units.
+        let free = |tenant, name: &str| {
+            let decision = ready(limiter.peek(&Call { tenant, kept: 0 }, AcquireOptions::cost(0).detail(Detail::All)));
+            decision.limits().iter().find(|limit| limit.name() == name).expect("the limit").remaining()
+        };
+        let shares: u64 = (0..TENANTS).map(|tenant| max_share - free(tenant, "share")).sum();
+        let above = (TENANTS * max_share).saturating_sub(free(0, "all"));
+        // Usage is rounded up to units.
+        assert!(above <= shares + 1, "{share:?} {seed} {step}: {above} above the kept units, {shares} in shares");
+        highest = highest.max(above);
+    }
+    assert!(highest > 5, "{share:?} {seed}: {highest}");
+    counts
+}
+
+#[test]
+fn common_limit_allows_what_a_share_allows() {
+    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
+    let run = |counts: [u64; 2]| assert!(counts.iter().all(|count| *count > 30), "{counts:?}");
+    for seed in 1..=20 {
+        run(check_invariant(Gcra::new(quota(5, 2_000)).burst(5), Gcra::new(quota(20, 2_000)).burst(27), 5, seed));
+        let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
+        run(check_invariant(SlidingWindow::new(share), SlidingWindow::new(all), 5, seed));
+        run(check_invariant(SlidingLog::new(share), SlidingLog::new(all), 5, seed));
+    }
+    for seed in 1..=5 {
+        check_invariant(InFlight::new(5), InFlight::new(27), 5, seed);
+    }
+}
+
+/// Eight tenants of which the busy one changes every second, for 60 seconds after the first. Returns the served part of
+/// the capacity, and the smallest part of its requests that a tenant with little to send was served.
+fn serve(limiter: &Memory<Call, Vec<DynLimit<Call>>, ManualClock>, clock: &ManualClock) -> (f64, f64) {
+    const RATE: u64 = 800;
+    let mut random = Random(7);
+    let (mut served, mut asked_by, mut served_by) = (0, [0_u64; 8], [0_u64; 8]);
+    // 3.5 times the capacity. Each tenant but the busy one asks for 58 % of its share.
+    for half_millisecond in 0..122_000_u64 {
+        let (second, busy) = (half_millisecond / 2_000, half_millisecond / 2_000 % 8);
+        for tenant in 0..8 {
+            let per_second = if tenant == busy { RATE * 35 / 10 - 7 * 58 } else { 58 };
+            // The mean cost is 2.
+            let cost = [1, 3][random.index(2)];
+            if random.below(4_000) >= per_second {
+                continue;
+            }
+            let is_allowed = limiter.check(&Call { tenant, kept: 0 }, cost).is_allowed();
+            if second >= 1 {
+                served += if is_allowed { cost } else { 0 };
+                if tenant != busy {
+                    let index = usize::try_from(tenant).expect("an index");
+                    asked_by[index] += cost;
+                    served_by[index] += if is_allowed { cost } else { 0 };
+                }
+            }
+        }
+        clock.advance(Duration::from_micros(500));
+    }
+    let part = |(served, asked): (&u64, &u64)| *served as f64 / *asked as f64;
+    let least = served_by.iter().zip(&asked_by).map(part).fold(1.0, f64::min);
+    (served as f64 / (60 * RATE) as f64, least)
+}
+
+#[test]
+fn eight_tenants_with_changing_busy_ones_use_the_capacity() {
+    let measure = |limits: Vec<DynLimit<Call>>| {
+        let clock = ManualClock::new();
+        let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+        serve(&limiter, &clock)
+    };
+    let share = Gcra::new(Quota::per_second(100)).burst(20);
+    let all = Gcra::new(Quota::per_second(800)).burst(400);
+    let whole = || DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()));
+    let (borrowing, least) = measure(limits(share, all, 8));
+    let (fixed, _) = measure(vec![DynLimit::new(Limit::new("tenant", share).keyed_by_some(tenant)), whole()]);
+    let (alone, least_alone) = measure(vec![whole()]);
+    println!("served of the capacity: shares {borrowing:.3}, tenant and all {fixed:.3}, all alone {alone:.3}");
+    println!("served of what a tenant asks within its share: shares {least:.3}, all alone {least_alone:.3}");
+    assert!(borrowing >= 0.95 && fixed < 0.7, "{borrowing} {fixed}");
+    assert!(least > 0.95 && least_alone < 0.8, "{least} {least_alone}");
+}
+
+#[test]
+fn blocked_share_is_denied_until_the_block_ends() {
+    let clock = ManualClock::new();
+    let gcra = |limit| Gcra::new(Quota::per_second(limit));
+    let limiter = Memory::builder(limits(gcra(1), gcra(9), 4)).clock(clock.clone()).build().expect("limits");
+    let call = Call { tenant: 1, kept: 0 };
+    ready(limiter.block("share", &call, Duration::from_secs(7)));
+    let decision = limiter.check(&call, 1);
+    assert_eq!((decision.retry_after(), decision.is_blocked()), (Some(Duration::from_secs(7)), true));
+    assert!(limiter.check(&Call { tenant: 2, kept: 0 }, 1).is_allowed());
+    clock.advance(Duration::from_secs(7));
+    assert!(limiter.check(&call, 1).is_allowed());
+}
+
+/// A table of shares evicts no sub-key in use, whatever the capacity: the requests borrow.
+#[test]
+fn sub_key_without_a_slot_borrows() {
+    let day = |limit, burst| Gcra::new(Quota::per_day(limit)).burst(burst);
+    let limits = (
+        Limit::new("share", day(1, 2)).keyed_by(|call: &Call| call.tenant).guarantee(4),
+        Limit::new("all", day(1_000_000, 1_000_000)).keyed_by(|_: &Call| ()),
+    );
+    let limiter = Memory::builder(limits).max_keys(4).when_full(WhenFull::Evict).build().expect("limits");
+    let is_within = |tenant| {
+        let (call, options) = (Call { tenant, kept: 0 }, AcquireOptions::cost(1).detail(Detail::All));
+        let (peek, decision) = (ready(limiter.peek(&call, options)), limiter.check(&call, options));
+        assert_eq!(peek.limits()[0].is_borrowing(), decision.limits()[0].is_borrowing(), "{tenant}");
+        assert!(decision.is_allowed());
+        !decision.limits()[0].is_borrowing()
+    };
+    let first: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+    assert!(first.len() >= 4 && first.len() < 2_000, "{}", first.len());
+    let again: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+    assert_eq!(first, again, "no sub-key was evicted");
+    assert!(!(0..3_000).any(is_within), "the shares are used");
+}
+
+fn error_of(limits: Vec<DynLimit<Call>>) -> String {
+    MemoryBuilder::new(limits).build().map(drop).expect_err("a misconfigured share").to_string()
+}
+
+#[test]
+fn shares_that_cannot_be_guaranteed_are_errors_when_built() {
+    let gcra = |limit, burst| Gcra::new(Quota::per_second(limit)).burst(burst);
+    let log = |limit, seconds| SlidingLog::new(Quota::new(limit, Duration::from_secs(seconds)));
+    let window = |limit| SlidingWindow::new(Quota::per_second(limit));
+    fn check<A: Algorithm, B: Algorithm>(share: A, all: B, count: u64, expected: &str) {
+        let share = DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(count));
+        let error = error_of(vec![share, DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()))]);
+        assert!(error.contains(expected), "{error}");
+    }
+    check(gcra(1, 1), gcra(8, 8), 0, "\"share\": there are 0 sub-keys");
+    check(gcra(2, 1), gcra(8, 8), 5, "\"all\" beside the guaranteed share \"share\": the rates of all shares add up");
+    check(gcra(1, 2), gcra(8, 8), 5, "the bursts of all shares add up");
+    check(gcra(1_000_000, 1 << 40), gcra(8, 8), 1 << 60, "the sum of all bursts is above 2^64");
+    check(gcra(1, 1), window(8), 4, "the share is a bucket; use a bucket");
+    check(log(1, 1), log(8, 2), 4, "use one of the same period");
+    check(window(1), window(8).blocks(4), 4, "the same period and number of blocks");
+    check(InFlight::new(1), InFlight::new(8).max_duration(Duration::from_secs(1)), 4, "the same `max_duration`");
+    check(FixedWindow::new(Quota::per_second(1)), gcra(8, 8), 4, "its algorithm cannot guarantee shares");
+    check(window(1).weighted(), window(8), 4, "its algorithm cannot guarantee shares");
+    check(gcra(1, 1), LeakyQueue::new(Quota::per_second(9)), 4, "its algorithm cannot guarantee shares");
+    check(gcra(1, 1), gcra(200_000, 200_000), 150_000, "raise `max_keys`");
+    let all = || DynLimit::new(Limit::new("all", gcra(8, 8)).keyed_by(|_: &Call| ()));
+    let share = || Limit::new("share", gcra(1, 1)).keyed_by(|call: &Call| call.tenant).guarantee(4);
+    let second = Limit::new("second", gcra(1, 1)).keyed_by(|call: &Call| call.tenant).guarantee(4);
+    let tiers = Limit::new("share", per_key(move |_: &Call| gcra(1, 1))).keyed_by(|call: &Call| call.tenant);
+    for (limits, expected) in [
+        (vec![DynLimit::new(share()), all(), DynLimit::new(second)], "is a second guaranteed share"),
+        (vec![DynLimit::new(share())], "no other limit of the limiter counts the same cost"),
+        (
+            vec![DynLimit::new(share().cost_of("shares-unit")), all()],
+            "no other limit of the limiter counts the same cost",
+        ),
+        (vec![DynLimit::new(share().shadow()), all()], "a shadow guarantees nothing"),
+        (vec![DynLimit::new(share().keep_free_by(|_: &Call| 1)), all()], "it keeps units free itself"),
+        (vec![DynLimit::new(tiers.guarantee(4)), all()], "its algorithm cannot guarantee shares"),
+        (
+            vec![DynLimit::new(share()), DynLimit::new(Limit::new("all", gcra(8, 8)))],
+            "the limit \"share\" guarantees a share",
+        ),
+        (
+            vec![
+                DynLimit::new(share()),
+                DynLimit::new(Limit::new("all", per_key(move |_: &Call| gcra(8, 8))).keyed_by(|_: &Call| ())),
+            ],
+            "its algorithm cannot guarantee shares",
+        ),
+    ] {
+        let error = error_of(limits);
+        assert!(error.contains(expected), "{error}");
+    }
+    // Exactly the capacity, with another bucket's name.
+    let bucket = TokenBucket::new(Quota::per_second(4)).burst(4);
+    let whole = Limit::new("all", bucket).keyed_by(|_: &Call| ());
+    assert!(MemoryBuilder::<Call, _>::new((share(), whole)).build().is_ok());
+}
