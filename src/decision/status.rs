@@ -49,6 +49,7 @@ impl From<Cow<'static, str>> for Name {
 
 /// One limit's part of a decision: its name, its own verdict, and its snapshot after the decision.
 #[derive(Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct LimitStatus {
     name: Name,
     pub(super) verdict: PackedVerdict,

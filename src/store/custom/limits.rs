@@ -103,7 +103,9 @@ impl<Key: ?Sized> StoreLimits<Key> {
     pub fn new(limits: impl IntoStoreLimits<Key>) -> Result<Self, Error> {
         let mut limits = limits.into_limits();
         let shares = check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?;
-        limits.iter_mut().for_each(|limit| limit.0.set_shares(shares));
+        for limit in &mut limits {
+            limit.0.set_shares(shares);
+        }
         limits.iter().try_for_each(|limit| limit.0.check())?;
         Ok(Self { limits })
     }

@@ -46,7 +46,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
         let shares = crate::limit::check_limits(&limits.iter().map(LimitInfo::facts).collect::<Vec<_>>())?;
-        limits.iter_mut().for_each(|limit| limit.set_shares(shares));
+        for limit in &mut limits {
+            limit.set_shares(shares);
+        }
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
         let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
@@ -196,10 +198,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         if !self.limits().iter().any(|limit| limit.keeps_free || limit.share == ShareRole::Common) {
             return Vec::new();
         }
-        let of_limit = |(limit, fns): (&LimitInfo, &Box<dyn RedisBoundLimit<Key>>)| {
-            limit.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))
-        };
-        self.limits().iter().zip(&*self.limit_fns).map(of_limit).collect()
+        let limits = self.limits().iter().zip(&*self.limit_fns);
+        limits.map(|(limit, fns)| limit.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))).collect()
     }
 
     /// The template of a decision on all limits.
