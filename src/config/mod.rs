@@ -33,6 +33,7 @@
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
+mod divided;
 mod key_parts;
 mod read;
 
