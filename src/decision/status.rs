@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cold_drop::ColdDrop;
+use super::near::NearLimit;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
 
@@ -58,13 +59,15 @@ pub struct LimitStatus {
     pub(super) is_blocked: bool,
     is_uncounted: bool,
     is_borrowing: bool,
+    pub(super) near: NearLimit,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
-        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false, is_borrowing: false }
+        let near = NearLimit::NONE;
+        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false, is_borrowing: false, near }
     }
 
     /// Sets whether the key is blocked under the limit.
@@ -78,7 +81,9 @@ impl LimitStatus {
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
-        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false, is_borrowing: false }
+        let near = NearLimit::NONE;
+        let (shadow, is_blocked, is_uncounted, is_borrowing) = (false, false, false, false);
+        Self { name, verdict, snapshot, shadow, is_blocked, is_uncounted, is_borrowing, near }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -126,6 +131,32 @@ impl LimitStatus {
         self.is_uncounted
     }
 
+    /// Sets what the decision knows of the limit's mark.
+    #[inline]
+    pub(crate) fn with_near(mut self, near: NearLimit) -> Self {
+        self.near = near;
+        self
+    }
+
+    pub(crate) fn near(&self) -> NearLimit {
+        self.near
+    }
+
+    /// Returns whether the usage of the key is at the limit's [mark](crate::Limit::warn_at) after the decision.
+    ///
+    /// `false` if the limit has no mark.
+    #[must_use]
+    pub fn is_near_limit(&self) -> bool {
+        self.near.has(NearLimit::NEAR)
+    }
+
+    /// Returns whether the charge of this decision has brought the usage of the key to the limit's
+    /// [mark](crate::Limit::warn_at).
+    #[must_use]
+    pub fn crossed_mark(&self) -> bool {
+        self.near.has(NearLimit::CROSSED)
+    }
+
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         let snapshot = self.snapshot();
@@ -142,6 +173,7 @@ impl LimitStatus {
             is_blocked: self.is_blocked,
             is_uncounted: self.is_uncounted,
             is_borrowing: self.is_borrowing,
+            near: self.near.level_only(),
         }
     }
 
@@ -214,6 +246,7 @@ impl PartialEq for LimitStatus {
             && self.snapshot() == other.snapshot()
             && self.is_blocked == other.is_blocked
             && self.is_borrowing == other.is_borrowing
+            && self.near.public() == other.near.public()
     }
 }
 
@@ -225,6 +258,7 @@ impl fmt::Debug for LimitStatus {
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
             .field("is_blocked", &self.is_blocked)
+            .field("near", &self.near)
             .finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::LimitCost;
 use super::guarantee::{Shares, check_shares};
 use crate::algorithm::ShareCapacity;
-use crate::decision::{ShareRole, first_invalid_name_char};
+use crate::decision::{ShareRole, WarnAt, first_invalid_name_char};
 use crate::error::Error;
 
 /// What the checks of a limiter's limits need to know of one limit.
@@ -26,6 +26,8 @@ pub(crate) struct LimitFacts<'a> {
     pub(crate) share_units: u64,
     /// What the limit's algorithm can guarantee, if it is the same for all keys.
     pub(crate) capacity: Option<ShareCapacity>,
+    /// The mark of the near-limit signal, if the limit has one.
+    pub(crate) warn_at: Option<WarnAt>,
 }
 
 /// Checks the limits of a limiter together. Returns their guaranteed shares, if there are any.
@@ -40,12 +42,14 @@ pub(crate) struct LimitFacts<'a> {
 /// - a limit applies only to some keys or keeps units free from some, and a limit counts by the whole key; the
 ///   same beside a guaranteed share;
 /// - a queue keeps units free;
+/// - a mark is not above 0 and at most 1;
 /// - the other limits cannot serve all guaranteed shares.
 pub(crate) fn check_limits(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, Error> {
     check_names(limits)?;
     limits.iter().try_for_each(|limit| limit.cost.check(limit.name))?;
     check_sub_keys(limits)?;
     check_kept_free(limits)?;
+    check_marks(limits)?;
     check_shares(limits)
 }
 
@@ -102,6 +106,16 @@ fn check_kept_free(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
         Some(queue) => Err(Error::config(format!(
             "limit {:?}: a queue cannot keep units free, because its starts are one after the other; use `Gcra`",
             queue.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn check_marks(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+    match limits.iter().find(|limit| limit.warn_at.is_some_and(|mark| !mark.is_valid())) {
+        Some(limit) => Err(Error::config(format!(
+            "limit {:?}: the mark `warn_at` is not above 0 and at most 1; pass a part of the limit, such as 0.8",
+            limit.name
         ))),
         None => Ok(()),
     }

@@ -11,6 +11,7 @@ mod per_key;
 mod select;
 mod sub_key;
 mod transition;
+mod warn_at;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,6 +27,8 @@ pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
 pub(crate) use self::transition::{ReadMode, Transition};
+pub(crate) use self::warn_at::WarnKeys;
+use self::warn_at::Warning;
 use crate::algorithm::Algorithm;
 use crate::decision::{Name, ShareRole, Unit};
 
@@ -80,6 +83,7 @@ pub struct Limit<A, P = WholeKey> {
     /// Of a share the number of sub-keys that have one; of a limit beside shares the units that requests which borrow
     /// keep free.
     share_units: u64,
+    warning: Option<Warning>,
 }
 
 impl<A> Limit<A> {
@@ -105,6 +109,7 @@ impl<A> Limit<A> {
             shadow: false,
             share: ShareRole::None,
             share_units: 0,
+            warning: None,
         }
     }
 
@@ -176,8 +181,9 @@ impl<A> Limit<A> {
 
 impl<A, P> Limit<A, P> {
     fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
-        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units } = self;
-        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow, share, share_units }
+        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning } = self;
+        let sub_key = map(sub_key);
+        Limit { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning }
     }
 
     /// Applies the limit only to keys for which `condition` returns `true`.
@@ -278,6 +284,9 @@ impl<A, P> Limit<A, P> {
     /// A request to which the share does not apply borrows. So guarantee shares to a fixed set of names with
     /// [`keyed_by_some`](Limit::keyed_by_some), which returns `None` for any other name. If more than `sub_keys` sub-keys
     /// are in use, the limits beside the share are still never exceeded, but they can deny requests within their share.
+    ///
+    /// A mark ([`warn_at`](Self::warn_at)) of a limit beside a share is a part of the whole limit, also for requests that
+    /// borrow.
     ///
     /// # What breaks a guarantee
     ///
@@ -509,6 +518,7 @@ impl<A, P> Limit<A, P> {
             share: self.share,
             share_units: self.share_units,
             capacity: self.algorithm.fixed().and_then(Algorithm::share_capacity),
+            warn_at: self.warn_keys().map(|keys| keys.warn_at),
         }
     }
 

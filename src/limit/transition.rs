@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, ShareRole, Verdict};
+use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub(crate) struct Transition<'a, A> {
     /// The units that are kept free from the request, if the limit keeps any free.
     kept_free: Option<u64>,
     share: ShareRole,
+    /// The mark of the near-limit signal, if the limit has one.
+    warn_at: Option<WarnAt>,
 }
 
 impl<C: AlgorithmSelector, P> Limit<C, P> {
@@ -70,14 +72,9 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        Transition {
-            algorithm,
-            options: self.options(options),
-            is_hold: options.hold,
-            shadow: self.shadow,
-            kept_free,
-            share: self.share,
-        }
+        let (options, is_hold, share) = (self.options(options), options.hold, self.share);
+        let warn_at = self.warn_keys().map(|keys| keys.warn_at);
+        Transition { algorithm, options, is_hold, shadow: self.shadow, kept_free, share, warn_at }
     }
 }
 
@@ -97,7 +94,7 @@ impl<A: Algorithm> Transition<'_, A> {
         mode: ReadMode,
         reading: &mut LimitReading,
     ) {
-        let &Self { algorithm, options, is_hold, shadow, kept_free, share } = self;
+        let &Self { algorithm, options, is_hold, shadow, kept_free, share, warn_at } = self;
         // A hold changes no state, so no later start can be scheduled.
         reading.supports_scheduling =
             algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
@@ -136,13 +133,16 @@ impl<A: Algorithm> Transition<'_, A> {
         let may_charge = mode == ReadMode::IfDenied
             && reading.cost > 0
             && reading.counting == Counting::Counts
-            && share == ShareRole::None;
+            && share == ShareRole::None
+            && warn_at.is_none();
         if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
             reading.snapshot = algorithm.snapshot(state, now);
         }
         if share == ShareRole::None {
             reading.snapshot = reading.snapshot.keeping_free(kept_free);
         }
+        // Beside a share, a mark is a part of the whole limit: not all requests keep units free.
+        reading.near = warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&reading.snapshot));
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
+use crate::decision::{LimitSnapshot, LimitStatus, NearLimit, Verdict, ceil_seconds};
 use crate::observe::{Observers, WarningKind};
 use crate::scratch::with_scratch;
 
@@ -48,7 +48,8 @@ impl RateLimitHeaders {
             one = [LimitFields::new(limit)];
             &one[..]
         } else {
-            several = limits.iter().filter(|limit| takes_part(limit)).map(LimitFields::new).collect::<Vec<_>>();
+            let is_field = |limit: &&LimitStatus| takes_part(limit) && !limit.near().has(NearLimit::LISTED_AS_NEAR);
+            several = limits.iter().filter(is_field).map(LimitFields::new).collect::<Vec<_>>();
             &several
         };
         if limits.is_empty() {

@@ -117,7 +117,8 @@ where
         if let Some(own) = &own {
             check_size(Limit::name(self), own)?;
         }
-        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.kept_free(key) }))
+        let warn_key = self.warn_keys().and_then(|_| self.state_key(key));
+        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.kept_free(key), warn_key }))
     }
 
     fn state_key(&self, key: &Key) -> Option<String> {
@@ -161,6 +162,8 @@ struct BoundLimit<C: AlgorithmSelector, P> {
     own: Option<C::Algorithm>,
     /// The units that are kept free from the key's requests, if the limit keeps any free.
     kept_free: Option<u64>,
+    /// The key of the state, if the limit has a mark.
+    warn_key: Option<String>,
 }
 
 type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
@@ -231,7 +234,11 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
-        reading.snapshot = transition.snapshot(&stored.state, 0, now).keeping_free(Some(reading.kept_free));
+        let snapshot = transition.snapshot(&stored.state, 0, now);
+        reading.set_charged(snapshot, |near, snapshot| match self.limit.warn_keys() {
+            Some(keys) => keys.charged(near, snapshot, &self.warn_key, now),
+            None => near,
+        });
         self.write(&stored, now)
     }
 
@@ -250,5 +257,6 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow)
             .with_block(reading.blocked > 0)
             .with_borrowing(reading.borrows)
+            .with_near(reading.near)
     }
 }

@@ -13,7 +13,7 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, L
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{Decision, ShareRole};
+use crate::decision::{Decision, LazySnapshot, LimitReading, ShareRole};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -31,6 +31,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one, too.
     pub(super) held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     capacity: Capacity,
+    /// The limit is no shadow, and has no mark.
+    is_plain: bool,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
@@ -105,7 +107,8 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, max_reset })
+        let is_plain = !limit.is_shadow() && limit.warn_keys().is_none();
+        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, is_plain, max_reset })
     }
 }
 
@@ -131,7 +134,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.key_hash(context.key, context.hasher).unwrap_or_default()
     }
 
-    /// Returns whether the limit is enforced and decides by its states alone.
+    /// Returns whether the limit is enforced, decides by its states alone, and signals nothing.
     #[inline]
     pub(super) fn allows_fast_path<Key: ?Sized>(&self) -> bool
     where
@@ -139,7 +142,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     {
         // A request that all limits allow now is within its share, and so needs no free units beside a share.
         !C::Algorithm::HELD_UNTIL_END
-            && !self.limit.is_shadow()
+            && self.is_plain
             && (!self.limit.sub_key().keeps_free() || self.limit.share() == ShareRole::Common)
     }
 
@@ -195,6 +198,15 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         algorithm: &C::Algorithm,
     ) -> Result<(), TableFull> {
         self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
+    }
+
+    /// Sets the numbers after a charge or a hold, and whether it has crossed the limit's mark.
+    #[inline]
+    fn set_charged(&self, read: &LimitRead, reading: &mut LimitReading, snapshot: LazySnapshot) {
+        reading.set_charged(snapshot, |near, snapshot| match self.limit.warn_keys() {
+            Some(keys) => keys.charged(near, snapshot, read.location.hash(), read.now),
+            None => near,
+        });
     }
 
     /// Decides on a state.
@@ -310,7 +322,7 @@ where
         if let Some(next) = transition.charge(&state, reading, read.now, delay) {
             let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
             let snapshot = self.table.store(slot, &mut state, next, snapshot);
-            reading.snapshot = snapshot.keeping_free(Some(reading.kept_free));
+            self.set_charged(read, reading, snapshot);
         }
     }
 
@@ -332,7 +344,7 @@ where
         let transition = self.limit.transition(algorithm, context.key, context.options);
         let held = reading.held.saturating_add(reading.cost);
         let snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
-        reading.snapshot = snapshot.keeping_free(Some(reading.kept_free));
+        self.set_charged(read, reading, snapshot);
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {

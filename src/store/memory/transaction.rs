@@ -291,6 +291,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
         .with_block(self.step.reading.blocked > 0)
         .with_borrowing(self.is_borrowing())
         .with_uncounted(self.step.reading.counting == Counting::NoSlot && self.is_shadow())
+        .with_near(self.step.reading.near)
     }
 }
 

@@ -59,6 +59,7 @@ where
             share: self.0.share(),
             share_units: self.0.share_count().unwrap_or_default(),
             capacity: self.0.algorithm().fixed().and_then(Algorithm::share_capacity),
+            warn_keys: self.0.warn_keys().cloned(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
     }

@@ -5,7 +5,7 @@ use super::template::{Operation, OperationTemplate};
 use crate::algorithm::{LuaScript, ShareCapacity};
 use crate::decision::{AcquireOptions, Name, ShareRole};
 use crate::error::Error;
-use crate::limit::{LimitCost, LimitFacts, Shares};
+use crate::limit::{LimitCost, LimitFacts, Shares, WarnKeys};
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -32,6 +32,8 @@ pub(crate) struct LimitInfo {
     /// Of a share the number of sub-keys that have one; of a limit beside shares the units that are kept free.
     pub(crate) share_units: u64,
     pub(crate) capacity: Option<ShareCapacity>,
+    /// The mark of the near-limit signal, if the limit has one.
+    pub(crate) warn_keys: Option<Arc<WarnKeys>>,
     /// The algorithm, if it is the same for all keys.
     pub(crate) fixed_algorithm: Option<Arc<dyn FixedAlgorithm>>,
 }
@@ -51,6 +53,7 @@ impl LimitInfo {
             share,
             share_units,
             capacity,
+            warn_at: self.warn_keys.as_ref().map(|keys| keys.warn_at),
         }
     }
 
