@@ -33,10 +33,12 @@
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
+mod escalation;
 mod key_parts;
 mod read;
 
 pub use self::key_parts::KeyParts;
+use self::read::EMPTY;
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
@@ -66,6 +68,9 @@ use std::time::Duration;
 /// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
 /// keep_free = { bulk = 24 } # units that requests must leave to others, by the name of a condition; not for leaky-queue
+/// escalate = "20/min"       # more denials block the key; not for shadows
+/// block_for = ["1m", "1h"]   # how long, each time; default: ["1m", "10m", "1h"]
+/// forget_after = "1d"        # the time after which blocks are forgotten; default: "1d"
 /// ```
 ///
 /// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error
@@ -250,6 +255,12 @@ struct PolicyFields {
     shadow: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_free: Option<BTreeMap<String, u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    escalate: Option<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_for: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forget_after: Option<String>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -264,6 +275,7 @@ impl TryFrom<PolicyFields> for Policy {
         fields.check_name()?;
         fields.check_cost()?;
         fields.reject_inapplicable()?;
+        fields.build_escalation()?;
         let algorithm = fields.build()?;
         Ok(Self { fields, algorithm })
     }

@@ -25,10 +25,13 @@ const FIELDS: &[&str] = &[
     "unit",
     "shadow",
     "keep_free",
+    "escalate",
+    "block_for",
+    "forget_after",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
-const EMPTY: PolicyFields = PolicyFields {
+pub(super) const EMPTY: PolicyFields = PolicyFields {
     name: String::new(),
     algorithm: AlgorithmName::Gcra,
     quota: None,
@@ -45,6 +48,9 @@ const EMPTY: PolicyFields = PolicyFields {
     unit: None,
     shadow: false,
     keep_free: None,
+    escalate: None,
+    block_for: None,
+    forget_after: None,
 };
 
 /// The fields that were read.
@@ -71,6 +77,9 @@ impl Read {
             self.fields.check_name()?;
         }
         self.fields.check_cost()?;
+        if self.has("escalate") {
+            self.fields.build_escalation()?;
+        }
         if !self.has("algorithm") {
             return Ok(());
         }
@@ -180,6 +189,9 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "fixed_cost" => fields.fixed_cost = read_value(name, value)?,
             "unit" => fields.unit = read_value(name, value)?,
             "keep_free" => fields.keep_free = Some(read_value(name, value)?),
+            "escalate" => fields.escalate = read_value(name, value)?,
+            "block_for" => fields.block_for = read_value(name, value)?,
+            "forget_after" => fields.forget_after = read_value(name, value)?,
             _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {

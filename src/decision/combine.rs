@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use super::block::BlockReason;
 use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
 use super::options::{AcquireOptions, Detail};
@@ -36,6 +37,8 @@ pub(crate) struct LimitReading {
     pub(crate) held: u64,
     /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
     pub(crate) blocked: u64,
+    /// The reason of the block, if the key is blocked.
+    pub(crate) block_reason: BlockReason,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
     pub(crate) counting: Counting,
@@ -61,10 +64,17 @@ impl LimitReading {
         holds: false,
         held: 0,
         blocked: 0,
+        block_reason: BlockReason::Administrator,
         supports_scheduling: false,
         shadow: false,
         counting: Counting::Counts,
     };
+
+    /// Returns the reason of the key's block, if the key is blocked.
+    #[inline]
+    pub(crate) fn block(&self) -> Option<BlockReason> {
+        (self.blocked > 0).then_some(self.block_reason)
+    }
 
     /// Returns the wait of a caller that accepts no delay.
     fn wait(&self) -> Duration {
@@ -302,7 +312,7 @@ fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P
     Some(strictest.1)
 }
 
-fn strictness(verdict: Verdict) -> (u8, Duration) {
+pub(super) fn strictness(verdict: Verdict) -> (u8, Duration) {
     match verdict {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),

@@ -1,5 +1,6 @@
 //! The options of an acquire call, and its result: the decision.
 
+mod block;
 mod cold_drop;
 mod combine;
 mod costs;
@@ -13,6 +14,7 @@ mod verdict;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::block::BlockReason;
 use self::cold_drop::ColdDrop;
 pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
 pub use self::costs::Costs;
@@ -298,7 +300,29 @@ impl Decision {
     /// [`limits`](Self::limits) that is not a shadow.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.limits().iter().any(|status| status.is_blocked() && !status.is_shadow())
+        self.block_reason().is_some()
+    }
+
+    /// Returns the reason of the block that denies the request. Of several blocks, the one that ends last counts.
+    #[must_use]
+    pub fn block_reason(&self) -> Option<BlockReason> {
+        let blocked = self.limits().iter().filter(|status| status.is_blocked() && !status.is_shadow());
+        blocked.max_by_key(|status| combine::strictness(status.verdict()))?.block_reason()
+    }
+
+    /// Returns a denial by a limit as of a block of the limit for `duration`, which has begun with the denial.
+    pub(crate) fn into_blocked(self, limit: &str, duration: Duration) -> Self {
+        let block = |status: LimitStatus| if status.name() == limit { status.into_escalated(duration) } else { status };
+        let verdict = self.verdict().stricter_of(Verdict::Denied { retry_after: duration });
+        Self {
+            verdict: PackedVerdict::pack(verdict),
+            most_restrictive: self.most_restrictive.map(block),
+            all_limits: self
+                .all_limits
+                .get()
+                .map_or(ColdDrop::EMPTY, |limits| ColdDrop::new(Box::new(limits.iter().cloned().map(block).collect()))),
+            ..self
+        }
     }
 
     /// Returns whether no limit of the limiter [applies](crate::Limit::only_if) to the request, which is therefore allowed.

@@ -3,6 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::block::BlockReason;
 use super::cold_drop::ColdDrop;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
@@ -54,7 +55,7 @@ pub struct LimitStatus {
     pub(super) verdict: PackedVerdict,
     snapshot: LazySnapshot,
     pub(super) shadow: bool,
-    pub(super) is_blocked: bool,
+    block: Option<BlockReason>,
     is_uncounted: bool,
 }
 
@@ -62,21 +63,27 @@ impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
-        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false }
+        Self { name, verdict, snapshot, shadow, block: None, is_uncounted: false }
     }
 
-    /// Sets whether the key is blocked under the limit.
+    /// Sets the reason of the key's block under the limit, if the key is blocked.
     #[inline]
-    pub(crate) fn with_block(mut self, is_blocked: bool) -> Self {
-        self.is_blocked = is_blocked;
+    pub(crate) fn with_block(mut self, block: Option<BlockReason>) -> Self {
+        self.block = block;
         self
+    }
+
+    /// Returns the status of a denial as of a block by escalation, which has begun with the denial.
+    pub(super) fn into_escalated(mut self, duration: Duration) -> Self {
+        self.verdict = PackedVerdict::pack(self.verdict().stricter_of(Verdict::Denied { retry_after: duration }));
+        self.with_block(Some(BlockReason::Escalation))
     }
 
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
-        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false }
+        Self { name, verdict, snapshot, shadow: false, block: None, is_uncounted: false }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -91,7 +98,13 @@ impl LimitStatus {
     /// until the block ends.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.is_blocked
+        self.block.is_some()
+    }
+
+    /// Returns why the key is blocked under this limit, `None` if the key is not blocked.
+    #[must_use]
+    pub fn block_reason(&self) -> Option<BlockReason> {
+        self.block
     }
 
     /// Sets whether the limit did not count an allowed request.
@@ -120,7 +133,7 @@ impl LimitStatus {
             verdict: self.verdict.aged_by(elapsed),
             snapshot: snapshot.into(),
             shadow: self.shadow,
-            is_blocked: self.is_blocked,
+            block: self.block,
             is_uncounted: self.is_uncounted,
         }
     }
@@ -192,7 +205,7 @@ impl PartialEq for LimitStatus {
         self.name() == other.name()
             && self.verdict == other.verdict
             && self.snapshot() == other.snapshot()
-            && self.is_blocked == other.is_blocked
+            && self.block == other.block
     }
 }
 
@@ -203,7 +216,7 @@ impl fmt::Debug for LimitStatus {
             .field("verdict", &self.verdict())
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
-            .field("is_blocked", &self.is_blocked)
+            .field("block", &self.block)
             .finish_non_exhaustive()
     }
 }

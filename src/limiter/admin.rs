@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::capacity::capacity_added;
 use super::future::LimiterFuture;
+use crate::decision::BlockReason;
 
 /// An administrative operation on one key, for [`Limiter::administer`](super::Limiter::administer).
 ///
@@ -25,6 +26,8 @@ pub enum AdminOperation<'a> {
         limit: &'a str,
         /// For how long the limit denies the key.
         duration: Duration,
+        /// Why, for the decisions that the block denies.
+        reason: BlockReason,
     },
     /// Resets the usage of the key under all limits to that of a never-seen key. Blocks stay.
     Reset,

@@ -309,10 +309,10 @@ where
                     second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
                 })
             }
-            AdminOperation::Block { limit, duration } => {
+            AdminOperation::Block { limit, duration, reason } => {
                 let limit = limit.to_owned();
                 self.or_try_second(key, first, move |second, key| {
-                    second.administer(key, AdminOperation::Block { limit: &limit, duration })
+                    second.administer(key, AdminOperation::Block { limit: &limit, duration, reason })
                 })
             }
         }

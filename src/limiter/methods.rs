@@ -98,7 +98,9 @@ macro_rules! limiter_methods {
         where
             Self: $crate::limiter::Limiter<$Key>,
         {
-            $crate::limiter::Limiter::administer(self, key, $crate::limiter::AdminOperation::Block { limit, duration })
+            let reason = $crate::BlockReason::Administrator;
+            let block = $crate::limiter::AdminOperation::Block { limit, duration, reason };
+            $crate::limiter::Limiter::administer(self, key, block)
         }
 
         /// Lifts the block of a key under one limit. The usage of the key does not change.
@@ -115,7 +117,9 @@ macro_rules! limiter_methods {
             Self: $crate::limiter::Limiter<$Key>,
         {
             let duration = ::std::time::Duration::ZERO;
-            $crate::limiter::Limiter::administer(self, key, $crate::limiter::AdminOperation::Block { limit, duration })
+            let reason = $crate::BlockReason::Administrator;
+            let block = $crate::limiter::AdminOperation::Block { limit, duration, reason };
+            $crate::limiter::Limiter::administer(self, key, block)
         }
 
         /// Resets the usage of a key under all limits to that of a never-seen key. Blocks stay.

@@ -7,6 +7,7 @@
 //! | [`FailOpen`] | allows requests while the store is unavailable |
 //! | [`Fallback`] | uses another limiter while the store is unavailable |
 //! | [`Chained`] | combines limits that one store cannot decide together |
+//! | [`Escalating`] | blocks keys that are denied again and again, for longer each time |
 //! | [`Observed`] | emits the events of decisions, for code without the layer |
 //!
 //! The stores and all of these have the methods `check`, `hold`, `set_usage`, `block`, `unblock` and `reset`. `usage`,
@@ -21,6 +22,8 @@ mod boxed;
 mod capacity;
 mod chained;
 mod denied_cache;
+mod escalating;
+mod escalation;
 mod fail_open;
 mod fallback;
 mod future;
@@ -44,6 +47,8 @@ pub(crate) use self::capacity::{
 };
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
+pub use self::escalating::Escalating;
+pub use self::escalation::Escalation;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};

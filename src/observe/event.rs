@@ -114,6 +114,17 @@ pub enum Event<'a> {
         limit: &'a str,
     },
 
+    /// A key was denied too often, and is blocked: see [`Escalating`](crate::limiter::Escalating).
+    #[non_exhaustive]
+    Escalated {
+        /// The name of the limit under which the key is blocked.
+        limit: &'a str,
+        /// The duration of the block.
+        duration: Duration,
+        /// Which of the [durations](crate::limiter::Escalation::block_for) it is, from 1.
+        step: usize,
+    },
+
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
@@ -345,7 +356,7 @@ impl Event<'_> {
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
-            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } => Some(limit),
+            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } | Self::Escalated { limit, .. } => Some(limit),
             _ => None,
         }
     }
@@ -479,6 +490,12 @@ impl fmt::Debug for Event<'_> {
                 .field("held", held)
                 .finish(),
             Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
+            Self::Escalated { limit, duration, step } => f
+                .debug_struct("Escalated")
+                .field("limit", limit)
+                .field("duration", duration)
+                .field("step", step)
+                .finish(),
             Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }
     }

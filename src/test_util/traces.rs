@@ -7,7 +7,7 @@ use super::random::Random;
 use super::{StoreReport, StoreViolation, TestKey};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::clock::ManualClock;
-use crate::decision::{AcquireOptions, Decision, Detail};
+use crate::decision::{AcquireOptions, BlockReason, Decision, Detail};
 use crate::error::Error;
 use crate::limit::{Limit, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Limiter};
@@ -200,6 +200,7 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
     let mut options = AcquireOptions::cost(random.choose(&[0, 1, 1, 1, 2, 3]));
     options.max_delay = [None, Some(Duration::ZERO), Some(micros(random.below(5_000_000)))][index % 3];
     options.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][index / 3 % 3];
+    let reason = random.choose(&[BlockReason::Administrator, BlockReason::Escalation]);
     let limit = names[usize::try_from(random.below(names.len() as u64)).unwrap_or(0)].as_str();
     match random.below(20) {
         0..4 => Call::Wait(micros(random.below(2_000_000))),
@@ -219,8 +220,8 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
             match random.below(4) {
                 0 => AdminOperation::SetUsage { limit, used: random.below(9) },
                 1 => AdminOperation::Reset,
-                2 => AdminOperation::Block { limit, duration: Duration::ZERO },
-                _ => AdminOperation::Block { limit, duration: micros(random.below(5_000_000)) },
+                2 => AdminOperation::Block { limit, duration: Duration::ZERO, reason },
+                _ => AdminOperation::Block { limit, duration: micros(random.below(5_000_000)), reason },
             },
         ),
         _ => Call::Acquire(key, options),

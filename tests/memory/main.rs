@@ -6,6 +6,7 @@ mod check_in_flight;
 mod conditions;
 mod costs;
 mod denied_cache;
+mod escalating;
 mod estimates;
 mod eviction;
 mod fixed_costs;

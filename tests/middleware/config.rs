@@ -1118,3 +1118,54 @@ fn hold_is_settled_after_a_change_of_tier() {
     assert_hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
     assert_hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
 }
+
+/// The counts are in the same store, by the sub-key of the limit.
+#[test]
+fn escalation_of_a_policy_blocks_its_limit() {
+    use tower_ratelimit::BlockReason;
+    use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+
+    let key_parts = KeyParts::new().add("user", |user: &u64| *user);
+    let policies: Vec<Policy> = serde_json::from_str(
+        r#"[{
+            "name": "api", "algorithm": "fixed-window", "quota": "1/h", "by": "user",
+            "escalate": "2/min", "block_for": ["2h", "3h"], "forget_after": "9h"
+        }]"#,
+    )
+    .expect("policies");
+    let mut limiter = BoxLimiter::new(Memory::new(key_parts.limits(&policies).expect("limits")));
+    for policy in &policies {
+        let escalation = policy.escalation().expect("an escalation");
+        assert_eq!(
+            serde_json::from_value::<Policy>(serde_json::to_value(policy).expect("JSON")).ok().as_ref(),
+            Some(policy)
+        );
+        let counts = Memory::new(key_parts.escalation_limits(policy).expect("limits"));
+        limiter = BoxLimiter::new(Escalating::new(limiter, counts, escalation));
+    }
+    let decide = |user: u64| limiter.check(&user, 1).try_ready().expect("memory is ready").expect("a decision");
+    let reasons = [(); 5].map(|()| decide(7).block_reason());
+    let blocked = Some(BlockReason::Escalation);
+    assert_eq!(reasons, [None, None, None, blocked, blocked]);
+    assert!(decide(7).retry_after_secs().expect("blocked") > 7_100);
+    assert!(decide(8).is_allowed());
+}
+
+#[test]
+fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
+    for (fields, expected) in [
+        (r#""escalate": "many""#, "escalate: "),
+        (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
+        (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
+        (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
+        (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),
+        (r#""escalate": "2/min", "block_for": ["1h", "1m"]"#, "block_for: escalation with shorter later blocks"),
+        (r#""escalate": "2/min", "block_for": ["soon"]"#, "block_for: "),
+        (r#""escalate": "2/min", "block_for": ["2d"]"#, "forget_after: escalation that forgets a block"),
+        (r#""escalate": "2/min", "forget_after": "10m""#, "forget_after: escalation that forgets a block"),
+    ] {
+        let json = format!(r#"{{ "name": "a", "algorithm": "gcra", "quota": "1/s", "by": "user", {fields} }}"#);
+        let error = serde_json::from_str::<Policy>(&json).expect_err(fields).to_string();
+        assert!(error.contains(expected), "{fields}: {error}");
+    }
+}

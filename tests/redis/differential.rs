@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::Held;
+use tower_ratelimit::limiter::{AdminOperation, Held};
 use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
-    per_key,
+    AcquireOptions, BlockReason, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp,
+    TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -101,8 +101,14 @@ where
                 let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
                 let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
-                memory.block(&limit, &caller, span).await.expect("done");
-                redis.block(&limit, &caller, span).await.expect("done");
+                // A reason is kept up to the year 2112.
+                let reason = match random.below(2) {
+                    0 if clock.now() < Timestamp::from_micros(1 << 52) => BlockReason::Escalation,
+                    _ => BlockReason::Administrator,
+                };
+                let block = AdminOperation::Block { limit: &limit, duration: span, reason };
+                memory.administer(&caller, block).await.expect("done");
+                redis.administer(&caller, block).await.expect("done");
             }
             3 => {
                 // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the

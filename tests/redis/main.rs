@@ -18,6 +18,7 @@ mod conformance;
 mod credentials;
 mod deployments;
 mod differential;
+mod escalating;
 mod exactness;
 mod examples;
 mod fail_over;

@@ -7,7 +7,7 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan};
+use crate::decision::{AcquireOptions, BlockReason, LimitReading, LimitStatus, Name, Plan};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
@@ -61,7 +61,13 @@ pub(super) trait AnyBoundLimit: Send + Sync {
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
 
     /// Returns the state with another end of the block.
-    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error>;
+    fn block(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        until: Timestamp,
+        reason: BlockReason,
+    ) -> Result<StoreWrite, Error>;
 
     fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
 }
@@ -197,6 +203,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         let mut reading = LimitReading::EMPTY;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
         transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
+        reading.block_reason = block.reason();
         Ok(reading)
     }
 
@@ -223,12 +230,18 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.write(&stored, now)
     }
 
-    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error> {
-        self.write(&Stored { block: Block::new(now, until), ..self.decode(stored)? }, now)
+    fn block(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        until: Timestamp,
+        reason: BlockReason,
+    ) -> Result<StoreWrite, Error> {
+        self.write(&Stored { block: Block::new(now, until, reason), ..self.decode(stored)? }, now)
     }
 
     fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.block())
     }
 }

@@ -43,7 +43,7 @@ use crate::limiter::AdminOperation;
 /// | 0 | the version: 1 |
 /// | 1 to 4 | the 32-bit FNV-1a hash of the algorithm's `STATE_NAME` and of all bytes behind the hash |
 /// | 5 to 12 | the end of the key's block, 0 if the key is not blocked |
-/// | 13 to 20 | the duration of the block, 0 if the key is not blocked |
+/// | 13 to 20 | the duration of the block, 0 if the key is not blocked; its highest bit says whether the reason is an [escalation](crate::BlockReason) |
 /// | 21 to 28 | the time from which the key is idle, apart from the block |
 /// | 29.. | the other words of the state, 8 bytes each; for a [`HitLog`](crate::algorithm::HitLog) the period, then the time and the weight of each hit |
 ///
@@ -152,8 +152,8 @@ impl StoreTransaction {
             writes.push(match operation {
                 _ if name.is_some_and(|name| limit.name().as_str() != name) => None,
                 AdminOperation::SetUsage { used, .. } => Some(limit.set_usage(state, now, used)?),
-                AdminOperation::Block { duration, .. } => {
-                    Some(limit.block(state, now, now.saturating_add(duration))?)
+                AdminOperation::Block { duration, reason, .. } => {
+                    Some(limit.block(state, now, now.saturating_add(duration), reason)?)
                 }
                 AdminOperation::Reset if state.is_none() => None,
                 AdminOperation::Reset => Some(limit.set_usage(state, now, 0)?),

@@ -13,7 +13,7 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, L
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::Decision;
+use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -198,7 +198,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         P: SubKeyOf<Key>,
     {
         let blocked = self.blocks.remaining(&self.table, &read.location, context.now, context.clock);
-        let blocked = blocked.unwrap_or_default();
+        let (blocked, block_reason) = blocked.unwrap_or_default();
+        reading.block_reason = block_reason;
         self.limit
             .transition(algorithm, context.key, context.options)
             .read(state, held, blocked, read.now, mode, reading);
@@ -342,9 +343,9 @@ where
         })
     }
 
-    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp) {
+    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason) {
         let hash = self.applying_hash(context);
-        self.blocks.set(&self.table, hash, context.now, until, self.capacity.max_keys);
+        self.blocks.set(&self.table, hash, context.now, until, reason, self.capacity.max_keys);
     }
 
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {

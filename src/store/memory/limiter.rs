@@ -442,8 +442,9 @@ where
                 let set = self.in_limit_of(limit, key, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(table_full))
             }
-            AdminOperation::Block { limit, duration } => {
-                self.in_limit_of(limit, key, |table| table.block(&context, context.now.saturating_add(duration)))
+            AdminOperation::Block { limit, duration, reason } => {
+                let until = context.now.saturating_add(duration);
+                self.in_limit_of(limit, key, |table| table.block(&context, until, reason))
             }
             AdminOperation::Reset => {
                 L::for_each(&self.shared.tables, &mut |table| {

@@ -259,7 +259,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
             self.step.reading.snapshot,
             self.is_shadow(),
         )
-        .with_block(self.step.reading.blocked > 0)
+        .with_block(self.step.reading.block())
         .with_uncounted(self.step.reading.counting == Counting::NoSlot)
     }
 }

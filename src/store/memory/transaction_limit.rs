@@ -9,7 +9,7 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Decision, LimitReading, Name};
+use crate::decision::{AcquireOptions, BlockReason, Decision, LimitReading, Name};
 use crate::error::Error;
 use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
@@ -75,7 +75,7 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Makes the key's state the one after a charge of `used` on a never-seen key.
     fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull>;
     /// Blocks the key until this time. A time that is not in the future removes the block.
-    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp);
+    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
     /// Names the limit and the key's sub-key, unless the limit is a shadow.
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);

@@ -13,8 +13,8 @@
 --      the values
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it; then (not after the fast path) the sum
--- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, and of 4, 8, 16 .. for each limit whose
--- key is blocked; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, of 4, 8, 16 .. for each limit whose key
+-- is blocked, and of the next powers for each limit whose key is blocked by an escalation; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
 -- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
 -- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
@@ -216,6 +216,12 @@ local function decide(template, operation)
     end
     flag = flag * 2
   end
+  for l = 1, limits do
+    if blocks[operation[l + 1]] > now then
+      flags = flags + flag * 2 * reasons[operation[l + 1]]
+    end
+    flag = flag * 2
+  end
   results[result_count] = flags
   for l = 1, limits do
     if kernels[l].view then
@@ -263,7 +269,8 @@ local function operate(template, operation)
       states[index] = s
     end
   elseif op == BLOCK then
-    blocks[index] = template.arg1 > 0 and now + template.arg1 or 0
+    reasons[index] = template.arg1 % 2 / 2
+    blocks[index] = template.arg1 > 1 and now + math.floor(template.arg1 / 2) or 0
   end
   if op == CHARGE or (op == SET and template.arg1 > 0) then
     kernel.commit(s, now, 0, p)
@@ -347,7 +354,7 @@ for index = 1, #KEYS do
       s[words] = expires
       if block > 0 or h then
         words = words + 1
-        s[words] = block
+        s[words] = block + reasons[index]
       end
       local value = pack(format(words), table_unpack(s, 1, words))
       if h then

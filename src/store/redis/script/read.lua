@@ -18,7 +18,7 @@
 --
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
---   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease; of a decision the
+--   d  arg1: the cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the expiry of an update or a lease; of a decision the
 --      sum of 1, 2, 4 .. for each limit that keeps units free
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
@@ -33,8 +33,8 @@
 --
 -- # Values
 --
--- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. If costs are held
--- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
+-- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. The end has the
+-- fraction 0.5 if the reason of the block is an escalation. If costs are held on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
@@ -62,6 +62,8 @@ end
 
 -- By key index: the state, the end of a block, whether the state has changed, the kernel, and the key's expiry.
 local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
+-- By key index 0.5 if the reason of the block is an escalation, otherwise 0.
+local reasons = { nil, nil, nil, nil }
 local kernel_of_key = { nil, nil, nil, nil }
 expiries = { nil, nil, nil, nil }
 -- By key index the held costs, if there are any; and the number of holds that have expired. holds.lua documents both.
@@ -110,7 +112,7 @@ end
 -- Returns the state in a key's value, or false if the value is not one of this kernel.
 local function decode(index, kernel, value)
   local words = kernel.words
-  expiries[index], blocks[index] = 0, 0
+  expiries[index], blocks[index], reasons[index] = 0, 0, 0
   if not value or #value == 0 then
     return zeros(words)
   end
@@ -143,6 +145,8 @@ local function decode(index, kernel, value)
     blocks[index] = s[words + 2]
     holds[index] = decode_holds(s, words, value:sub((words + HELD_WORDS) * 8 + 1))
   end
+  reasons[index] = blocks[index] % 1
+  blocks[index] = blocks[index] - reasons[index]
   expiries[index] = s[words + 1]
   return (not kernel.is_valid or kernel.is_valid(s)) and s
 end

@@ -21,7 +21,7 @@ pub(crate) struct OperationTemplate {
     pub(crate) operation: Operation,
     /// The number of the limit, from 1; 0 for all limits.
     pub(crate) limit: u16,
-    /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease; of a decision for each
+    /// The cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the time of the expiry of a session or a lease; of a decision for each
     /// limit that keeps units free a bit.
     pub(crate) arg1: u64,
     /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases

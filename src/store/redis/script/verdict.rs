@@ -8,7 +8,7 @@ use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use super::template::{Operation, OperationTemplate};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, Verdict};
+use crate::decision::{AcquireOptions, BlockReason, Decision, LimitReading, LimitStatus, Plan, Verdict};
 use crate::error::Error;
 
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
@@ -19,6 +19,8 @@ pub(crate) struct ScriptVerdict {
     is_denied_by_leases: bool,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
+    /// For each limit a bit: the reason of the block is an escalation.
+    escalated: u64,
     /// For each limit whose state is too large to travel, the three numbers of its snapshot.
     views: Vec<[u64; 3]>,
 }
@@ -88,13 +90,24 @@ impl ScriptVerdict {
             values[0] = Self::INVALID_STATE;
         }
         let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
-        // The script has one flag for each limit that applies.
-        let (mut flags, mut blocked) = (flags.unsigned_abs() >> 2, 0);
-        for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
-            blocked |= (flags & 1) << index;
-            flags >>= 1;
-        }
-        Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, views })
+        // The script has one flag for each limit that applies, and then another one.
+        let mut flags = flags.unsigned_abs() >> 2;
+        let [blocked, escalated] = [(); 2].map(|()| {
+            let mut bits = 0;
+            for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
+                bits |= (flags & 1) << index;
+                flags >>= 1;
+            }
+            bits
+        });
+        Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, escalated, views })
+    }
+
+    /// Returns the reason of the key's block under the limit with this index, if the key is blocked.
+    fn block(&self, index: usize) -> Option<BlockReason> {
+        let has = |bits: u64| bits >> index & 1 != 0;
+        let reason = if has(self.escalated) { BlockReason::Escalation } else { BlockReason::Administrator };
+        has(self.blocked).then_some(reason)
     }
 
     pub(crate) fn has_invalid_state(&self) -> bool {
@@ -183,7 +196,7 @@ impl ScriptVerdict {
             };
             let snapshot = snapshot.keeping_free(kept_free(index));
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
-            statuses.push(status.with_block(self.blocked >> index & 1 != 0));
+            statuses.push(status.with_block(self.block(index)));
         }
         let decision = plan.decide(now, options, statuses.into_iter());
         Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))
