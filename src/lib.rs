@@ -231,6 +231,7 @@ pub mod guide {
     /// [deploy]: crate::guide::recipes#counts-that-survive-a-deploy
     /// [leases]: crate::guide::leases
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
+    /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
     #[doc = include_str!("../docs/pictures/fixed-window.md")]

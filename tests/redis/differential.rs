@@ -51,6 +51,12 @@ const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 const MAX_KEYS: usize = 10_000;
 
+/// Returns a reason. Redis keeps that of an escalation up to the year 2112.
+fn block_reason(random: &mut Random, now: Timestamp) -> BlockReason {
+    let is_escalation = random.below(2) == 0 && now < Timestamp::from_micros(1 << 52);
+    if is_escalation { BlockReason::Escalation } else { BlockReason::Administrator }
+}
+
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace)
 where
@@ -101,11 +107,7 @@ where
                 let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
                 let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
-                // A reason is kept up to the year 2112.
-                let reason = match random.below(2) {
-                    0 if clock.now() < Timestamp::from_micros(1 << 52) => BlockReason::Escalation,
-                    _ => BlockReason::Administrator,
-                };
+                let reason = block_reason(&mut random, clock.now());
                 let block = AdminOperation::Block { limit: &limit, duration: span, reason };
                 memory.administer(&caller, block).await.expect("done");
                 redis.administer(&caller, block).await.expect("done");
