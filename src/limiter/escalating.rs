@@ -48,8 +48,9 @@ use crate::observe::{Event, Observer, Observers};
 /// not blocked. So these do not count: allowed and exempt requests, denials of a [shadow](crate::Limit::shadow), of another
 /// limit or of a policy, requests of a blocked key, and costs that exceed the limit.
 ///
-/// **A client that waits for `retry_after` is never blocked**, if no other client uses its key and the wait is no
-/// [estimate](Decision::is_estimate). The denial that blocks a key has the `retry_after` of the block.
+/// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
+/// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
+/// counts, also of a client that waits after each: allow more denials than such a client meets.
 ///
 /// A block applies to the sub-key of its limit. Each block needs its own denials: they count from the start of the last
 /// block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
