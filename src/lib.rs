@@ -159,6 +159,7 @@ pub mod config;
 mod decision;
 mod encode;
 mod error;
+mod escalation;
 pub mod key;
 pub mod limit;
 pub mod limiter;

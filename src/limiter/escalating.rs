@@ -7,11 +7,11 @@ use std::task::{Context, Poll, Waker, ready};
 
 use pin_project::pin_project;
 
-use super::escalation::{BLOCKS, DENIALS, Escalation};
 use super::future::{Acquisition, BoxFuture, LimiterFuture, both_ok};
 use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, check, limiter_methods};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
+use crate::escalation::{BLOCKS, DENIALS, Escalation};
 use crate::observe::{Event, Observer, Observers};
 
 /// A limiter that blocks keys which continue to send requests while they are denied: for longer each time.

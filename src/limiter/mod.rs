@@ -23,7 +23,6 @@ mod capacity;
 mod chained;
 mod denied_cache;
 mod escalating;
-mod escalation;
 mod fail_open;
 mod fallback;
 mod future;
@@ -48,7 +47,6 @@ pub(crate) use self::capacity::{
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
 pub use self::escalating::Escalating;
-pub use self::escalation::Escalation;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
@@ -65,6 +63,7 @@ pub use self::reservation::Reservation;
 pub use self::until_ready::until_ready;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
+pub use crate::escalation::Escalation;
 use std::future::Future;
 use std::sync::Arc;
 

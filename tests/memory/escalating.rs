@@ -187,7 +187,9 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
                 assert!(acquire(&limiter, &"polite").is_allowed(), "seed {seed}");
                 waits += 1;
             }
-            floods += usize::from(acquire(&limiter, &"flood").block_reason() == Some(BlockReason::Escalation));
+            for _ in 0..6 {
+                floods += usize::from(acquire(&limiter, &"flood").block_reason() == Some(BlockReason::Escalation));
+            }
             clock.advance(Duration::from_millis(random.below(300)));
         }
     }

@@ -1,3 +1,5 @@
+//! How repeated denials lead to blocks. A module of its own, because limiters and limits name no algorithm.
+
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ pub(crate) const PAUSE: &str = "pause";
 /// More blocks than a key can have.
 const MAX_BLOCKS: u64 = 1_000_000;
 
-/// How repeated denials of a key lead to longer and longer blocks: see [`Escalating`](super::Escalating).
+/// How repeated denials of a key lead to longer and longer blocks: see [`Escalating`](crate::limiter::Escalating).
 ///
 /// ```
 /// use std::time::Duration;
@@ -131,7 +133,7 @@ impl Escalation {
         &self.limit
     }
 
-    /// Returns the limits that count denials and blocks, for the second limiter of [`Escalating`](super::Escalating).
+    /// Returns the limits that count denials and blocks, for the second limiter of [`Escalating`](crate::limiter::Escalating).
     ///
     /// They count by the whole key. If the blocked limit has a sub-key, call [`limits_by`](Self::limits_by).
     #[must_use]
@@ -161,23 +163,23 @@ impl Escalation {
     }
 
     /// Returns whether a decision is a denial that counts.
-    pub(super) fn counts(&self, decision: &Decision) -> bool {
+    pub(crate) fn counts(&self, decision: &Decision) -> bool {
         let is_own = |limit: &LimitStatus| limit.name() == self.limit && !limit.is_blocked();
         decision.retry_after().is_some() && decision.most_restrictive().is_some_and(is_own)
     }
 
     /// Returns the options that count a denial.
-    pub(super) fn denial() -> AcquireOptions {
+    pub(crate) fn denial() -> AcquireOptions {
         Costs::new().add(DENIALS, 1).into()
     }
 
     /// Returns the options that count a block.
-    pub(super) fn block() -> AcquireOptions {
+    pub(crate) fn block() -> AcquireOptions {
         AcquireOptions::from(Costs::new().add(BLOCKS, 1)).detail(Detail::All)
     }
 
     /// Returns whether a key has more denials than allowed, by the decision on [`denial`](Self::denial).
-    pub(super) fn is_exceeded(counted: &Decision) -> bool {
+    pub(crate) fn is_exceeded(counted: &Decision) -> bool {
         counted.retry_after().is_some() && counted.source() != DecisionSource::Policy
     }
 
@@ -185,14 +187,14 @@ impl Escalation {
     /// denial has just blocked the key.
     ///
     /// All blocks after the last duration have its number.
-    pub(super) fn step(&self, counted: &Decision) -> Option<usize> {
+    pub(crate) fn step(&self, counted: &Decision) -> Option<usize> {
         let blocks = counted.limits().iter().find(|limit| limit.name() == BLOCKS).filter(|_| counted.is_allowed())?;
         let used = usize::try_from(blocks.limit() - blocks.remaining()).unwrap_or(usize::MAX);
         Some(used.clamp(1, self.block_for.len()))
     }
 
     /// Returns the duration of a block, by its number from 1.
-    pub(super) fn duration(&self, step: usize) -> Duration {
+    pub(crate) fn duration(&self, step: usize) -> Duration {
         self.block_for[step - 1]
     }
 }
