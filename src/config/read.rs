@@ -5,6 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 use super::{AlgorithmName, PolicyFields};
+use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -28,6 +29,7 @@ const FIELDS: &[&str] = &[
     "escalate",
     "block_for",
     "forget_after",
+    "warn_at",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
@@ -51,6 +53,7 @@ pub(super) const EMPTY: PolicyFields = PolicyFields {
     escalate: None,
     block_for: None,
     forget_after: None,
+    warn_at: None,
 };
 
 /// The fields that were read.
@@ -80,6 +83,7 @@ impl Read {
         if self.has("escalate") {
             self.fields.build_escalation()?;
         }
+        self.fields.check_mark()?;
         if !self.has("algorithm") {
             return Ok(());
         }
@@ -192,6 +196,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "escalate" => fields.escalate = read_value(name, value)?,
             "block_for" => fields.block_for = read_value(name, value)?,
             "forget_after" => fields.forget_after = read_value(name, value)?,
+            "warn_at" => fields.warn_at = Some(WarnAt::new(read_value(name, value)?)),
             _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::block::BlockReason;
 use super::cold_drop::ColdDrop;
+use super::near::NearLimit;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
 
@@ -57,13 +58,15 @@ pub struct LimitStatus {
     pub(super) shadow: bool,
     block: Option<BlockReason>,
     is_uncounted: bool,
+    pub(super) near: NearLimit,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
-        Self { name, verdict, snapshot, shadow, block: None, is_uncounted: false }
+        let near = NearLimit::NONE;
+        Self { name, verdict, snapshot, shadow, block: None, is_uncounted: false, near }
     }
 
     /// Sets the reason of the key's block under the limit, if the key is blocked.
@@ -83,7 +86,8 @@ impl LimitStatus {
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
-        Self { name, verdict, snapshot, shadow: false, block: None, is_uncounted: false }
+        let near = NearLimit::NONE;
+        Self { name, verdict, snapshot, shadow: false, block: None, is_uncounted: false, near }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -120,6 +124,32 @@ impl LimitStatus {
         self.is_uncounted
     }
 
+    /// Sets what the decision knows of the limit's mark.
+    #[inline]
+    pub(crate) fn with_near(mut self, near: NearLimit) -> Self {
+        self.near = near;
+        self
+    }
+
+    pub(crate) fn near(&self) -> NearLimit {
+        self.near
+    }
+
+    /// Returns whether the usage of the key is at the limit's [mark](crate::Limit::warn_at) after the decision.
+    ///
+    /// `false` if the limit has no mark.
+    #[must_use]
+    pub fn is_near_limit(&self) -> bool {
+        self.near.has(NearLimit::NEAR)
+    }
+
+    /// Returns whether the charge of this decision has brought the usage of the key to the limit's
+    /// [mark](crate::Limit::warn_at).
+    #[must_use]
+    pub fn crossed_mark(&self) -> bool {
+        self.near.has(NearLimit::CROSSED)
+    }
+
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         let snapshot = self.snapshot();
@@ -135,6 +165,7 @@ impl LimitStatus {
             shadow: self.shadow,
             block: self.block,
             is_uncounted: self.is_uncounted,
+            near: self.near.level_only(),
         }
     }
 
@@ -206,6 +237,7 @@ impl PartialEq for LimitStatus {
             && self.verdict == other.verdict
             && self.snapshot() == other.snapshot()
             && self.block == other.block
+            && self.near.public() == other.near.public()
     }
 }
 
@@ -217,6 +249,7 @@ impl fmt::Debug for LimitStatus {
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
             .field("block", &self.block)
+            .field("near", &self.near)
             .finish_non_exhaustive()
     }
 }

@@ -124,6 +124,16 @@ pub enum Event<'a> {
         /// Which of the [durations](crate::limiter::Escalation::block_for) it is, from 1.
         step: usize,
     },
+    /// The charge of a decision has brought a key to a limit's [mark](crate::Limit::warn_at).
+    ///
+    /// At most one event per key and minute: see [`Limit::warn_at`](crate::Limit::warn_at). The event follows the
+    /// [`Decided`](Self::Decided) of the request. For every crossing see
+    /// [`LimitStatus::crossed_mark`].
+    #[non_exhaustive]
+    NearLimit {
+        /// The limit's name.
+        limit: &'a str,
+    },
 
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
@@ -356,7 +366,10 @@ impl Event<'_> {
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
-            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } | Self::Escalated { limit, .. } => Some(limit),
+            Self::Usage { limit, .. }
+            | Self::ShadowUncounted { limit }
+            | Self::NearLimit { limit }
+            | Self::Escalated { limit, .. } => Some(limit),
             _ => None,
         }
     }
@@ -489,6 +502,7 @@ impl fmt::Debug for Event<'_> {
                 .field("held_keys", held_keys)
                 .field("held", held)
                 .finish(),
+            Self::NearLimit { limit } => f.debug_struct("NearLimit").field("limit", limit).finish(),
             Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
             Self::Escalated { limit, duration, step } => f
                 .debug_struct("Escalated")
