@@ -23,13 +23,13 @@ use crate::observe::{Event, Observer, Observers};
 /// use tower_ratelimit::limiter::{Escalating, Escalation};
 /// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
 ///
-/// let limiter: Memory<str, _> = Memory::new(Limit::new("api", Gcra::new(Quota::per_second(10))));
-/// let escalation = Escalation::new("api", Quota::per_minute(20));
-/// let counts = Memory::new(escalation.limits());
-/// let limiter = Escalating::new(limiter, counts, escalation);
-///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter: Memory<str, _> = Memory::new(Limit::new("api", Gcra::new(Quota::per_second(10))));
+/// let escalation = Escalation::new("api", Quota::per_minute(20));
+/// let counts: Memory<str, _> = Memory::new(escalation.limits());
+/// let limiter = Escalating::new(limiter, counts, escalation);
+///
 /// let mut decisions = Vec::new();
 /// for _ in 0..31 {
 ///     decisions.push(limiter.check("mallory", 1).await?);
