@@ -185,7 +185,8 @@ pub use crate::algorithm::{
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{
-    AcquireOptions, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, ReservationId,
+    Verdict,
 };
 pub use crate::error::Error;
 #[doc(inline)]

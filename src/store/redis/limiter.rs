@@ -283,6 +283,9 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
             AdminOperation::Block { limit, duration } => {
                 (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
             }
+            AdminOperation::Settle { id, actual } => {
+                return operation.wake_waiters(state.settle(key, id, actual));
+            }
             AdminOperation::Reset => {
                 let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));
                 let templates =
