@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, Verdict};
+use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, NearLimit, Verdict, WarnAt};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) struct Transition<'a, A> {
     shadow: bool,
     /// The units that are kept free from the request, if the limit keeps any free.
     kept_free: Option<u64>,
+    /// The mark of the near-limit signal, if the limit has one.
+    warn_at: Option<WarnAt>,
 }
 
 impl<C: AlgorithmSelector, P> Limit<C, P> {
@@ -69,7 +71,9 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow, kept_free }
+        let (options, is_hold) = (self.options(options), options.hold);
+        let warn_at = self.warn_keys().map(|keys| keys.warn_at);
+        Transition { algorithm, options, is_hold, shadow: self.shadow, kept_free, warn_at }
     }
 }
 
@@ -89,7 +93,7 @@ impl<A: Algorithm> Transition<'_, A> {
         mode: ReadMode,
         reading: &mut LimitReading,
     ) {
-        let &Self { algorithm, options, is_hold, shadow, kept_free } = self;
+        let &Self { algorithm, options, is_hold, shadow, kept_free, warn_at } = self;
         // A hold changes no state, so no later start can be scheduled.
         reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
         (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
@@ -117,11 +121,13 @@ impl<A: Algorithm> Transition<'_, A> {
             reading.verdict = reading.verdict.stricter_of(blocked);
             reading.immediate = reading.immediate.stricter_of(blocked);
         }
-        let may_charge = mode == ReadMode::IfDenied && reading.cost > 0 && reading.counting == Counting::Counts;
+        let may_charge =
+            mode == ReadMode::IfDenied && reading.cost > 0 && reading.counting == Counting::Counts && warn_at.is_none();
         if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
             reading.snapshot = algorithm.snapshot(state, now);
         }
         reading.snapshot = reading.snapshot.keeping_free(kept_free);
+        reading.near = warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&reading.snapshot));
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.

@@ -103,7 +103,8 @@ where
         if let Some(own) = &own {
             check_size(Limit::name(self), own)?;
         }
-        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key) }))
+        let warn_key = self.warn_keys().and_then(|_| self.state_key(key));
+        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key), warn_key }))
     }
 
     fn state_key(&self, key: &Key) -> Option<String> {
@@ -147,6 +148,8 @@ struct BoundLimit<C: AlgorithmSelector, P> {
     own: Option<C::Algorithm>,
     /// The units that are kept free from the key's requests, if the limit keeps any free.
     kept_free: Option<u64>,
+    /// The key of the state, if the limit has a mark.
+    warn_key: Option<String>,
 }
 
 type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
@@ -214,6 +217,9 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
             stored.state.apply(next);
         }
         reading.snapshot = transition.snapshot(&stored.state, 0, now);
+        if let Some(keys) = self.limit.warn_keys() {
+            reading.near = keys.charged(reading.near, &reading.snapshot, &self.warn_key, now);
+        }
         self.write(&stored, now)
     }
 
@@ -229,6 +235,8 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
 
     fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow)
+            .with_block(reading.blocked > 0)
+            .with_near(reading.near)
     }
 }

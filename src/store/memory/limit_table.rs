@@ -13,7 +13,7 @@ use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, L
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitReading};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -31,6 +31,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one, too.
     pub(super) held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     capacity: Capacity,
+    /// The limit is no shadow, and has no mark.
+    is_plain: bool,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
@@ -97,7 +99,8 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, max_reset })
+        let is_plain = !limit.is_shadow() && limit.warn_keys().is_none();
+        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, is_plain, max_reset })
     }
 }
 
@@ -123,13 +126,13 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.key_hash(context.key, context.hasher).unwrap_or_default()
     }
 
-    /// Returns whether the limit is enforced and decides by its states alone.
+    /// Returns whether the limit is enforced, decides by its states alone, and signals nothing.
     #[inline]
     pub(super) fn allows_fast_path<Key: ?Sized>(&self) -> bool
     where
         P: SubKeyOf<Key>,
     {
-        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.limit.sub_key().keeps_free()
+        !C::Algorithm::HELD_UNTIL_END && self.is_plain && !self.limit.sub_key().keeps_free()
     }
 
     pub(super) fn eviction_policy<'a>(
@@ -182,6 +185,14 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         algorithm: &C::Algorithm,
     ) -> Result<(), TableFull> {
         self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
+    }
+
+    /// Signals whether a charge or a hold has crossed the limit's mark.
+    #[inline]
+    fn signal_charge(&self, read: &LimitRead, reading: &mut LimitReading) {
+        if let Some(keys) = self.limit.warn_keys() {
+            reading.near = keys.charged(reading.near, &reading.snapshot, read.location.hash(), read.now);
+        }
     }
 
     /// Decides on a state.
@@ -297,6 +308,7 @@ where
         if let Some(next) = transition.charge(&state, reading, read.now, delay) {
             let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
             reading.snapshot = self.table.store(slot, &mut state, next, snapshot);
+            self.signal_charge(read, reading);
         }
     }
 
@@ -318,6 +330,7 @@ where
         let transition = self.limit.transition(algorithm, context.key, context.options);
         let held = reading.held.saturating_add(reading.cost);
         reading.snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
+        self.signal_charge(read, reading);
     }
 
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {

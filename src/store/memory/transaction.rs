@@ -261,6 +261,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
         )
         .with_block(self.step.reading.blocked > 0)
         .with_uncounted(self.step.reading.counting == Counting::NoSlot)
+        .with_near(self.step.reading.near)
     }
 }
 
