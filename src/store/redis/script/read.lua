@@ -122,7 +122,7 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  if count <= words or count % 1 ~= 0 or count > 1000 then
+  if count <= words or count % 1 ~= 0 or count > 1100 then
     return false
   end
   local known = count
