@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The first replica holds the estimate for up to ten minutes. It does not live to see the true cost.
         let estimate = AcquireOptions::cost(4_000).id(ID).expires_in(Duration::from_secs(600));
         assert!(limiter.hold(&key, estimate).await?.decision.is_allowed());
-        return Ok(std::future::pending().await);
+        std::future::pending::<()>().await;
     }
 
     let key = format!("run-{}", std::process::id());

@@ -185,7 +185,7 @@ async fn reservation_id_charges_the_unit_of_each_limit() {
 #[tokio::test]
 async fn reservation_id_of_a_key_without_limits_is_allowed() {
     let limiter: Memory<str, _> = Memory::new(
-        Limit::new("some", FixedWindow::new(HUNDRED)).only_if(|key: &str| key == "bob").keyed_by(|key: &str| key.len()),
+        Limit::new("some", FixedWindow::new(HUNDRED)).keyed_by(|key: &str| key.len()).only_if(|key: &str| key == "bob"),
     );
     for (key, cost) in [("alice", 1), ("carol", 2), ("alice", 1_000)] {
         assert!(limiter.hold(key, options(cost, "a")).await.expect("a decision").decision.is_allowed());
