@@ -7,6 +7,7 @@ mod costs;
 mod flags;
 mod near;
 mod options;
+mod reservation_id;
 mod snapshot;
 mod status;
 mod unit;
@@ -23,6 +24,8 @@ pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
 pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
+pub use self::reservation_id::ReservationId;
+pub(crate) use self::reservation_id::Reserve;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, first_invalid_name_char};
@@ -100,6 +103,7 @@ impl PartialEq for Decision {
             && self.supports_scheduling == other.supports_scheduling
             && self.is_estimate() == other.is_estimate()
             && self.is_denied_by_leases() == other.is_denied_by_leases()
+            && self.has_too_many_ids() == other.has_too_many_ids()
             && self.decided_at == other.decided_at
             && self.most_restrictive == other.most_restrictive
             && self.all_limits == other.all_limits
@@ -211,6 +215,32 @@ impl Decision {
     #[must_use]
     pub fn is_denied_by_leases(&self) -> bool {
         self.flags.has(DecisionFlags::DENIED_BY_LEASES)
+    }
+
+    /// Creates the denial of a hold with an id, for a key that has the maximum number of ids.
+    pub(crate) fn too_many_ids(decided_at: Timestamp) -> Self {
+        // The time at which an id is forgotten is unknown to the caller of the store.
+        let denied = Verdict::Denied { retry_after: Duration::from_secs(1) };
+        let mut decision = Self::by_policy(decided_at, denied).with_estimate(true);
+        decision.flags.set(DecisionFlags::TOO_MANY_IDS, true);
+        decision
+    }
+
+    /// Returns whether a hold with an [id](AcquireOptions::id) is denied only because the key has the maximum number of
+    /// ids.
+    #[must_use]
+    pub fn has_too_many_ids(&self) -> bool {
+        self.flags.has(DecisionFlags::TOO_MANY_IDS)
+    }
+
+    /// Returns a peek of cost 0 as the decision on the repeat of a hold, which is allowed.
+    pub(crate) fn into_repeat(mut self) -> Self {
+        self.verdict = PackedVerdict::pack(Verdict::Allowed);
+        let all = self.all_limits.as_mut().into_iter().flat_map(|limits| limits.iter_mut());
+        for limit in self.most_restrictive.iter_mut().chain(all) {
+            limit.verdict = PackedVerdict::pack(Verdict::Allowed);
+        }
+        self
     }
 
     /// Records which parts the guard of an allowed request has.
@@ -399,6 +429,7 @@ impl fmt::Debug for Decision {
             .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate())
             .field("is_denied_by_leases", &self.is_denied_by_leases())
+            .field("has_too_many_ids", &self.has_too_many_ids())
             .field("decided_at", &self.decided_at)
             .field("limits", &self.limits())
             .finish_non_exhaustive()

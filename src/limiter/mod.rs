@@ -86,6 +86,16 @@ use std::sync::Arc;
 /// | your own, with [`StoreLimits`](crate::store::StoreLimits) | yes | no | no: an error when it is built | no |
 /// | your own, without it | what you implement | by [`Held::new`] | by [`Held::until_end`] | no |
 ///
+/// [Reservation ids](AcquireOptions::id) need a store that remembers them:
+///
+/// | | holds with an id, `settle`, `release` |
+/// |---|---|
+/// | [`Memory`](crate::Memory), `Redis` | yes |
+/// | [`BoxLimiter`], [`Observed`], [`DeniedCache`] | as the limiter inside |
+/// | [`FailOpen`] | as the limiter inside; a hold that it allows during an outage has no id: settling returns `is_unknown_id` |
+/// | [`Chained`], [`Fallback`], `RedisCell`, [`Reservation`] | no |
+/// | your own | what you implement: see [`AcquireOptions::get_id`] and [`AdminOperation::Settle`] |
+///
 /// "No" is an error for which [`is_unsupported`](Error::is_unsupported) holds. To count requests in flight beside limits that
 /// cannot hold, combine both limiters with [`Chained`], the one with requests in flight first.
 ///
@@ -170,15 +180,17 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         let _ = visit;
     }
 
-    /// Runs an administrative operation on a key.
+    /// Runs an administrative operation on a key, or settles a hold by its id.
     ///
-    /// The stores and the combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
+    /// The stores and the combinators have the methods `set_usage`, `block`, `unblock`, `reset`, `settle` and `release` for
+    /// it.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let _ = key;
         LimiterFuture::unsupported(match operation {
             AdminOperation::SetUsage { .. } => "set usage failed: this limiter does not support it",
             AdminOperation::Block { .. } => "block failed: this limiter does not support it",
             AdminOperation::Reset => "reset failed: this limiter does not support it",
+            AdminOperation::Settle { .. } => "settling failed: this limiter does not support reservation ids",
         })
     }
 }

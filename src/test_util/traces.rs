@@ -202,11 +202,11 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
     options.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][index / 3 % 3];
     let reason = random.choose(&[BlockReason::Administrator, BlockReason::Escalation]);
     let limit = names[usize::try_from(random.below(names.len() as u64)).unwrap_or(0)].as_str();
-    match random.below(20) {
-        0..4 => Call::Wait(micros(random.below(2_000_000))),
-        4 => Call::Wait(micros(random.below(20_000_000))),
+    match (random.below(20), last) {
+        (0..4, _) => Call::Wait(micros(random.below(2_000_000))),
+        (4, _) => Call::Wait(micros(random.below(20_000_000))),
         // To the moment at which the last decision changes, or a microsecond before.
-        8 | 9 if let Some(last) = last => {
+        (8 | 9, Some(last)) => {
             let until = match (random.below(2), last.retry_after(), last.most_restrictive()) {
                 (0, Some(retry_after), _) => retry_after,
                 (_, _, Some(limit)) => limit.reset(),
@@ -214,8 +214,8 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
             };
             Call::Wait(until.saturating_sub(micros(random.below(2))))
         }
-        5 | 6 => Call::Peek(key, options),
-        7 => Call::Administer(
+        (5 | 6, _) => Call::Peek(key, options),
+        (7, _) => Call::Administer(
             key,
             match random.below(4) {
                 0 => AdminOperation::SetUsage { limit, used: random.below(9) },

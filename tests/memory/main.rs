@@ -20,6 +20,8 @@ mod overdue;
 mod own_stores;
 mod races;
 mod random;
+mod reservation_ids;
+mod reservation_model;
 mod scheduling;
 mod snapshot;
 mod stale_clock;

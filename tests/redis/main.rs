@@ -51,6 +51,9 @@ mod process_death;
 mod proxy;
 #[path = "../../src/store/redis/simulation_tests/random.rs"]
 mod random;
+mod reservation_ids;
+#[path = "../memory/reservation_model.rs"]
+mod reservation_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]

@@ -137,9 +137,14 @@ impl StoreTransaction {
         operation: AdminOperation<'_>,
     ) -> Result<Vec<Option<StoreWrite>>, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
+        if let AdminOperation::Settle { .. } = operation {
+            return Err(Error::unsupported(
+                "settling failed: `StoreLimits` does not support reservation ids; use `Memory` or `Redis`",
+            ));
+        }
         let name = match operation {
             AdminOperation::SetUsage { limit, .. } | AdminOperation::Block { limit, .. } => Some(limit),
-            AdminOperation::Reset => None,
+            AdminOperation::Reset | AdminOperation::Settle { .. } => None,
         };
         if let Some(name) = name
             && !self.limits.iter().any(|limit| limit.name().as_str() == name)
@@ -155,6 +160,7 @@ impl StoreTransaction {
                 AdminOperation::Block { duration, reason, .. } => {
                     Some(limit.block(state, now, now.saturating_add(duration), reason)?)
                 }
+                AdminOperation::Settle { .. } => None,
                 AdminOperation::Reset if state.is_none() => None,
                 AdminOperation::Reset => Some(limit.set_usage(state, now, 0)?),
             });

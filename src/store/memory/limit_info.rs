@@ -52,7 +52,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
                 self.held_algorithms.remove(limit.hash);
             }
             if actual > 0 {
-                let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
+                let idle_at = table.idle_at(slot).max(horizon);
+                // A state that was charged after the expiry is charged now.
+                let expired_at = limit.expired_at.filter(|at| !is_ahead_of_clock(idle_at, *at, algorithm));
+                let now = expired_at.unwrap_or_else(|| effective_now(idle_at, now, clock, algorithm));
                 let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
                 algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, actual);
             }

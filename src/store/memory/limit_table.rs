@@ -339,7 +339,7 @@ where
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         let (until_end, cost) = (C::Algorithm::HELD_UNTIL_END, self.limit.cost());
         let (table, hash, held) = (self.table.id(), step.read.location.hash(), step.reading.cost);
-        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline: step.change.deadline }
+        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline: step.change.deadline, expired_at: None }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

@@ -123,6 +123,8 @@ pub struct HeldLimit {
     pub(super) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
+    /// The expiry of a hold with an id that has expired: the time of the charge.
+    pub(super) expired_at: Option<Timestamp>,
 }
 
 /// The key, the options and the time of one acquire call.

@@ -285,6 +285,9 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 let micros = micros_floor(duration).min(MAX_PERIOD_MICROS);
                 (limit, Operation::Block, 0, 2 * micros + u64::from(reason == BlockReason::Escalation))
             }
+            AdminOperation::Settle { id, actual } => {
+                return operation.wake_waiters(state.settle(key, id, actual));
+            }
             AdminOperation::Reset => {
                 let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));
                 let templates =

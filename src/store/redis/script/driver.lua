@@ -19,13 +19,15 @@
 -- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
 -- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
 -- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
--- the latest time LATE, and no figures follow.
+-- the latest time LATE, and no figures follow. The same goes for a hold with an id: CONFLICT, TOO_MANY_IDS. The sum of a
+-- repeated one includes REPEATED. The results of a settlement by id are for each limit the costs that it has released and
+-- charged, or UNKNOWN_ID in each place.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
 
--- The functions of holds.lua, created on first use.
-local held_costs = next(holds) and make_holds()
+-- The functions of holds.lua and reservations.lua, created on first use.
+local held_costs, reservations = next(holds) and make_holds(), nil
 
 -- Returns a limit's own verdict.
 local function peek(kernel, index, s, at, max_delay, p)
@@ -137,6 +139,15 @@ local function push_view(index, p)
   result_count = at + 3
 end
 
+-- Adds the figures of all kernels with a list.
+local function push_views(template, operation)
+  for l = 1, limits do
+    if kernels[l].view then
+      push_view(operation[l + 1], template[l])
+    end
+  end
+end
+
 -- Decides. If several limits cannot schedule a common start, their verdicts are those without an acceptable delay.
 local function decide(template, operation)
   for l = 1, limits do
@@ -151,6 +162,21 @@ local function decide(template, operation)
   if held_costs then
     for l = 1, limits do
       held_costs.prepare(operation[l + 1], template[l])
+    end
+  end
+  if template.record then
+    reservations = reservations or make_reservations(held_costs)
+    local known = reservations.find(template)
+    if known == REPEATED then
+      for _ = 1, limits do
+        result_count = result_count + 1
+        results[result_count] = 0
+      end
+      result_count = result_count + 1
+      results[result_count] = REPEATED + 1
+      return push_views(template, operation)
+    elseif known then
+      return fail(known)
     end
   end
   local verdicts, immediates, can_schedule = evaluate(template, operation, now, holding and 0 or template.arg2, true)
@@ -183,7 +209,12 @@ local function decide(template, operation)
       local own, p = verdicts[l], template[l]
       charged_limits[l] = p.cost > 0 and (not p.is_shadow or own == 0 or own < -1)
     end
-    local problems = holding and held_costs.hold(template, operation, charged_limits)
+    local problems
+    if template.record then
+      problems = reservations.hold(template, operation, charged_limits, verdicts)
+    elseif holding then
+      problems = held_costs.hold(template, operation, charged_limits)
+    end
     if problems then
       for l = 1, limits do
         results[result_count + l] = problems[l] or 0
@@ -223,12 +254,9 @@ local function decide(template, operation)
     flag = flag * 2
   end
   results[result_count] = flags
-  for l = 1, limits do
-    if kernels[l].view then
-      push_view(operation[l + 1], template[l])
-    end
-  end
+  push_views(template, operation)
 end
+
 
 -- Runs an operation on one limit: everything but decisions.
 local function operate(template, operation)
@@ -281,9 +309,13 @@ local function operate(template, operation)
   end
 end
 
--- Runs a decision.
+-- Runs an operation on all limits: a decision, or a settlement by id.
 local function run_decision(template, operation)
-  if is_late then
+  if template.op == SETTLE then
+    held_costs = held_costs or make_holds()
+    reservations = reservations or make_reservations(held_costs)
+    reservations.run_settlement(template, operation)
+  elseif is_late then
     fail(LATE)
   else
     decide(template, operation)
@@ -297,6 +329,8 @@ local function run_decision_of_some(template, operation)
   local applying, some, keys = {}, { op = template.op, limit = 0, arg1 = template.arg1, arg2 = template.arg2 }, { 0 }
   local asked = template.asked
   some.ids, some.asked = ids and {}, asked and {}
+  some.record, some.counts = template.record, template.counts
+  some.lifetime, some.max_ids = template.lifetime, template.max_ids
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1
@@ -327,7 +361,7 @@ for _ = 1, operation_count do
     end
   end
   for _ = 1, operation[operation_words] do
-    if template.op <= HOLD then
+    if template.limit == 0 then
       run(template, operation)
     else
       operate(template, operation)
@@ -335,7 +369,7 @@ for _ = 1, operation_count do
   end
 end
 
-for index = 1, #KEYS do
+for index = 1, key_count do
   if changed[index] then
     local key, s, block, expires, h = KEYS[index], states[index], blocks[index], expiries[index], holds[index]
     local words, last = state_words(kernel_of_key[index], s), max(s[1], block)
@@ -375,9 +409,9 @@ for index = 1, #KEYS do
 end
 
 local lengths = { nil, nil, nil, nil }
-for index = 1, #KEYS do
+for index = 1, key_count do
   lengths[index] = #values[index]
 end
-return pack('<dHHH', now, expired * 2, result_count, #KEYS)
+return pack('<dHHH', now, expired * 2, result_count, key_count)
   .. pack(format(result_count), table_unpack(results, 1, result_count))
-  .. pack('<' .. ('H'):rep(#KEYS), table_unpack(lengths)) .. table.concat(values)
+  .. pack('<' .. ('H'):rep(key_count), table_unpack(lengths)) .. table.concat(values)

@@ -2,7 +2,8 @@
 --
 -- # Input
 --
--- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a list come last. ARGV[1] is
+-- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a list come last. Then come the keys
+-- of reservation ids, which are numbered from 1. ARGV[1] is
 -- packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
@@ -25,6 +26,9 @@
 --   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
 --   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
+--   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; the numbers of the record's and of the counts' key; the
+--      time until the expiry; and the maximum number of ids
+--   d  SETTLE: for each limit the actual cost, -1 for the held one; and the number of the record's key
 --   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
 --      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
 --
@@ -38,12 +42,15 @@
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
+local RESERVE, SETTLE = 9, 10
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
-local LATE = 4 - MAX_EXACT
+local LATE, CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = 4 - MAX_EXACT, 5 - MAX_EXACT, 6 - MAX_EXACT, 7 - MAX_EXACT
+-- In the sum of a decision: the hold's id is remembered, and nothing more is held.
+local REPEATED = 2 ^ 20
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
--- key: of sessions, and of leases.
+-- key: of sessions, of leases, and of groups of reservations.
 local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 11, 5, 64
 
 local limits = #kernels
@@ -117,7 +124,7 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  if count <= words or count % 1 ~= 0 or count > 1000 then
+  if count <= words or count % 1 ~= 0 or count > 1100 then
     return false
   end
   local known = count
@@ -138,7 +145,7 @@ local function decode(index, kernel, value)
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD_WORDS]
-    if not entries or entries > 2 * MAX_ENTRIES or entries % 1 ~= 0
+    if not entries or entries > 3 * MAX_ENTRIES or entries % 1 ~= 0
         or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
       return false
     end
@@ -165,11 +172,12 @@ local function read_list(index, kernel, key)
   return s and kernel.open(s, key, elements) and s
 end
 
-local full_count = 0
+local full_count, key_count = 0, 0
 do
   local counts = { nil, nil, nil, nil }
   for l = 1, limits do
     counts[l], pos = unpack('<H', input, pos)
+    key_count = key_count + counts[l]
     if not kernels[l].is_list then
       full_count = full_count + counts[l]
     end
@@ -215,7 +223,7 @@ local templates = {}
 for index = 1, template_count do
   local op, limit, arg1, arg2
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
-  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
+  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false, record = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
@@ -223,7 +231,7 @@ for index = 1, template_count do
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if op <= HOLD and arg1 > 0 then
+  if (op <= HOLD or op == RESERVE) and arg1 > 0 then
     -- By these parameters the limit allows the request. It is charged by the others.
     template.asked = {}
     for l = 1, limits do
@@ -235,10 +243,19 @@ for index = 1, template_count do
       arg1 = math.floor(arg1 / 2)
     end
   end
-  if op == HOLD or op == UPDATE or op == LEASE then
-    local count = op == HOLD and limits or op == UPDATE and 5 or 7
-    template.ids = { unpack(format(count), input, pos) }
-    pos = template.ids[count + 1]
+  if op == HOLD or op >= UPDATE then
+    local count = op == HOLD and limits or op == UPDATE and 5 or op == LEASE and 7 or limits + (op == RESERVE and 4 or 1)
+    local ids = { unpack(format(count), input, pos) }
+    pos = ids[count + 1]
+    template.ids = ids
+    if op >= RESERVE then
+      template.record = KEYS[key_count + ids[limits + 1]]
+    end
+    if op == RESERVE then
+      -- A hold, and the record of its id.
+      template.op, template.counts = HOLD, KEYS[key_count + ids[limits + 2]]
+      template.lifetime, template.max_ids = ids[limits + 3], ids[limits + 4]
+    end
   end
   templates[index] = template
 end

@@ -13,6 +13,10 @@ pub(crate) enum Operation {
     Reset = 6,
     Update = 7,
     Lease = 8,
+    /// A hold with an id.
+    Reserve = 9,
+    /// The settlement of a hold by its id.
+    Settle = 10,
 }
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.

@@ -20,6 +20,8 @@ pub(crate) struct ScriptVerdict {
     cannot_schedule: bool,
     /// The request would be allowed if leases held nothing.
     is_denied_by_leases: bool,
+    /// The hold's id is remembered, and nothing more is held.
+    is_repeat: bool,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
     /// For each limit a bit: the reason of the block is an escalation.
@@ -63,6 +65,14 @@ impl ScriptVerdict {
     const UNSUPPORTED: i64 = 3 - (1 << 53);
     /// The decision was not made, because its reply would have come too late.
     const LATE: i64 = 4 - (1 << 53);
+    /// The hold failed: its id is that of a hold with another cost.
+    const CONFLICT: i64 = 5 - (1 << 53);
+    /// The hold is denied: the key has too many ids.
+    const TOO_MANY_IDS: i64 = 6 - (1 << 53);
+    /// The settlement failed: the key has no hold with the id.
+    pub(crate) const UNKNOWN_ID: i64 = 7 - (1 << 53);
+    /// In the flags: the hold's id is remembered, and nothing more is held.
+    const REPEATED: i64 = 1 << 20;
 
     /// Whether a value is in place of a number because a key holds foreign bytes.
     pub(crate) fn is_invalid_state(value: i64) -> bool {
@@ -79,7 +89,7 @@ impl ScriptVerdict {
         let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
-        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::LATE).contains(value)) {
+        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNKNOWN_ID).contains(value)) {
             let has_view = |(index, limit): &(usize, &LimitInfo)| {
                 limit.script.state_encoding() == StateEncoding::Header && replay.applies(*index)
             };
@@ -93,6 +103,7 @@ impl ScriptVerdict {
             values[0] = Self::INVALID_STATE;
         }
         let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
+        let is_repeat = flags & Self::REPEATED != 0;
         // The script has one flag for each limit that applies, and then another one.
         let mut flags = flags.unsigned_abs() >> 2;
         let [blocked, escalated] = [(); 2].map(|()| {
@@ -103,7 +114,7 @@ impl ScriptVerdict {
             }
             bits
         });
-        Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, escalated, views })
+        Some(Self { values, cannot_schedule, is_denied_by_leases, is_repeat, blocked, escalated, views })
     }
 
     /// Returns the reason of the key's block under the limit with this index, if the key is blocked.
@@ -120,6 +131,14 @@ impl ScriptVerdict {
     /// Whether the script did not make the decision, because its reply would have come too late.
     pub(crate) fn is_late(&self) -> bool {
         self.values.contains(&Self::LATE)
+    }
+
+    /// Returns how a hold with an id has failed, if it has: by an error, or by a denial.
+    pub(crate) fn failed_reservation(&self, now: Timestamp) -> Option<Result<Decision, Error>> {
+        if self.values.contains(&Self::CONFLICT) {
+            return Some(Err(Error::id_conflict()));
+        }
+        self.values.contains(&Self::TOO_MANY_IDS).then(|| Ok(Decision::too_many_ids(now)))
     }
 
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
@@ -155,7 +174,7 @@ impl ScriptVerdict {
         key: impl Fn(usize) -> &'a [u8],
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
-        let charges = template.operation != Operation::Peek;
+        let charges = template.operation != Operation::Peek && !self.is_repeat;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
         let mut readings = Vec::with_capacity(limits.len());
         for (index, (limit, &value)) in limits.iter().zip(&self.values).enumerate() {
