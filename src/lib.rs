@@ -187,8 +187,7 @@ pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{
     AcquireOptions, BlockReason, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus,
-    ReservationId,
-    Verdict,
+    ReservationId, Verdict,
 };
 pub use crate::error::Error;
 #[doc(inline)]

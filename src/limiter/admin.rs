@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::capacity::capacity_added;
 use super::future::LimiterFuture;
-use crate::decision::BlockReason;
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
+use crate::decision::BlockReason;
 use crate::decision::{Costs, ReservationId};
 
 /// An operation on one key that is no decision, for [`Limiter::administer`](super::Limiter::administer).

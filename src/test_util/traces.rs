@@ -149,8 +149,8 @@ pub(super) fn count(decision: &Decision, report: &mut StoreReport) {
     report.denied += u64::from(!decision.is_allowed());
 }
 
-/// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, as a shadow, by a
-/// part of the key.
+/// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, a mark, as a shadow, by
+/// a part of the key.
 fn limit<A: Algorithm + Copy>(
     random: &mut Random,
     index: u64,
@@ -158,6 +158,7 @@ fn limit<A: Algorithm + Copy>(
 ) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
     let tiers = [make(random), make(random)];
     let (part, cost, is_shadow) = (random.below(3), random.below(8), random.below(6) == 0);
+    let has_mark = random.below(3) == 0;
     let limit = move || {
         let limit = Limit::new(format!("limit {index}"), per_key(move |key: &TestKey| tiers[key.tier]));
         let limit = limit.keyed_by(move |key: &TestKey| match part {
@@ -166,13 +167,15 @@ fn limit<A: Algorithm + Copy>(
             _ => 0,
         });
         let limit = if cost < 2 { limit.fixed_cost(cost) } else { limit };
+        let limit = if has_mark { limit.warn_at(0.6) } else { limit };
         if is_shadow { limit.shadow() } else { limit }
     };
     Box::new(move || {
         let part = ["user", "team", "all keys"][usize::try_from(part).unwrap_or(0)];
         let fixed = if cost < 2 { format!(", fixed cost {cost}") } else { String::new() };
         let shadow = if is_shadow { ", shadow" } else { "" };
-        let text = format!("limit {index} by {part}, tiers {tiers:?}{fixed}{shadow}");
+        let mark = if has_mark { ", mark 0.6" } else { "" };
+        let text = format!("limit {index} by {part}, tiers {tiers:?}{fixed}{shadow}{mark}");
         (DynLimit::new(limit()), StoreLimit::new(limit()), text)
     })
 }

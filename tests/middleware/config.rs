@@ -325,6 +325,25 @@ fn divided_policy_divides_each_number() {
 }
 
 #[test]
+fn configured_mark_is_the_mark_of_the_limit() {
+    let text = "limits = [{ name = 'api', algorithm = 'gcra', quota = '10/s', by = 'user', warn_at = 0.7 }]";
+    let policies = from_toml(text);
+    assert_eq!(policies[0].warn_at(), Some(0.7));
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(!limiter.check(&ALICE, 6).is_near_limit());
+    assert!(limiter.check(&ALICE, 1).is_near_limit());
+    for mark in ["0.0", "0", "-0.5", "1.5", "2", "nan", "inf"] {
+        let text =
+            format!("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\nwarn_at = {mark}\nshadow = true");
+        let error = toml::from_str::<Policy>(&text).expect_err(mark).to_string();
+        assert!(error.contains("warn_at: it is not above 0 and at most 1"), "{mark}: {error}");
+        assert!(error.contains("line 5"), "{mark}: {error}");
+    }
+}
+
+#[test]
 fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
     let json = serde_json::to_string(&policies).unwrap();
@@ -443,7 +462,7 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 16] = [
+const FIELDS: [(&str, &str, &str); 17] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
@@ -460,6 +479,7 @@ const FIELDS: [(&str, &str, &str); 16] = [
     ("unit", "gcra", "text"),
     ("shadow", "fixed-window", "bool"),
     ("keep_free", "gcra", "table"),
+    ("warn_at", "gcra", "part"),
 ];
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.

@@ -301,6 +301,7 @@ agree_on_all_traces! {
     units,
     conditions,
     kept_free,
+    near_limit,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

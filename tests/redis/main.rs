@@ -43,6 +43,7 @@ mod leases;
 mod link;
 mod load;
 mod lua;
+mod near_limit;
 mod open_loop;
 mod order;
 mod overload;

@@ -47,7 +47,7 @@ local RESERVE, SETTLE = 9, 10
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
 local LATE, CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = 4 - MAX_EXACT, 5 - MAX_EXACT, 6 - MAX_EXACT, 7 - MAX_EXACT
 -- In the sum of a decision: the hold's id is remembered, and nothing more is held.
-local REPEATED = 2 ^ 20
+local REPEATED = 2 ^ 40
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
 -- key: of sessions, of leases, and of groups of reservations.

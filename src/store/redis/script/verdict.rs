@@ -72,7 +72,7 @@ impl ScriptVerdict {
     /// The settlement failed: the key has no hold with the id.
     pub(crate) const UNKNOWN_ID: i64 = 7 - (1 << 53);
     /// In the flags: the hold's id is remembered, and nothing more is held.
-    const REPEATED: i64 = 1 << 20;
+    const REPEATED: i64 = 1 << 40;
 
     /// Whether a value is in place of a number because a key holds foreign bytes.
     pub(crate) fn is_invalid_state(value: i64) -> bool {
@@ -225,16 +225,16 @@ impl ScriptVerdict {
                 let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            let snapshot = snapshot.keeping_free(kept_free(index));
+            let (after, kept) = (snapshot, kept_free(index));
+            let snapshot = after.keeping_free(kept);
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
             let status = status.with_block(self.block(index));
             statuses.push(match &limit.warn_keys {
                 None => status,
                 Some(keys) if charged_after.is_none() => status.with_near(keys.warn_at.level(&snapshot)),
                 Some(keys) => {
-                    let before = before.unwrap_or_else(|| before_view(&snapshot, options.cost));
-                    let before = keys.warn_at.level(&before.keeping_free(kept_free(index)));
-                    status.with_near(keys.charged(before, &snapshot, key(index), now))
+                    let before = before.unwrap_or_else(|| before_view(&after, options.cost)).keeping_free(kept);
+                    status.with_near(keys.charged(keys.warn_at.level(&before), &snapshot, key(index), now))
                 }
             });
         }
