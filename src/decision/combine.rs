@@ -24,7 +24,7 @@ pub(crate) struct LimitReading {
     pub(crate) verdict: Verdict,
     /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`.
     pub(crate) immediate: Verdict,
-    /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
+    /// The numbers before the decision.
     pub(crate) snapshot: LazySnapshot,
     /// The time until the charged usage ends, if the reset of `snapshot` includes held costs.
     pub(crate) charged_for: Option<Duration>,
@@ -34,7 +34,7 @@ pub(crate) struct LimitReading {
     pub(crate) holds: bool,
     /// The costs that are held on the key.
     pub(crate) held: u64,
-    /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
+    /// The microseconds until the key's block ends, zero if it is not blocked.
     pub(crate) blocked: u64,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
@@ -65,6 +65,11 @@ impl LimitReading {
         shadow: false,
         counting: Counting::Counts,
     };
+
+    /// Returns the reading of a shadow whose table has no slot for the key.
+    pub(crate) fn without_slot(self) -> Self {
+        Self { counting: Counting::NoSlot, ..self }
+    }
 
     /// Returns the wait of a caller that accepts no delay.
     fn wait(&self) -> Duration {

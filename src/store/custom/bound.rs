@@ -7,7 +7,7 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, LimitStatus, Name, Plan};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
@@ -46,16 +46,15 @@ pub(super) trait AnyBoundLimit: Send + Sync {
         mode: ReadMode,
     ) -> Result<LimitReading, Error>;
 
-    /// Charges the cost of the reading for a start after `delay`, and replaces the numbers of the reading by those after
-    /// the charge.
+    /// Charges the cost of the reading for a start after `delay`. Returns the numbers after the charge as well.
     fn charge(
         &self,
         stored: Option<&[u8]>,
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error>;
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LazySnapshot), Error>;
 
     /// Returns the state after a charge of `used` on a never-seen key. A block stays.
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
@@ -63,7 +62,8 @@ pub(super) trait AnyBoundLimit: Send + Sync {
     /// Returns the state with another end of the block.
     fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error>;
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
+    /// Returns the limit's part of the decision, with the numbers after it.
+    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus;
 }
 
 impl<Key, C, P> AnyLimit<Key> for Arc<Limit<C, P>>
@@ -194,10 +194,8 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         mode: ReadMode,
     ) -> Result<LimitReading, Error> {
         let Stored { state, block } = self.decode(stored)?;
-        let mut reading = LimitReading::EMPTY;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
-        transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
-        Ok(reading)
+        Ok(transition.read(&state, 0, block.remaining(now), now, mode))
     }
 
     fn charge(
@@ -206,15 +204,14 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error> {
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LazySnapshot), Error> {
         let mut stored = self.decode(stored)?;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
-        reading.snapshot = transition.snapshot(&stored.state, 0, now);
-        self.write(&stored, now)
+        Ok((self.write(&stored, now)?, transition.snapshot(&stored.state, 0, now)))
     }
 
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
@@ -227,8 +224,8 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.write(&Stored { block: Block::new(now, until), ..self.decode(stored)? }, now)
     }
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
+    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow).with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, snapshot, reading.shadow).with_block(reading.blocked > 0)
     }
 }

@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, Plan};
+use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitReading, Plan};
 use crate::error::Error;
 use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
@@ -103,13 +103,16 @@ impl StoreTransaction {
         now: Timestamp,
     ) -> Result<(Decision, Vec<Option<StoreWrite>>), Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
-        let (mut readings, plan) = self.plan(&states, now)?;
-        let mut writes = Vec::with_capacity(states.len());
-        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&mut readings) {
+        let (readings, plan) = self.plan(&states, now)?;
+        let (mut writes, mut snapshots) = (Vec::with_capacity(states.len()), Vec::with_capacity(states.len()));
+        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&readings) {
             let delay = plan.charge_of(reading);
-            writes.push(delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?);
+            let charged = delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?;
+            let (write, snapshot) = charged.unzip();
+            writes.push(write);
+            snapshots.push(snapshot.unwrap_or(reading.snapshot));
         }
-        Ok((self.decision(&plan, &readings, now), writes))
+        Ok((self.decision(&plan, &readings, &snapshots, now), writes))
     }
 
     /// Returns the decision that [`decide`](Self::decide) would return, without charging.
@@ -120,7 +123,8 @@ impl StoreTransaction {
     pub fn peek<State: AsRef<[u8]>>(&self, states: &[Option<State>], now: Timestamp) -> Result<Decision, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
         let (readings, plan) = self.plan(&states, now)?;
-        Ok(self.decision(&plan, &readings, now))
+        let snapshots: Vec<_> = readings.iter().map(|reading| reading.snapshot).collect();
+        Ok(self.decision(&plan, &readings, &snapshots, now))
     }
 
     /// Runs an administrative operation, for [`Limiter::administer`](crate::Limiter::administer).
@@ -194,8 +198,10 @@ impl StoreTransaction {
         Ok((readings, plan))
     }
 
-    fn decision(&self, plan: &Plan, readings: &[LimitReading], now: Timestamp) -> Decision {
-        let statuses = self.limits.iter().zip(readings).map(|(limit, reading)| limit.status(plan, reading));
+    /// Builds the decision. The snapshots are those after it.
+    fn decision(&self, plan: &Plan, readings: &[LimitReading], snapshots: &[LazySnapshot], now: Timestamp) -> Decision {
+        let limits = self.limits.iter().zip(readings).zip(snapshots);
+        let statuses = limits.map(|((limit, reading), snapshot)| limit.status(plan, reading, *snapshot));
         plan.decide(now, self.options, statuses)
     }
 }
