@@ -19,7 +19,7 @@ use crate::decision::{Decision, LimitReading};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LookupError, Reading, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+use crate::table::{Location, LockToken, LookupError, Reading, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -257,23 +257,28 @@ where
     }
 
     #[inline]
-    fn lock(&self, read: &LimitRead) -> bool {
+    fn lock(&self, read: &LimitRead) -> Option<LockToken> {
         self.table.lock(&read.location)
     }
 
-    fn unlock_unchanged(&self, read: &LimitRead) {
-        self.table.unlock_unchanged(&read.location);
+    fn unlock_unchanged(&self, read: &LimitRead, token: &LockToken) {
+        self.table.unlock_unchanged(&read.location, token);
     }
 
     #[inline]
-    fn unlock(&self, read: &LimitRead) {
-        self.table.unlock(&read.location);
+    fn unlock(&self, read: &LimitRead, token: &LockToken) {
+        self.table.unlock(&read.location, token);
     }
 
-    fn ensure_slot(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Option<SlotIndex> {
+    fn ensure_slot(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        token: &LockToken,
+    ) -> Option<SlotIndex> {
         let chosen = self.limit.algorithm().select(context.key);
         let policy = self.eviction_policy(chosen.borrow(), read.now);
-        self.table.ensure_slot(&read.location, read.now.as_micros(), &policy)
+        self.table.ensure_slot(&read.location, read.now.as_micros(), &policy, token)
     }
 
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
@@ -287,18 +292,24 @@ where
     }
 
     #[inline]
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, charge: LimitCharge) -> LimitResult {
+    fn charge(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        charge: LimitCharge,
+        token: &LockToken,
+    ) -> LimitResult {
         let LimitRead { reading, now, .. } = read;
         if reading.holds {
-            return self.hold(context, read, charge.slot);
+            return self.hold(context, read, charge.slot, token);
         }
         let chosen = self.limit.algorithm().select(context.key);
         let transition = self.limit.transition(chosen.borrow(), context.key, context.options);
-        let mut state = self.table.state(charge.slot);
+        let mut state = self.table.state(charge.slot, token);
         let snapshot = match transition.charge(&state, reading, *now, charge.delay) {
             Some(next) => {
                 let snapshot = |state: &StateOf<C>| transition.snapshot(state, reading.held, context.now);
-                self.table.store(charge.slot, &mut state, next, snapshot)
+                self.table.store(charge.slot, &mut state, next, snapshot, token)
             }
             None => reading.snapshot,
         };
@@ -327,10 +338,15 @@ where
         let (hash, now) = (self.applying_hash(context), context.now);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.update(hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), |table, slot, _| {
-            table.clear(slot);
-            algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, used);
-        })
+        self.table.update(
+            hash,
+            now.as_micros(),
+            Some(&self.eviction_policy(algorithm, now)),
+            |table, slot, _, token| {
+                table.clear(slot, token);
+                algorithm.charge(&mut table.edit(slot, token), now, Duration::ZERO, used);
+            },
+        )
     }
 
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp) {

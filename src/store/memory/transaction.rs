@@ -18,7 +18,7 @@ use crate::clock::Timestamp;
 use crate::decision::{Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, Verdict};
 use crate::limit::ReadMode;
 use crate::sync::Backoff;
-use crate::table::TableFull;
+use crate::table::{LockToken, TableFull};
 
 /// Decides over all limits, and charges or holds the cost if all of them allow.
 ///
@@ -265,6 +265,8 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
 struct LockedLimits<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> {
     limits: &'a [&'a L],
     steps: &'a mut [LimitStep],
+    /// The token of all locks.
+    token: LockToken,
     key: PhantomData<fn(&Key, &S)>,
 }
 
@@ -277,15 +279,17 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     /// Returns `None`, with nothing locked, if anything has changed since the readings.
     #[inline]
     fn lock(limits: &'a [&'a L], steps: &'a mut [LimitStep]) -> Option<Self> {
+        let mut token = None;
         for (index, (limit, step)) in limits.iter().zip(&*steps).enumerate() {
-            if !limit.lock(&step.read) {
+            let Some(locked) = limit.lock(&step.read) else {
                 for (limit, step) in limits.iter().zip(&*steps).take(index) {
-                    limit.unlock_unchanged(&step.read);
+                    limit.unlock_unchanged(&step.read, token.as_ref()?);
                 }
                 return None;
-            }
+            };
+            token = Some(locked);
         }
-        Some(Self { limits, steps, key: PhantomData })
+        Some(Self { limits, steps, token: token?, key: PhantomData })
     }
 
     /// Plans what each limit is charged, and finds a slot for its key.
@@ -297,7 +301,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
             *charge = match plan.charge_of(&read.reading) {
                 None => None,
                 Some(delay) => {
-                    let slot = read.location.slot().or_else(|| limit.ensure_slot(context, read));
+                    let slot = read.location.slot().or_else(|| limit.ensure_slot(context, read, &self.token));
                     Some(LimitCharge { slot: slot.ok_or(LimitFull { index })?, delay })
                 }
             };
@@ -309,7 +313,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     #[inline]
     fn charge(&mut self, context: &AcquireContext<'_, Key, S>) {
         for (limit, LimitStep { read, charge, result, .. }) in self.limits.iter().zip(&mut *self.steps) {
-            *result = charge.map(|charge| limit.charge(context, read, charge));
+            *result = charge.map(|charge| limit.charge(context, read, charge, &self.token));
         }
     }
 }
@@ -318,7 +322,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> Drop for LockedLimits
     #[inline]
     fn drop(&mut self) {
         for (limit, step) in self.limits.iter().zip(&*self.steps) {
-            limit.unlock(&step.read);
+            limit.unlock(&step.read, &self.token);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitReading, Name
 use crate::error::Error;
 use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LookupError, SlotIndex, TableFull, WhenFull};
+use crate::table::{Location, LockToken, LookupError, SlotIndex, TableFull, WhenFull};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -53,19 +53,30 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Returns whether nothing has changed since the reading.
     fn is_current(&self, read: &LimitRead) -> bool;
 
-    /// Locks what was read. Returns `false`, with nothing locked, if anything has changed since the reading.
-    fn lock(&self, read: &LimitRead) -> bool;
-    fn unlock_unchanged(&self, read: &LimitRead);
-    fn unlock(&self, read: &LimitRead);
+    /// Locks what was read. Returns `None`, with nothing locked, if anything has changed since the reading.
+    fn lock(&self, read: &LimitRead) -> Option<LockToken>;
+    fn unlock_unchanged(&self, read: &LimitRead, token: &LockToken);
+    fn unlock(&self, read: &LimitRead, token: &LockToken);
 
-    /// Under the lock: returns the key's slot. An absent key gets a free slot; `None` if there is none.
-    fn ensure_slot(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Option<SlotIndex>;
+    /// Returns the key's slot. An absent key gets a free slot; `None` if there is none.
+    fn ensure_slot(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        token: &LockToken,
+    ) -> Option<SlotIndex>;
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
     fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
-    /// Under the lock: charges the key, or holds the cost on it, as the reading says.
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead, charge: LimitCharge) -> LimitResult;
+    /// Charges the key, or holds the cost on it, as the reading says.
+    fn charge(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        charge: LimitCharge,
+        token: &LockToken,
+    ) -> LimitResult;
     /// Returns what the settlement of the hold needs.
     fn held_limit(
         &self,
@@ -184,7 +195,7 @@ pub struct LimitRead {
     pub(super) reading: LimitReading,
 }
 
-/// What one limit is charged: made under the lock, from the [`Plan`](crate::decision::Plan) of all readings.
+/// What one limit is charged: made after locking, from the [`Plan`](crate::decision::Plan) of all readings.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitCharge {
     /// The slot of the key.
