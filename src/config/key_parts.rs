@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{BuiltAlgorithm, Policy};
 use crate::algorithm::Algorithm;
+use crate::decision::WarnAt;
 use crate::encode::EncodeKey;
 use crate::error::Error;
 use crate::limit::{KeepFree, KeyedBy, Limit, OnlyIf};
@@ -266,6 +267,7 @@ where
     }));
     let limit = limit.only_if_some(conditions.when.map(|condition| move |key: &Key| condition(key)));
     let limit = if policy.is_shadow() { limit.shadow() } else { limit };
+    let limit = limit.warn_at_mark(policy.warn_at().map(WarnAt::new));
     match (policy.fixed_cost(), policy.unit()) {
         (Some(cost), _) => limit.fixed_cost(cost),
         (None, Some(unit)) => limit.cost_of(unit.to_owned()),

@@ -33,6 +33,7 @@
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
+mod divided;
 mod key_parts;
 mod read;
 
@@ -40,9 +41,10 @@ pub use self::key_parts::KeyParts;
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
+use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::{Quota, read_period};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -66,6 +68,7 @@ use std::time::Duration;
 /// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
 /// keep_free = { bulk = 24 } # units that requests must leave to others, by the name of a condition; not for leaky-queue
+/// warn_at = 0.8             # signal the part of the limit at which a key is near the limit; default: no signal
 /// ```
 ///
 /// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error
@@ -194,6 +197,12 @@ impl Policy {
         self.fields.keep_free.iter().flatten().map(|(name, units)| (name.as_str(), *units))
     }
 
+    /// Returns the mark of the [near-limit signal](crate::Limit::warn_at), if it is set.
+    #[must_use]
+    pub fn warn_at(&self) -> Option<f64> {
+        self.fields.warn_at.map(WarnAt::part)
+    }
+
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
@@ -250,6 +259,13 @@ struct PolicyFields {
     shadow: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_free: Option<BTreeMap<String, u64>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "write_mark")]
+    warn_at: Option<WarnAt>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, clippy::ref_option, reason = "serde's signature")]
+fn write_mark<S: Serializer>(mark: &Option<WarnAt>, serializer: S) -> Result<S::Ok, S::Error> {
+    mark.map(WarnAt::part).serialize(serializer)
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -263,6 +279,7 @@ impl TryFrom<PolicyFields> for Policy {
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
         fields.check_name()?;
         fields.check_cost()?;
+        fields.check_mark()?;
         fields.reject_inapplicable()?;
         let algorithm = fields.build()?;
         Ok(Self { fields, algorithm })
@@ -290,6 +307,15 @@ impl PolicyFields {
             }
             Some(_) if self.fixed_cost.is_some() => {
                 Err(Error::config("unit: a limit with `fixed_cost` has no unit; remove one of the two"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_mark(&self) -> Result<(), Error> {
+        match self.warn_at {
+            Some(mark) if !mark.is_valid() => {
+                Err(Error::config("warn_at: it is not above 0 and at most 1; set a part of the limit, such as 0.8"))
             }
             _ => Ok(()),
         }

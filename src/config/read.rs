@@ -5,6 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 use super::{AlgorithmName, PolicyFields};
+use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -25,6 +26,7 @@ const FIELDS: &[&str] = &[
     "unit",
     "shadow",
     "keep_free",
+    "warn_at",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
@@ -45,6 +47,7 @@ const EMPTY: PolicyFields = PolicyFields {
     unit: None,
     shadow: false,
     keep_free: None,
+    warn_at: None,
 };
 
 /// The fields that were read.
@@ -71,6 +74,7 @@ impl Read {
             self.fields.check_name()?;
         }
         self.fields.check_cost()?;
+        self.fields.check_mark()?;
         if !self.has("algorithm") {
             return Ok(());
         }
@@ -180,6 +184,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "fixed_cost" => fields.fixed_cost = read_value(name, value)?,
             "unit" => fields.unit = read_value(name, value)?,
             "keep_free" => fields.keep_free = Some(read_value(name, value)?),
+            "warn_at" => fields.warn_at = Some(WarnAt::new(read_value(name, value)?)),
             _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
+use super::near::NearLimit;
 use super::options::{AcquireOptions, Detail};
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
@@ -39,6 +40,16 @@ pub(crate) struct LimitReading {
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
     pub(crate) counting: Counting,
+    /// Whether the usage is at the limit's mark before the decision.
+    pub(crate) near: NearLimit,
+}
+
+/// The numbers of a limit: before the decision, or after a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LimitNumbers {
+    pub(crate) snapshot: LazySnapshot,
+    /// What is known of the limit's mark.
+    pub(crate) near: NearLimit,
 }
 
 /// Whether a limit counts a request that it allows.
@@ -64,7 +75,14 @@ impl LimitReading {
         supports_scheduling: false,
         shadow: false,
         counting: Counting::Counts,
+        near: NearLimit::NONE,
     };
+
+    /// Returns the numbers before the decision.
+    #[inline]
+    pub(crate) fn numbers(&self) -> LimitNumbers {
+        LimitNumbers { snapshot: self.snapshot, near: self.near }
+    }
 
     /// Returns the reading of a shadow whose table has no slot for the key.
     pub(crate) fn without_slot(self) -> Self {
@@ -109,14 +127,16 @@ pub(crate) struct Plan {
     pub(crate) holds: bool,
     is_estimate: bool,
     has_shadows: bool,
+    /// A limit has a mark, so the decision may list limits that are near.
+    has_marks: bool,
     limits: usize,
 }
 
 impl Plan {
     /// Creates the plan of limits of which all that are enforced allow the request now.
     #[inline]
-    pub(crate) const fn allowed(limits: usize, schedules: bool, has_shadows: bool) -> Self {
-        Self { verdict: Verdict::Allowed, schedules, holds: false, is_estimate: false, has_shadows, limits }
+    pub(crate) const fn allowed(limits: usize, schedules: bool, has_shadows: bool, has_marks: bool) -> Self {
+        Self { verdict: Verdict::Allowed, schedules, holds: false, is_estimate: false, has_shadows, has_marks, limits }
     }
 
     /// Applies the rule to the readings of all limits.
@@ -132,11 +152,12 @@ impl Plan {
         readings: impl Iterator<Item = &'a LimitReading> + Clone,
         can_schedule: impl FnOnce() -> bool,
     ) -> Self {
-        let mut plan = Self::allowed(0, true, false);
+        let mut plan = Self::allowed(0, true, false, false);
         let mut all_allow = true;
         for reading in readings.clone() {
             plan.limits += 1;
             plan.has_shadows |= reading.shadow;
+            plan.has_marks |= reading.near.has(NearLimit::HAS_MARK);
             plan.holds |= reading.holds;
             plan.schedules &= reading.shadow || reading.supports_scheduling;
             all_allow &= reading.verdict == Verdict::Allowed;
@@ -209,7 +230,7 @@ impl Plan {
         mut parts: impl Iterator<Item = P>,
     ) -> Decision {
         let lists_all = self.limits > 1 && options.lists_all(self.verdict);
-        let (most_restrictive, all_limits) = if lists_all || self.has_shadows {
+        let (most_restrictive, all_limits) = if lists_all || self.has_shadows || (self.has_marks && self.limits > 1) {
             list(parts.map(P::into_status).collect(), lists_all)
         } else {
             let strictest = if self.limits == 1 { parts.next() } else { most_restrictive(parts) };
@@ -318,15 +339,21 @@ fn strictness(verdict: Verdict) -> (u8, Duration) {
 
 type Listed = ColdDrop<Box<Vec<LimitStatus>>>;
 
-/// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one and the
-/// shadows.
+/// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one, the
+/// shadows, and those that are near.
 #[cold]
 fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>, Listed) {
     let strictest = most_restrictive(statuses.iter().enumerate());
     let (index, strictest) = strictest.map_or((None, None), |(index, status)| (Some(index), Some(status.clone())));
     if !lists_all {
         let mut next = 0..;
-        statuses.retain(|status| next.next() == index || status.is_shadow());
+        statuses.retain_mut(|status| {
+            let is_listed = next.next() == index || status.is_shadow();
+            if !is_listed && status.is_near_limit() {
+                status.near = status.near.with(NearLimit::LISTED_AS_NEAR);
+            }
+            is_listed || status.is_near_limit()
+        });
     }
     let is_listed_by_itself = !lists_all && index.is_some() && statuses.len() == 1;
     (strictest, if is_listed_by_itself { ColdDrop::EMPTY } else { ColdDrop::new(Box::new(statuses)) })

@@ -4,6 +4,7 @@ mod cold_drop;
 mod combine;
 mod costs;
 mod flags;
+mod near;
 mod options;
 mod snapshot;
 mod status;
@@ -14,10 +15,11 @@ use std::fmt;
 use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
-pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
+pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
@@ -71,7 +73,7 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 /// With several limits, [`verdict`](Self::verdict) is that of all limits together.
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
 /// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
-/// restrictive limit and all shadows.
+/// restrictive limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
 #[derive(Clone)]
 #[must_use = "the decision says whether the request is allowed"]
 pub struct Decision {
@@ -301,6 +303,12 @@ impl Decision {
         self.limits().iter().any(|status| status.is_blocked() && !status.is_shadow())
     }
 
+    /// Returns whether a limit that is not a shadow is [near](LimitStatus::is_near_limit) after the decision.
+    #[must_use]
+    pub fn is_near_limit(&self) -> bool {
+        self.limits().iter().any(|status| status.is_near_limit() && !status.is_shadow())
+    }
+
     /// Returns whether no limit of the limiter [applies](crate::Limit::only_if) to the request, which is therefore allowed.
     ///
     /// The layer treats the request as one that its extractor exempts.
@@ -331,7 +339,7 @@ impl Decision {
     }
 
     /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
-    /// limit and all shadows.
+    /// limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cold_drop::ColdDrop;
+use super::near::NearLimit;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
 
@@ -56,13 +57,15 @@ pub struct LimitStatus {
     pub(super) shadow: bool,
     pub(super) is_blocked: bool,
     is_uncounted: bool,
+    pub(super) near: NearLimit,
 }
 
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
-        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false }
+        let near = NearLimit::NONE;
+        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false, near }
     }
 
     /// Sets whether the key is blocked under the limit.
@@ -76,7 +79,8 @@ impl LimitStatus {
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
-        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false }
+        let near = NearLimit::NONE;
+        Self { name, verdict, snapshot, shadow: false, is_blocked: false, is_uncounted: false, near }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -107,6 +111,32 @@ impl LimitStatus {
         self.is_uncounted
     }
 
+    /// Sets what the decision knows of the limit's mark.
+    #[inline]
+    pub(crate) fn with_near(mut self, near: NearLimit) -> Self {
+        self.near = near;
+        self
+    }
+
+    pub(crate) fn near(&self) -> NearLimit {
+        self.near
+    }
+
+    /// Returns whether the usage of the key is at the limit's [mark](crate::Limit::warn_at) after the decision.
+    ///
+    /// `false` if the limit has no mark.
+    #[must_use]
+    pub fn is_near_limit(&self) -> bool {
+        self.near.has(NearLimit::NEAR)
+    }
+
+    /// Returns whether the charge of this decision has brought the usage of the key to the limit's
+    /// [mark](crate::Limit::warn_at).
+    #[must_use]
+    pub fn crossed_mark(&self) -> bool {
+        self.near.has(NearLimit::CROSSED)
+    }
+
     /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         let snapshot = self.snapshot();
@@ -122,6 +152,7 @@ impl LimitStatus {
             shadow: self.shadow,
             is_blocked: self.is_blocked,
             is_uncounted: self.is_uncounted,
+            near: self.near.level_only(),
         }
     }
 
@@ -193,6 +224,7 @@ impl PartialEq for LimitStatus {
             && self.verdict == other.verdict
             && self.snapshot() == other.snapshot()
             && self.is_blocked == other.is_blocked
+            && self.near.public() == other.near.public()
     }
 }
 
@@ -204,6 +236,7 @@ impl fmt::Debug for LimitStatus {
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
             .field("is_blocked", &self.is_blocked)
+            .field("near", &self.near)
             .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use super::LimitCost;
-use crate::decision::first_invalid_name_char;
+use crate::decision::{WarnAt, first_invalid_name_char};
 use crate::error::Error;
 
 /// What the checks of a limiter's limits need to know of one limit.
@@ -18,6 +18,8 @@ pub(crate) struct LimitFacts<'a> {
     /// The algorithm is a queue, which delays requests.
     pub(crate) is_queue: bool,
     pub(crate) cost: LimitCost,
+    /// The mark of the near-limit signal, if the limit has one.
+    pub(crate) warn_at: Option<WarnAt>,
 }
 
 /// Checks the limits of a limiter together.
@@ -30,12 +32,14 @@ pub(crate) struct LimitFacts<'a> {
 /// - a name is empty or has a character that header fields cannot carry, or two limits have one name;
 /// - a unit is empty, or has no number;
 /// - a limit applies only to some keys or keeps units free from some, and a limit counts by the whole key;
-/// - a queue keeps units free.
+/// - a queue keeps units free;
+/// - a mark is not above 0 and at most 1.
 pub(crate) fn check_limits(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
     check_names(limits)?;
     limits.iter().try_for_each(|limit| limit.cost.check(limit.name))?;
     check_sub_keys(limits)?;
-    check_kept_free(limits)
+    check_kept_free(limits)?;
+    check_marks(limits)
 }
 
 fn check_names(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
@@ -85,6 +89,16 @@ fn check_kept_free(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
         Some(queue) => Err(Error::config(format!(
             "limit {:?}: a queue cannot keep units free, because its starts are one after the other; use `Gcra`",
             queue.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn check_marks(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+    match limits.iter().find(|limit| limit.warn_at.is_some_and(|mark| !mark.is_valid())) {
+        Some(limit) => Err(Error::config(format!(
+            "limit {:?}: the mark `warn_at` is not above 0 and at most 1; pass a part of the limit, such as 0.8",
+            limit.name
         ))),
         None => Ok(()),
     }

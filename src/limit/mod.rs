@@ -10,6 +10,7 @@ mod per_key;
 mod select;
 mod sub_key;
 mod transition;
+mod warn_at;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,6 +25,8 @@ pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
 pub(crate) use self::transition::ReadMode;
+pub(crate) use self::warn_at::WarnKeys;
+use self::warn_at::Warning;
 use crate::algorithm::Algorithm as _;
 use crate::decision::{Name, Unit};
 
@@ -74,6 +77,7 @@ pub struct Limit<A, P = WholeKey> {
     sub_key_name: Option<Name>,
     cost: LimitCost,
     shadow: bool,
+    warning: Option<Warning>,
 }
 
 impl<A> Limit<A> {
@@ -90,7 +94,8 @@ impl<A> Limit<A> {
     }
 
     fn named(name: Name, algorithm: A) -> Self {
-        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost: LimitCost::OfRequest, shadow: false }
+        let cost = LimitCost::OfRequest;
+        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost, shadow: false, warning: None }
     }
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.
@@ -161,8 +166,8 @@ impl<A> Limit<A> {
 
 impl<A, P> Limit<A, P> {
     fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
-        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow } = self;
-        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow }
+        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow, warning } = self;
+        Limit { name, algorithm, sub_key: map(sub_key), sub_key_name, cost, shadow, warning }
     }
 
     /// Applies the limit only to keys for which `condition` returns `true`.
@@ -375,6 +380,7 @@ impl<A, P> Limit<A, P> {
             keeps_free: self.sub_key.keeps_free(),
             is_queue: A::Algorithm::IS_QUEUE,
             cost: self.cost,
+            warn_at: self.warn_keys().map(|keys| keys.warn_at),
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, Verdict};
+use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, NearLimit, Verdict, WarnAt};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) struct Transition<'a, A> {
     shadow: bool,
     /// The units that are kept free from the request, if the limit keeps any free.
     kept_free: Option<u64>,
+    /// The mark of the near-limit signal, if the limit has one.
+    warn_at: Option<WarnAt>,
 }
 
 impl<C: AlgorithmSelector, P> Limit<C, P> {
@@ -69,7 +71,9 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        Transition { algorithm, options: self.options(options), is_hold: options.hold, shadow: self.shadow, kept_free }
+        let (options, is_hold) = (self.options(options), options.hold);
+        let warn_at = self.warn_keys().map(|keys| keys.warn_at);
+        Transition { algorithm, options, is_hold, shadow: self.shadow, kept_free, warn_at }
     }
 }
 
@@ -88,7 +92,7 @@ impl<A: Algorithm> Transition<'_, A> {
         now: Timestamp,
         mode: ReadMode,
     ) -> LimitReading {
-        let &Self { algorithm, options, is_hold, shadow, kept_free } = self;
+        let &Self { algorithm, options, is_hold, shadow, kept_free, warn_at } = self;
         let (cost, holds) = (options.cost, options.hold);
         // A hold changes no state, so no later start can be scheduled.
         let mut supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
@@ -112,7 +116,7 @@ impl<A: Algorithm> Transition<'_, A> {
             let blocked = Verdict::Denied { retry_after: blocked };
             (verdict, immediate) = (verdict.stricter_of(blocked), immediate.stricter_of(blocked));
         }
-        let may_charge = mode == ReadMode::IfDenied && cost > 0 && counting == Counting::Counts;
+        let may_charge = mode == ReadMode::IfDenied && cost > 0 && counting == Counting::Counts && warn_at.is_none();
         if held == 0 && !(may_charge && verdict.is_allowed()) {
             snapshot = algorithm.snapshot(state, now);
         }
@@ -129,6 +133,7 @@ impl<A: Algorithm> Transition<'_, A> {
             supports_scheduling,
             shadow,
             counting,
+            near: warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&snapshot)),
         }
     }
 

@@ -114,6 +114,17 @@ pub enum Event<'a> {
         limit: &'a str,
     },
 
+    /// The charge of a decision has brought a key to a limit's [mark](crate::Limit::warn_at).
+    ///
+    /// At most one event per key and minute: see [`Limit::warn_at`](crate::Limit::warn_at). The event follows the
+    /// [`Decided`](Self::Decided) of the request. For every crossing see
+    /// [`LimitStatus::crossed_mark`].
+    #[non_exhaustive]
+    NearLimit {
+        /// The limit's name.
+        limit: &'a str,
+    },
+
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
@@ -345,7 +356,7 @@ impl Event<'_> {
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
-            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } => Some(limit),
+            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } | Self::NearLimit { limit } => Some(limit),
             _ => None,
         }
     }
@@ -478,6 +489,7 @@ impl fmt::Debug for Event<'_> {
                 .field("held_keys", held_keys)
                 .field("held", held)
                 .finish(),
+            Self::NearLimit { limit } => f.debug_struct("NearLimit").field("limit", limit).finish(),
             Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
             Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }

@@ -60,6 +60,7 @@ struct LimitCounters {
     decision_times: [OnceLock<Histogram>; SOURCES.len()],
     shadow: OnceLock<Counter>,
     shadow_uncounted: OnceLock<Counter>,
+    near: OnceLock<Counter>,
 }
 
 /// The label value for a missing limit or source.
@@ -244,6 +245,15 @@ impl Recorder {
         counter.increment(1);
     }
 
+    fn near_limit(&self, limit: &str) {
+        let counters = self.limit_counters(limit);
+        let counter = counters.near.get_or_init(|| {
+            let limit = counters.limit.clone();
+            counter!("ratelimit_near_limit_total", "limiter" => self.limiter(), "limit" => limit)
+        });
+        counter.increment(1);
+    }
+
     fn shadow_uncounted(&self, limit: &str) {
         let counters = self.limit_counters(limit);
         let counter = counters.shadow_uncounted.get_or_init(|| {
@@ -269,6 +279,7 @@ impl LimitCounters {
             decision_times: [const { OnceLock::new() }; SOURCES.len()],
             shadow: OnceLock::new(),
             shadow_uncounted: OnceLock::new(),
+            near: OnceLock::new(),
         }
     }
 }
@@ -286,7 +297,11 @@ impl Observer for Metrics {
                     counter!("ratelimit_denied_by_leases_total", "limiter" => recorder.limiter()).increment(1);
                 }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
+                let crossed = decision.limits().iter().filter(|limit| limit.crossed_mark());
+                crossed.for_each(|limit| recorder.near_limit(limit.name()));
             }
+            // Each crossing is counted above.
+            Event::NearLimit { .. } => {}
             Event::ShadowUncounted { limit } => recorder.shadow_uncounted(limit),
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
             Event::MissingKey { server_error, forwarded, .. } => {
@@ -352,6 +367,7 @@ impl Observer for Metrics {
 fn describe() {
     describe_counter!("ratelimit_requests_total", Unit::Count, "Requests by outcome");
     describe_counter!("ratelimit_shadow_denied_total", Unit::Count, "Requests that a shadow limit would deny");
+    describe_counter!("ratelimit_near_limit_total", Unit::Count, "Charges that brought a key to the mark of a limit");
     describe_counter!(
         "ratelimit_shadow_uncounted_total",
         Unit::Count,

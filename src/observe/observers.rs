@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::event::Event;
 use super::observer::Observer;
-use crate::decision::Costs;
+use crate::decision::{Costs, NearLimit};
 
 /// The registered observers, if any.
 #[derive(Clone, Default)]
@@ -118,6 +118,9 @@ fn emit<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
     if let Event::Decided { decision, .. } = event {
         for status in decision.limits().iter().filter(|status| status.is_uncounted()) {
             observer.observe(&Event::ShadowUncounted { limit: status.name() });
+        }
+        for status in decision.limits().iter().filter(|status| status.near().has(NearLimit::EVENT)) {
+            observer.observe(&Event::NearLimit { limit: status.name() });
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::error::Error;
 /// |---|---|
 /// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
 /// | `INFO` | a store that responds again |
-/// | `DEBUG` | rejected, failed and abandoned requests |
+/// | `DEBUG` | rejected, failed and abandoned requests; keys that come near a limit |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
 ///
 /// Fields have few distinct values, apart from times and amounts, and no event carries a key. The reason why a
@@ -166,6 +166,7 @@ impl Observer for Tracing {
             Event::InFlightEnded { cost, lasted } => {
                 trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");
             }
+            Event::NearLimit { limit } => debug!(target: TARGET, limiter, limit, "a key is near its limit"),
             Event::ShadowUncounted { limit } => {
                 trace!(target: TARGET, limiter, limit, "a shadow limit has no slot for the key: not counted");
             }

@@ -29,6 +29,14 @@ impl RateLimitInfo {
         }
     }
 
+    /// Returns whether a limit that is not a shadow is [near](crate::LimitStatus::is_near_limit) after the decision.
+    ///
+    /// `false` if the request is exempt, or if no limit has a [mark](crate::Limit::warn_at).
+    #[must_use]
+    pub fn is_near_limit(&self) -> bool {
+        self.decision().is_some_and(Decision::is_near_limit)
+    }
+
     /// Whether this value is stricter: a denial is stricter than an allowed request, and less remaining than more.
     pub(super) fn is_stricter_than(&self, other: &Self) -> bool {
         let rank = |info: &Self| {

@@ -14,6 +14,7 @@ mod holds;
 mod in_flight;
 mod kept_free;
 mod linearizability;
+mod near_limit;
 mod overdue;
 mod own_stores;
 mod races;

@@ -268,6 +268,61 @@ fn configured_unit_is_the_unit_of_the_limit() {
         assert!(error.contains(problem), "{fields}: {error}");
     }
 }
+/// Requests arrive at twice the rate of the policy at each of several processes. All processes together admit at most
+/// what the whole policy sustains, and once what each may admit at once.
+#[test]
+fn divided_policies_sustain_at_most_the_whole_policy() {
+    let settings = [
+        "algorithm = 'gcra'\nquota = '10/s'\nburst = 20",
+        "algorithm = 'token-bucket'\nquota = '5/min'",
+        "algorithm = 'leaky-bucket'\nquota = '7/s'\nburst = 3",
+        "algorithm = 'leaky-queue'\nquota = '10/s'\nmax_waiting = 4",
+        "algorithm = 'fixed-window'\nquota = '30/min'",
+        "algorithm = 'sliding-window'\nquota = '30/min'",
+        "algorithm = 'sliding-log'\nquota = '30/min'",
+    ];
+    for (settings, processes) in settings.iter().flat_map(|settings| [1, 3, 4, 8, 40].map(|number| (settings, number)))
+    {
+        let whole = policy(&format!("name = 'a'\nby = 'user'\n{settings}")).unwrap();
+        let part = whole.divided_by(processes).unwrap();
+        let clock = ManualClock::new();
+        let limiters: Vec<_> =
+            (0..processes).map(|_| memory(parts().limits(std::slice::from_ref(&part)).unwrap(), &clock)).collect();
+        let quota = whole.quota().unwrap();
+        let interval = quota.period() / u32::try_from(2 * quota.limit()).unwrap();
+        let periods = 20;
+        let mut admitted = 0;
+        for _ in 0..(periods * 2 * quota.limit()) {
+            admitted += limiters.iter().filter(|limiter| limiter.check(&ALICE, 1).is_allowed()).count() as u64;
+            clock.advance(interval);
+        }
+        let at_once = part.burst().unwrap_or(part.quota().unwrap().limit()) * processes;
+        let bound = periods * quota.limit() + at_once;
+        assert!(admitted <= bound, "{settings}, {processes} processes: {admitted} of {bound}");
+        assert!(admitted > 0, "{settings}, {processes} processes admit nothing");
+    }
+}
+
+#[test]
+fn divided_policy_divides_each_number() {
+    let whole = policy(
+        "name = 'a'\nalgorithm = 'gcra'\nquota = '100/min'\nburst = 20\nby = 'user'\nkeep_free = { bulk = 9 }\nfixed_cost = 3",
+    )
+    .unwrap();
+    let part = whole.divided_by(8).unwrap();
+    assert_eq!((part.quota(), part.burst(), part.fixed_cost()), (Some(Quota::per_minute(12)), Some(2), Some(3)));
+    assert_eq!(part.keep_free().collect::<Vec<_>>(), [("bulk", 1)]);
+    assert_eq!(whole.divided_by(1).unwrap(), whole);
+
+    let in_flight = policy("name = 'a'\nalgorithm = 'in-flight'\nmax = 6\nby = 'user'").unwrap();
+    assert_eq!([4, 6, 7].map(|processes| in_flight.divided_by(processes).unwrap().max()), [Some(1); 3]);
+
+    let error = whole.divided_by(0).unwrap_err().to_string();
+    assert!(error.contains("0 processes"), "{error}");
+    let long = policy("name = 'a'\nalgorithm = 'fixed-window'\nquota = '1 per 1 d'\nby = 'user'").unwrap();
+    let error = long.divided_by(u64::MAX).unwrap_err().to_string();
+    assert!(error.starts_with("quota: "), "{error}");
+}
 
 #[test]
 fn policies_survive_a_serde_round_trip() {

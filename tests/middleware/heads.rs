@@ -44,7 +44,9 @@ where
     };
     let mut answers = Vec::new();
     let read = async |response: Result<Response<Incoming>, hyper::Error>| {
-        let (head, body) = response.map_err(|error| format!("no answer: {error:?}"))?.into_parts();
+        let (mut head, body) = response.map_err(|error| format!("no answer: {error:?}"))?.into_parts();
+        // hyper writes the time, which may be another second in the next answer.
+        head.headers.remove("date");
         let body = body.collect().await.map_err(|error| format!("no body: {error:?}"))?;
         Ok((head.status, head.headers, body.to_bytes()))
     };
@@ -107,9 +109,6 @@ where
                 }
                 let mut of_get = first.1.clone();
                 of_get.remove("content-length");
-                for fields in [&mut fields, &mut of_get] {
-                    fields.remove("date");
-                }
                 assert_eq!(fields, of_get, "{case}");
             }
         }

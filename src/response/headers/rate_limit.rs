@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
+use crate::decision::{LimitSnapshot, LimitStatus, NearLimit, Verdict, ceil_seconds};
 use crate::observe::{Observers, WarningKind};
 use crate::scratch::with_scratch;
 
@@ -47,7 +47,8 @@ impl RateLimitHeaders {
             one = [LimitFields::new(limit)];
             &one[..]
         } else {
-            several = limits.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect::<Vec<_>>();
+            let is_field = |limit: &&LimitStatus| !limit.is_shadow() && !limit.near().has(NearLimit::LISTED_AS_NEAR);
+            several = limits.iter().filter(is_field).map(LimitFields::new).collect::<Vec<_>>();
             &several
         };
         if limits.is_empty() {

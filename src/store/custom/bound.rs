@@ -7,7 +7,7 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, LimitReading, LimitStatus, Name, Plan};
+use crate::decision::{AcquireOptions, LimitNumbers, LimitReading, LimitStatus, Name, Plan};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
@@ -54,7 +54,7 @@ pub(super) trait AnyBoundLimit: Send + Sync {
         options: AcquireOptions,
         delay: Duration,
         reading: &LimitReading,
-    ) -> Result<(StoreWrite, LazySnapshot), Error>;
+    ) -> Result<(StoreWrite, LimitNumbers), Error>;
 
     /// Returns the state after a charge of `used` on a never-seen key. A block stays.
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
@@ -63,7 +63,7 @@ pub(super) trait AnyBoundLimit: Send + Sync {
     fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error>;
 
     /// Returns the limit's part of the decision, with the numbers after it.
-    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus;
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus;
 }
 
 impl<Key, C, P> AnyLimit<Key> for Arc<Limit<C, P>>
@@ -103,7 +103,8 @@ where
         if let Some(own) = &own {
             check_size(Limit::name(self), own)?;
         }
-        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key) }))
+        let warn_key = self.warn_keys().and_then(|_| self.state_key(key));
+        Ok(Box::new(BoundLimit { limit: Self::clone(self), own, kept_free: self.sub_key().kept_free(key), warn_key }))
     }
 
     fn state_key(&self, key: &Key) -> Option<String> {
@@ -147,6 +148,8 @@ struct BoundLimit<C: AlgorithmSelector, P> {
     own: Option<C::Algorithm>,
     /// The units that are kept free from the key's requests, if the limit keeps any free.
     kept_free: Option<u64>,
+    /// The key of the state, if the limit has a mark.
+    warn_key: Option<String>,
 }
 
 type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
@@ -205,13 +208,17 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         options: AcquireOptions,
         delay: Duration,
         reading: &LimitReading,
-    ) -> Result<(StoreWrite, LazySnapshot), Error> {
+    ) -> Result<(StoreWrite, LimitNumbers), Error> {
         let mut stored = self.decode(stored)?;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
-        Ok((self.write(&stored, now)?, transition.snapshot(&stored.state, 0, now)))
+        let mut numbers = LimitNumbers { snapshot: transition.snapshot(&stored.state, 0, now), near: reading.near };
+        if let Some(keys) = self.limit.warn_keys() {
+            numbers.near = keys.charged(reading.near, &numbers.snapshot, &self.warn_key, now);
+        }
+        Ok((self.write(&stored, now)?, numbers))
     }
 
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
@@ -224,8 +231,10 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.write(&Stored { block: Block::new(now, until), ..self.decode(stored)? }, now)
     }
 
-    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus {
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, snapshot, reading.shadow).with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, numbers.snapshot, reading.shadow)
+            .with_block(reading.blocked > 0)
+            .with_near(numbers.near)
     }
 }

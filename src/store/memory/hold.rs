@@ -14,7 +14,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     pub(super) fn hold<Key: ?Sized, S>(
         &self,
         context: &AcquireContext<'_, Key, S>,
-        &LimitRead { location, now, reading, .. }: &LimitRead,
+        read: &LimitRead,
         slot: SlotIndex,
         token: &LockToken,
     ) -> LimitResult
@@ -22,6 +22,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         C: SelectAlgorithm<Key>,
         P: SubKeyOf<Key>,
     {
+        let LimitRead { location, now, reading, .. } = read;
         self.table.hold(slot, reading.cost, token);
         if let Some(own) = self.limit.algorithm().select_owned(context.key)
             && !C::Algorithm::HELD_UNTIL_END
@@ -36,6 +37,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             .map(|max| self.deadlines.add(location.hash(), context.now, micros_floor(max), reading.cost, token));
         let transition = self.limit.transition(algorithm, context.key, context.options);
         let held = reading.held.saturating_add(reading.cost);
-        LimitResult { snapshot: transition.snapshot(&self.table.state(slot, token), held, now), deadline }
+        let snapshot = transition.snapshot(&self.table.state(slot, token), held, *now);
+        LimitResult { numbers: self.numbers_after_charge(read, snapshot), deadline }
     }
 }

@@ -15,7 +15,7 @@ use super::transaction_limit::{
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{Decision, LimitReading};
+use crate::decision::{Decision, LazySnapshot, LimitNumbers, LimitReading};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
@@ -33,6 +33,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one, too.
     pub(super) held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     capacity: Capacity,
+    /// The limit is no shadow, and has no mark.
+    is_plain: bool,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
@@ -99,7 +101,8 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, max_reset })
+        let is_plain = !limit.is_shadow() && limit.warn_keys().is_none();
+        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, is_plain, max_reset })
     }
 }
 
@@ -125,13 +128,13 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.key_hash(context.key, context.hasher).unwrap_or_default()
     }
 
-    /// Returns whether the limit is enforced and decides by its states alone.
+    /// Returns whether the limit is enforced, decides by its states alone, and signals nothing.
     #[inline]
     pub(super) fn allows_fast_path<Key: ?Sized>(&self) -> bool
     where
         P: SubKeyOf<Key>,
     {
-        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.limit.sub_key().keeps_free()
+        !C::Algorithm::HELD_UNTIL_END && self.is_plain && !self.limit.sub_key().keeps_free()
     }
 
     pub(super) fn eviction_policy<'a>(
@@ -184,6 +187,15 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         algorithm: &C::Algorithm,
     ) -> Result<(), TableFull> {
         self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
+    }
+
+    /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark.
+    #[inline]
+    pub(super) fn numbers_after_charge(&self, read: &LimitRead, snapshot: LazySnapshot) -> LimitNumbers {
+        let near = read.reading.near;
+        let near =
+            self.limit.warn_keys().map_or(near, |keys| keys.charged(near, &snapshot, read.location.hash(), read.now));
+        LimitNumbers { snapshot, near }
     }
 
     /// Decides on a state.
@@ -306,14 +318,14 @@ where
         let chosen = self.limit.algorithm().select(context.key);
         let transition = self.limit.transition(chosen.borrow(), context.key, context.options);
         let mut state = self.table.state(charge.slot, token);
-        let snapshot = match transition.charge(&state, reading, *now, charge.delay) {
+        let numbers = match transition.charge(&state, reading, *now, charge.delay) {
             Some(next) => {
                 let snapshot = |state: &StateOf<C>| transition.snapshot(state, reading.held, context.now);
-                self.table.store(charge.slot, &mut state, next, snapshot, token)
+                self.numbers_after_charge(read, self.table.store(charge.slot, &mut state, next, snapshot, token))
             }
-            None => reading.snapshot,
+            None => reading.numbers(),
         };
-        LimitResult { snapshot, deadline: None }
+        LimitResult { numbers, deadline: None }
     }
 
     fn held_limit(

@@ -250,14 +250,16 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
 
     #[inline]
     fn remaining(&self) -> u64 {
-        self.step.snapshot().compute().remaining
+        self.step.numbers().snapshot.compute().remaining
     }
 
     #[inline]
     fn into_status(self) -> LimitStatus {
-        LimitStatus::from_verdict(self.limit.name().clone(), self.verdict(), self.step.snapshot(), self.is_shadow())
+        let (numbers, name) = (self.step.numbers(), self.limit.name().clone());
+        LimitStatus::from_verdict(name, self.verdict(), numbers.snapshot, self.is_shadow())
             .with_block(self.step.read.reading.blocked > 0)
             .with_uncounted(self.step.has_no_slot)
+            .with_near(numbers.near)
     }
 }
 

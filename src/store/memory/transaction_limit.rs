@@ -9,7 +9,7 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitReading, Name};
+use crate::decision::{AcquireOptions, Decision, LimitNumbers, LimitReading, Name};
 use crate::error::Error;
 use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
@@ -208,7 +208,7 @@ pub struct LimitCharge {
 #[derive(Clone, Copy, Debug)]
 pub struct LimitResult {
     /// The numbers after the charge.
-    pub(super) snapshot: LazySnapshot,
+    pub(super) numbers: LimitNumbers,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
@@ -223,7 +223,7 @@ impl LimitStep {
 
     /// Returns the numbers after the decision.
     #[inline]
-    pub(super) fn snapshot(&self) -> LazySnapshot {
-        self.result.map_or(self.read.reading.snapshot, |result| result.snapshot)
+    pub(super) fn numbers(&self) -> LimitNumbers {
+        self.result.map_or(self.read.reading.numbers(), |result| result.numbers)
     }
 }

@@ -56,6 +56,7 @@ where
             is_conditional: self.0.sub_key().is_conditional(),
             is_whole_key: self.0.sub_key().is_whole_key(),
             keeps_free: self.0.sub_key().keeps_free(),
+            warn_keys: self.0.warn_keys().cloned(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
     }

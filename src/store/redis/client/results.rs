@@ -30,7 +30,7 @@ impl QueuedOperation {
                     replay.was_late = true;
                     return Some(Err(arrived_late()));
                 }
-                let decided = catch_panic(|| verdict.decision(options, &template, replay));
+                let decided = catch_panic(|| verdict.decision(options, &template, replay, |limit| self.key(limit)));
                 Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
             }
             // `join_sessions` found no algorithm, so nothing was sent.
@@ -79,7 +79,8 @@ impl QueuedOperation {
             return Ok(Completion::SessionExpired);
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
-        let (decision, held_costs) = catch_panic(|| verdict.decision(options, template, replay))?;
+        let (decision, held_costs) =
+            catch_panic(|| verdict.decision(options, template, replay, |limit| self.key(limit)))?;
         if decision.is_allowed() {
             return Ok(Completion::Decided(decision, Some(pending.granted(options, &held_costs, replay.limits))));
         }

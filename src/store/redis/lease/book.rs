@@ -26,6 +26,7 @@ pub(crate) struct LeaseBook {
     lease: Lease,
     pub(super) limits: Vec<LeasedLimit>,
     pub(super) has_shadows: bool,
+    pub(super) has_marks: bool,
     pub(super) terms: Terms,
     pub(super) clock: LeaseClock,
     hasher: DefaultHashBuilder,
@@ -90,6 +91,7 @@ impl LeaseBook {
         Self {
             lease,
             has_shadows: limits.iter().any(|limit| limit.is_shadow),
+            has_marks: limits.iter().any(|limit| limit.warn_keys.is_some()),
             limits,
             terms: Terms::new(&lease),
             clock,

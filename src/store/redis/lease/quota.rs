@@ -7,7 +7,7 @@ use super::slot::MAX_UNITS;
 use crate::algorithm::StateEncoding;
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Name};
-use crate::limit::LimitCost;
+use crate::limit::{LimitCost, WarnKeys};
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
 
 /// Redis grants no fewer units.
@@ -18,6 +18,8 @@ pub(super) struct LeasedLimit {
     pub(super) name: Name,
     pub(super) is_shadow: bool,
     pub(super) cost: LimitCost,
+    /// The mark of the near-limit signal, if the limit has one.
+    pub(super) warn_keys: Option<Arc<WarnKeys>>,
     /// The quota, if it is the same for all keys.
     pub(super) fixed: Option<Arc<LeasedQuota>>,
 }
@@ -26,7 +28,8 @@ impl LeasedLimit {
     pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
         let algorithm = limit.fixed_algorithm.as_ref();
         let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease)));
-        Self { name: limit.name.clone(), is_shadow: limit.shadow, cost: limit.cost, fixed }
+        let (name, warn_keys) = (limit.name.clone(), limit.warn_keys.clone());
+        Self { name, is_shadow: limit.shadow, cost: limit.cost, warn_keys, fixed }
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct LeaseSlot {
     is_short: AtomicBool,
     /// A lease has cost more than it has saved. The key gets no other one before the end of the window.
     is_resting: AtomicBool,
+    /// The usage was at the limit's mark after the last decision of a limit with a mark.
+    is_near: AtomicBool,
 }
 
 /// A cost that a decision has taken from a lease, and has not spent yet.
@@ -86,6 +88,7 @@ impl LeaseSlot {
             is_due: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
             is_resting: AtomicBool::new(false),
+            is_near: AtomicBool::new(false),
         }
     }
 
@@ -192,6 +195,7 @@ impl LeaseSlot {
         self.begin_generation(0);
         self.fingerprint.store(fingerprint, Ordering::Release);
         self.demand.store(0, Ordering::Relaxed);
+        self.is_near.store(false, Ordering::Relaxed);
         self.end_lease();
     }
 
@@ -247,6 +251,11 @@ impl LeaseSlot {
     /// Whether there was no demand lately, on a key without a lease.
     pub(super) fn is_cold(&self, now: u64) -> bool {
         now >= self.window_end.load(Ordering::Relaxed)
+    }
+
+    /// Stores whether the usage is at the limit's mark. Returns whether it was after the last decision.
+    pub(super) fn replace_near(&self, is_near: bool) -> bool {
+        self.is_near.swap(is_near, Ordering::Relaxed)
     }
 
     /// Stores the figures of a reply.

@@ -7,8 +7,9 @@ use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{LeaseSlot, TakenUnits};
 use crate::clock::Timestamp;
 use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Plan, Verdict,
+    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, NearLimit, Plan, Verdict,
 };
+use crate::limit::WarnKeys;
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,7 +59,8 @@ impl LeaseBook {
             supports_scheduling &= share.limit.is_shadow || self.figures(share).supports_scheduling;
         }
         // Only a shadow can lack room here.
-        let plan = Plan::allowed(shares.len(), supports_scheduling, N > 1 && self.has_shadows);
+        let (has_shadows, has_marks) = (N > 1 && self.has_shadows, N > 1 && self.has_marks);
+        let plan = Plan::allowed(shares.len(), supports_scheduling, has_shadows, has_marks);
         let statuses = shares.iter().flatten().map(|share| share.status(self.figures(share), at));
         Some(plan.decide(Timestamp::from_micros(at), options, statuses).with_source(DecisionSource::Lease))
     }
@@ -133,7 +135,23 @@ impl Share<'_> {
         let (reported, idle_at) = self.slot.reported();
         let remaining = reported.saturating_add(left).min(figures.limit);
         let snapshot = LazySnapshot::new([figures.limit, figures.window, remaining, idle_at, at], snapshot);
-        LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow)
+        let status = LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow);
+        match &self.limit.warn_keys {
+            None => status,
+            Some(keys) => status.with_near(self.signal(keys, &snapshot, at)),
+        }
+    }
+
+    /// Signals whether the estimate of the usage has reached the limit's mark since the last decision of this process.
+    #[cold]
+    fn signal(&self, keys: &WarnKeys, snapshot: &LazySnapshot, at: u64) -> NearLimit {
+        let level = keys.warn_at.level(snapshot);
+        if self.taken.is_none() {
+            return level;
+        }
+        let was_near = self.slot.replace_near(level.has(NearLimit::NEAR));
+        let before = if was_near { level } else { NearLimit::HAS_MARK };
+        keys.charged(before, snapshot, self.slot.fingerprint(), Timestamp::from_micros(at))
     }
 
     /// Returns the remainder, and the verdict of a shadow limit without room.

@@ -5,7 +5,7 @@ use super::template::{Operation, OperationTemplate};
 use crate::algorithm::LuaScript;
 use crate::decision::{AcquireOptions, Name};
 use crate::error::Error;
-use crate::limit::{LimitCost, LimitFacts};
+use crate::limit::{LimitCost, LimitFacts, WarnKeys};
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -27,6 +27,8 @@ pub(crate) struct LimitInfo {
     pub(crate) is_whole_key: bool,
     /// The limit keeps units free from some requests.
     pub(crate) keeps_free: bool,
+    /// The mark of the near-limit signal, if the limit has one.
+    pub(crate) warn_keys: Option<Arc<WarnKeys>>,
     /// The algorithm, if it is the same for all keys.
     pub(crate) fixed_algorithm: Option<Arc<dyn FixedAlgorithm>>,
 }
@@ -35,7 +37,8 @@ impl LimitInfo {
     /// Returns what the checks of a limiter's limits need.
     pub(crate) fn facts(&self) -> LimitFacts<'_> {
         let &Self { is_conditional, is_whole_key, keeps_free, is_queue, cost, .. } = self;
-        LimitFacts { name: self.name.as_str(), is_conditional, is_whole_key, keeps_free, is_queue, cost }
+        let (name, warn_at) = (self.name.as_str(), self.warn_keys.as_ref().map(|keys| keys.warn_at));
+        LimitFacts { name, is_conditional, is_whole_key, keeps_free, is_queue, cost, warn_at }
     }
 
     /// Returns the options of a decision for this limit.

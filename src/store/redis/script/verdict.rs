@@ -8,7 +8,9 @@ use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use super::template::{Operation, OperationTemplate};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, LimitStatus, Plan, Verdict};
+use crate::decision::{
+    AcquireOptions, Decision, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, NearLimit, Plan, Verdict,
+};
 use crate::error::Error;
 
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
@@ -130,12 +132,13 @@ impl ScriptVerdict {
 
     /// Replays the decision. Returns it, and for each limit the held cost, if the limit holds one (holds only).
     ///
-    /// `template` is the one of the decision.
-    pub(crate) fn decision(
+    /// `template` is the one of the decision, and `key` returns the key of the limit with an index.
+    pub(crate) fn decision<'a>(
         &self,
         options: AcquireOptions,
         template: &OperationTemplate,
         replay: &mut Replay<'_>,
+        key: impl Fn(usize) -> &'a [u8],
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
         let charges = template.operation != Operation::Peek;
@@ -155,6 +158,7 @@ impl ScriptVerdict {
                 holds: own.hold,
                 held: replay.state(index).held,
                 supports_scheduling: algorithm.supports_scheduling() && !options.hold && kept_free(index).is_none(),
+                near: if limit.warn_keys.is_some() { NearLimit::HAS_MARK } else { NearLimit::NONE },
                 shadow: limit.shadow,
                 ..LimitReading::EMPTY
             });
@@ -172,22 +176,44 @@ impl ScriptVerdict {
             let state = replay.state(index);
             let options = limit.options(options);
             let held = (options.hold && charges && plan.counts(reading)).then_some(options.cost);
+            let charged_after = plan.charge_of(reading).filter(|_| charges);
+            let is_view = limit.script.state_encoding() == StateEncoding::Header;
+            let before = if limit.warn_keys.is_some() && !is_view {
+                let held = state.held;
+                Some(state.replay(|numbers| algorithm.replay(numbers, now, options, None, held))?)
+            } else {
+                None
+            };
             state.held = state.held.saturating_add(held.unwrap_or(0));
             held_costs.push(held);
-            let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
+            let snapshot = if is_view {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
-                let charged_after = plan.charge_of(reading).filter(|_| charges && !options.hold);
-                let held = state.held;
+                let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
             let snapshot = snapshot.keeping_free(kept_free(index));
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
-            statuses.push(status.with_block(self.blocked >> index & 1 != 0));
+            let status = status.with_block(self.blocked >> index & 1 != 0);
+            statuses.push(match &limit.warn_keys {
+                None => status,
+                Some(keys) if charged_after.is_none() => status.with_near(keys.warn_at.level(&snapshot)),
+                Some(keys) => {
+                    let before = before.unwrap_or_else(|| before_view(&snapshot, options.cost));
+                    let before = keys.warn_at.level(&before.keeping_free(kept_free(index)));
+                    status.with_near(keys.charged(before, &snapshot, key(index), now))
+                }
+            });
         }
         let decision = plan.decide(now, options, statuses.into_iter());
         Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))
     }
+}
+
+/// Returns the numbers before a charge for now, from those after it: the state before does not travel.
+fn before_view(after: &LazySnapshot, cost: u64) -> LazySnapshot {
+    let after = after.compute();
+    LimitSnapshot { remaining: after.remaining.saturating_add(cost).min(after.limit), ..after }.into()
 }
 
 /// Reads a verdict as the function `peek` of a Lua script returns it: see
