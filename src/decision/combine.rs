@@ -26,7 +26,7 @@ pub(crate) struct LimitReading {
     pub(crate) verdict: Verdict,
     /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`.
     pub(crate) immediate: Verdict,
-    /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
+    /// The numbers before the decision.
     pub(crate) snapshot: LazySnapshot,
     /// The time until the charged usage ends, if the reset of `snapshot` includes held costs.
     pub(crate) charged_for: Option<Duration>,
@@ -36,14 +36,22 @@ pub(crate) struct LimitReading {
     pub(crate) holds: bool,
     /// The costs that are held on the key.
     pub(crate) held: u64,
-    /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
+    /// The microseconds until the key's block ends, zero if it is not blocked.
     pub(crate) blocked: u64,
     /// The reason of the block, if the key is blocked.
     pub(crate) block_reason: BlockReason,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
     pub(crate) counting: Counting,
-    /// Whether the usage is at the limit's mark: before the charge, and after it whether it has crossed the mark.
+    /// Whether the usage is at the limit's mark before the decision.
+    pub(crate) near: NearLimit,
+}
+
+/// The numbers of a limit: before the decision, or after a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LimitNumbers {
+    pub(crate) snapshot: LazySnapshot,
+    /// What is known of the limit's mark.
     pub(crate) near: NearLimit,
 }
 
@@ -78,6 +86,17 @@ impl LimitReading {
     #[inline]
     pub(crate) fn block(&self) -> Option<BlockReason> {
         (self.blocked > 0).then_some(self.block_reason)
+    }
+
+    /// Returns the numbers before the decision.
+    #[inline]
+    pub(crate) fn numbers(&self) -> LimitNumbers {
+        LimitNumbers { snapshot: self.snapshot, near: self.near }
+    }
+
+    /// Returns the reading of a shadow whose table has no slot for the key.
+    pub(crate) fn without_slot(self) -> Self {
+        Self { counting: Counting::NoSlot, ..self }
     }
 
     /// Returns the wait of a caller that accepts no delay.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use self::block::BlockReason;
 use self::cold_drop::ColdDrop;
-pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, NearLimit, Verdict, WarnAt};
+use crate::decision::{AcquireOptions, BlockReason, Counting, LazySnapshot, LimitReading, NearLimit, Verdict, WarnAt};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,57 +91,66 @@ impl<A: Algorithm> Transition<'_, A> {
         blocked: Duration,
         now: Timestamp,
         mode: ReadMode,
-        reading: &mut LimitReading,
-    ) {
+    ) -> LimitReading {
         let &Self { algorithm, options, is_hold, shadow, kept_free, warn_at } = self;
+        let (cost, holds) = (options.cost, options.hold);
         // A hold changes no state, so no later start can be scheduled.
-        reading.supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
-        (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
-        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), None);
-        if A::HELD_UNTIL_END && !options.until_end {
-            reading.counting = Counting::DecidesOnly;
-        }
+        let mut supports_scheduling = algorithm.supports_scheduling() && !is_hold && kept_free.is_none();
+        let decides_only = A::HELD_UNTIL_END && !options.until_end;
+        let counting = if decides_only { Counting::DecidesOnly } else { Counting::Counts };
         let options = options.keeping_free(kept_free);
-        if held > 0 || options.hold {
-            Self::read_with_held(algorithm, state, now, options, reading);
+        let (mut verdict, mut snapshot, charged_for) = if held > 0 || holds {
+            Self::peek_with_held(algorithm, state, now, options, held)
         } else {
-            reading.verdict = algorithm.peek(state, now, options);
-        }
-        let is_delayed = reading.supports_scheduling && reading.verdict != Verdict::Allowed;
-        reading.immediate = if mode == ReadMode::Together && is_delayed {
+            (algorithm.peek(state, now, options), LazySnapshot::EMPTY, None)
+        };
+        let mut immediate = if mode == ReadMode::Together && supports_scheduling && verdict != Verdict::Allowed {
             algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
         } else {
-            reading.verdict
+            verdict
         };
         if !blocked.is_zero() {
             // No start is scheduled during the block. If a start after the block is early enough, the caller retries
             // then.
-            reading.supports_scheduling &= !reading.verdict.is_allowed();
+            supports_scheduling &= !verdict.is_allowed();
             let blocked = Verdict::Denied { retry_after: blocked };
-            reading.verdict = reading.verdict.stricter_of(blocked);
-            reading.immediate = reading.immediate.stricter_of(blocked);
+            (verdict, immediate) = (verdict.stricter_of(blocked), immediate.stricter_of(blocked));
         }
-        let may_charge =
-            mode == ReadMode::IfDenied && reading.cost > 0 && reading.counting == Counting::Counts && warn_at.is_none();
-        if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
-            reading.snapshot = algorithm.snapshot(state, now);
+        let may_charge = mode == ReadMode::IfDenied && cost > 0 && counting == Counting::Counts && warn_at.is_none();
+        if held == 0 && !(may_charge && verdict.is_allowed()) {
+            snapshot = algorithm.snapshot(state, now);
         }
-        reading.snapshot = reading.snapshot.keeping_free(kept_free);
-        reading.near = warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&reading.snapshot));
+        let (snapshot, blocked) = (snapshot.keeping_free(kept_free), micros_floor(blocked));
+        LimitReading {
+            block_reason: BlockReason::default(),
+            verdict,
+            immediate,
+            snapshot,
+            charged_for,
+            cost,
+            holds,
+            held,
+            blocked,
+            supports_scheduling,
+            shadow,
+            counting,
+            near: warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&snapshot)),
+        }
     }
 
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied. Returns the time until the
+    /// charged usage ends as well.
     #[cold]
-    fn read_with_held(
+    fn peek_with_held(
         algorithm: &A,
         state: &A::State,
         now: Timestamp,
         options: AcquireOptions,
-        reading: &mut LimitReading,
-    ) {
+        held: u64,
+    ) -> (Verdict, LazySnapshot, Option<Duration>) {
         let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
-        reading.charged_for = Some(algorithm.snapshot(state, now).compute().reset);
+        let (verdict, snapshot) = algorithm.peek_with_held(state, now, options, held);
+        (verdict, snapshot, Some(algorithm.snapshot(state, now).compute().reset))
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.

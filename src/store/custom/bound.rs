@@ -7,7 +7,7 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, BlockReason, LimitReading, LimitStatus, Name, Plan};
+use crate::decision::{AcquireOptions, BlockReason, LimitNumbers, LimitReading, LimitStatus, Name, Plan};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, SubKeyOf};
@@ -46,16 +46,15 @@ pub(super) trait AnyBoundLimit: Send + Sync {
         mode: ReadMode,
     ) -> Result<LimitReading, Error>;
 
-    /// Charges the cost of the reading for a start after `delay`, and replaces the numbers of the reading by those after
-    /// the charge.
+    /// Charges the cost of the reading for a start after `delay`. Returns the numbers after the charge as well.
     fn charge(
         &self,
         stored: Option<&[u8]>,
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error>;
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LimitNumbers), Error>;
 
     /// Returns the state after a charge of `used` on a never-seen key. A block stays.
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
@@ -69,7 +68,8 @@ pub(super) trait AnyBoundLimit: Send + Sync {
         reason: BlockReason,
     ) -> Result<StoreWrite, Error>;
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
+    /// Returns the limit's part of the decision, with the numbers after it.
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus;
 }
 
 impl<Key, C, P> AnyLimit<Key> for Arc<Limit<C, P>>
@@ -203,11 +203,9 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         mode: ReadMode,
     ) -> Result<LimitReading, Error> {
         let Stored { state, block } = self.decode(stored)?;
-        let mut reading = LimitReading::EMPTY;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
-        transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
-        reading.block_reason = block.reason();
-        Ok(reading)
+        let reading = transition.read(&state, 0, block.remaining(now), now, mode);
+        Ok(LimitReading { block_reason: block.reason(), ..reading })
     }
 
     fn charge(
@@ -216,18 +214,18 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error> {
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LimitNumbers), Error> {
         let mut stored = self.decode(stored)?;
         let transition = self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options);
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
-        reading.snapshot = transition.snapshot(&stored.state, 0, now);
+        let mut numbers = LimitNumbers { snapshot: transition.snapshot(&stored.state, 0, now), near: reading.near };
         if let Some(keys) = self.limit.warn_keys() {
-            reading.near = keys.charged(reading.near, &reading.snapshot, &self.warn_key, now);
+            numbers.near = keys.charged(reading.near, &numbers.snapshot, &self.warn_key, now);
         }
-        self.write(&stored, now)
+        Ok((self.write(&stored, now)?, numbers))
     }
 
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
@@ -246,10 +244,10 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.write(&Stored { block: Block::new(now, until, reason), ..self.decode(stored)? }, now)
     }
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow)
+        LimitStatus::from_verdict(name, verdict, numbers.snapshot, reading.shadow)
             .with_block(reading.block())
-            .with_near(reading.near)
+            .with_near(numbers.near)
     }
 }

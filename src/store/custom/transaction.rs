@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, Plan};
+use crate::decision::{AcquireOptions, Decision, LimitNumbers, LimitReading, Plan};
 use crate::error::Error;
 use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
@@ -103,13 +103,16 @@ impl StoreTransaction {
         now: Timestamp,
     ) -> Result<(Decision, Vec<Option<StoreWrite>>), Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
-        let (mut readings, plan) = self.plan(&states, now)?;
-        let mut writes = Vec::with_capacity(states.len());
-        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&mut readings) {
+        let (readings, plan) = self.plan(&states, now)?;
+        let (mut writes, mut numbers) = (Vec::with_capacity(states.len()), Vec::with_capacity(states.len()));
+        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&readings) {
             let delay = plan.charge_of(reading);
-            writes.push(delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?);
+            let charged = delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?;
+            let (write, charged) = charged.unzip();
+            writes.push(write);
+            numbers.push(charged.unwrap_or(reading.numbers()));
         }
-        Ok((self.decision(&plan, &readings, now), writes))
+        Ok((self.decision(&plan, &readings, &numbers, now), writes))
     }
 
     /// Returns the decision that [`decide`](Self::decide) would return, without charging.
@@ -120,7 +123,8 @@ impl StoreTransaction {
     pub fn peek<State: AsRef<[u8]>>(&self, states: &[Option<State>], now: Timestamp) -> Result<Decision, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
         let (readings, plan) = self.plan(&states, now)?;
-        Ok(self.decision(&plan, &readings, now))
+        let numbers: Vec<_> = readings.iter().map(LimitReading::numbers).collect();
+        Ok(self.decision(&plan, &readings, &numbers, now))
     }
 
     /// Runs an administrative operation, for [`Limiter::administer`](crate::Limiter::administer).
@@ -200,8 +204,10 @@ impl StoreTransaction {
         Ok((readings, plan))
     }
 
-    fn decision(&self, plan: &Plan, readings: &[LimitReading], now: Timestamp) -> Decision {
-        let statuses = self.limits.iter().zip(readings).map(|(limit, reading)| limit.status(plan, reading));
+    /// Builds the decision. The numbers are those after it.
+    fn decision(&self, plan: &Plan, readings: &[LimitReading], numbers: &[LimitNumbers], now: Timestamp) -> Decision {
+        let limits = self.limits.iter().zip(readings).zip(numbers);
+        let statuses = limits.map(|((limit, reading), numbers)| limit.status(plan, reading, *numbers));
         plan.decide(now, self.options, statuses)
     }
 }

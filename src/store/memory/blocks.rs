@@ -11,7 +11,7 @@ use crate::algorithm::AtomicState;
 use crate::clock::{Clock, Timestamp, latest_end};
 use crate::decision::BlockReason;
 use crate::sync::AtomicU64;
-use crate::table::{EvictionPolicy, Location, SavedItem, SlotIndex, Table, WhenFull, fingerprint};
+use crate::table::{EvictionPolicy, Location, SavedItem, Table, WhenFull, fingerprint};
 
 /// For how long a flag outlasts the last block of its set, in microseconds. A clock that steps back by less finds the
 /// block again.
@@ -85,8 +85,8 @@ impl Blocks {
         if until > now {
             let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
             let duration = until.as_micros() - now.as_micros();
-            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _| {
-                *table.edit(slot) = [until.as_micros(), reason.pack(duration)];
+            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _, token| {
+                *table.edit(slot, token) = [until.as_micros(), reason.pack(duration)];
             });
             debug_assert!(blocked.is_ok(), "a table that evicts has space");
             for set in sets {
@@ -143,8 +143,10 @@ impl Blocks {
         if until > now {
             self.set(states, fingerprint, now, until, BlockReason::default(), max_keys);
             if let Some(table) = self.table.get() {
-                let set_block = |table: &Table<[AtomicU64; 2]>, slot: SlotIndex, _| *table.edit(slot) = block;
-                let blocked = table.update(fingerprint, now.as_micros(), Some(&BlockEviction { now }), set_block);
+                let policy = BlockEviction { now };
+                let blocked = table.update(fingerprint, now.as_micros(), Some(&policy), |table, slot, _, token| {
+                    *table.edit(slot, token) = block;
+                });
                 debug_assert!(blocked.is_ok(), "a table that evicts has space");
             }
         }

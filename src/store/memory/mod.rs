@@ -11,6 +11,7 @@ mod decide;
 mod due_holds;
 mod flights;
 mod hasher;
+mod hold;
 mod hold_by_id;
 mod limit_info;
 mod limit_table;
