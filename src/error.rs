@@ -21,6 +21,8 @@ enum Kind {
     Config,
     Unavailable,
     Unsupported,
+    UnknownId,
+    IdConflict,
 }
 
 impl Error {
@@ -82,6 +84,24 @@ impl Error {
         )
     }
 
+    /// Creates the error of a settlement whose reservation id is not remembered.
+    pub(crate) fn unknown_id() -> Self {
+        Self::new(
+            Kind::UnknownId,
+            "settling failed: unknown id: the key has no hold with this reservation id, or the id is not remembered any \
+             more; settle within twice the time of `expires_in`",
+        )
+    }
+
+    /// Creates the error of a hold whose reservation id is that of a hold with another cost.
+    pub(crate) fn id_conflict() -> Self {
+        Self::new(
+            Kind::IdConflict,
+            "hold failed: the reservation id is that of a hold with another cost on this key; use a new id for each \
+             request",
+        )
+    }
+
     /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -103,6 +123,18 @@ impl Error {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.kind == Kind::Unavailable
+    }
+
+    /// Returns whether a key has no hold with the reservation id that was to be settled. Nothing was charged.
+    #[must_use]
+    pub fn is_unknown_id(&self) -> bool {
+        self.kind == Kind::UnknownId
+    }
+
+    /// Returns whether a reservation id is that of a hold with another cost. Nothing more was held.
+    #[must_use]
+    pub fn is_id_conflict(&self) -> bool {
+        self.kind == Kind::IdConflict
     }
 
     /// Returns whether the limiter does not support the operation.

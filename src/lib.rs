@@ -159,6 +159,7 @@ pub mod config;
 mod decision;
 mod encode;
 mod error;
+mod escalation;
 pub mod key;
 pub mod limit;
 pub mod limiter;
@@ -185,7 +186,8 @@ pub use crate::algorithm::{
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{
-    AcquireOptions, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, BlockReason, Costs, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus,
+    ReservationId, Verdict,
 };
 pub use crate::error::Error;
 #[doc(inline)]
@@ -230,6 +232,7 @@ pub mod guide {
     /// [deploy]: crate::guide::recipes#counts-that-survive-a-deploy
     /// [leases]: crate::guide::leases
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
+    /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
     #[doc = include_str!("../docs/pictures/fixed-window.md")]

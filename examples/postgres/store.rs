@@ -250,15 +250,15 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Postgres<Key> {
             AdminOperation::SetUsage { limit, .. } | AdminOperation::Block { limit, .. } => limit.to_owned(),
             _ => String::new(),
         };
-        let (used, duration) = match operation {
+        let (used, block) = match operation {
             AdminOperation::SetUsage { used, .. } => (Some(used), None),
-            AdminOperation::Block { duration, .. } => (None, Some(duration)),
+            AdminOperation::Block { duration, reason, .. } => (None, Some((duration, reason))),
             _ => (None, None),
         };
         LimiterFuture::pending(self.rows.clone().run(transaction, move |transaction, states, now| {
-            let operation = match (used, duration) {
+            let operation = match (used, block) {
                 (Some(used), _) => AdminOperation::SetUsage { limit: &name, used },
-                (_, Some(duration)) => AdminOperation::Block { limit: &name, duration },
+                (_, Some((duration, reason))) => AdminOperation::Block { limit: &name, duration, reason },
                 _ => AdminOperation::Reset,
             };
             transaction.administer(states, now, operation).map(|writes| ((), writes))

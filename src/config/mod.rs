@@ -34,10 +34,12 @@
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
 mod divided;
+mod escalation;
 mod key_parts;
 mod read;
 
 pub use self::key_parts::KeyParts;
+use self::read::EMPTY;
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
@@ -68,6 +70,9 @@ use std::time::Duration;
 /// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
 /// keep_free = { bulk = 24 } # units that requests must leave to others, by the name of a condition; not for leaky-queue
+/// escalate = "20/min"       # more denials block the key; not for shadows
+/// block_for = ["1m", "1h"]   # how long, each time; default: ["1m", "10m", "1h"]
+/// forget_after = "1d"        # the time after which blocks are forgotten; default: "1d"
 /// warn_at = 0.8             # signal the part of the limit at which a key is near the limit; default: no signal
 /// ```
 ///
@@ -259,6 +264,12 @@ struct PolicyFields {
     shadow: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_free: Option<BTreeMap<String, u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    escalate: Option<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_for: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forget_after: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "write_mark")]
     warn_at: Option<WarnAt>,
 }
@@ -281,6 +292,7 @@ impl TryFrom<PolicyFields> for Policy {
         fields.check_cost()?;
         fields.check_mark()?;
         fields.reject_inapplicable()?;
+        fields.build_escalation()?;
         let algorithm = fields.build()?;
         Ok(Self { fields, algorithm })
     }

@@ -26,11 +26,14 @@ const FIELDS: &[&str] = &[
     "unit",
     "shadow",
     "keep_free",
+    "escalate",
+    "block_for",
+    "forget_after",
     "warn_at",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
-const EMPTY: PolicyFields = PolicyFields {
+pub(super) const EMPTY: PolicyFields = PolicyFields {
     name: String::new(),
     algorithm: AlgorithmName::Gcra,
     quota: None,
@@ -47,6 +50,9 @@ const EMPTY: PolicyFields = PolicyFields {
     unit: None,
     shadow: false,
     keep_free: None,
+    escalate: None,
+    block_for: None,
+    forget_after: None,
     warn_at: None,
 };
 
@@ -74,6 +80,9 @@ impl Read {
             self.fields.check_name()?;
         }
         self.fields.check_cost()?;
+        if self.has("escalate") {
+            self.fields.build_escalation()?;
+        }
         self.fields.check_mark()?;
         if !self.has("algorithm") {
             return Ok(());
@@ -184,6 +193,9 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "fixed_cost" => fields.fixed_cost = read_value(name, value)?,
             "unit" => fields.unit = read_value(name, value)?,
             "keep_free" => fields.keep_free = Some(read_value(name, value)?),
+            "escalate" => fields.escalate = read_value(name, value)?,
+            "block_for" => fields.block_for = read_value(name, value)?,
+            "forget_after" => fields.forget_after = read_value(name, value)?,
             "warn_at" => fields.warn_at = Some(WarnAt::new(read_value(name, value)?)),
             _ => fields.shadow = read_value(name, value)?,
         }

@@ -19,6 +19,12 @@ impl<T> ColdDrop<T> {
     }
 }
 
+impl<T> ColdDrop<T> {
+    pub(super) fn as_mut(&mut self) -> Option<&mut T> {
+        self.0.as_mut()
+    }
+}
+
 impl<T> Drop for ColdDrop<T> {
     #[inline]
     fn drop(&mut self) {

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use super::block::BlockReason;
 use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
 use super::near::NearLimit;
@@ -27,10 +28,10 @@ pub(crate) struct LimitReading {
     /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`; for a
     /// limit beside shares see [`combine_shares`](super::combine_shares).
     pub(crate) immediate: Verdict,
-    /// The numbers before the decision. A store may replace them by those after a charge, once the rule was applied.
+    /// The numbers before the decision.
     pub(crate) snapshot: LazySnapshot,
     /// The microseconds until the charged usage ends, if the reset of `snapshot` includes held costs, otherwise
-    /// `u64::MAX`. One word instead of two: see `LimitStep`.
+    /// `u64::MAX`.
     pub(crate) charged_for: u64,
     /// The cost on this limit.
     pub(crate) cost: u64,
@@ -38,8 +39,10 @@ pub(crate) struct LimitReading {
     pub(crate) holds: bool,
     /// The costs that are held on the key.
     pub(crate) held: u64,
-    /// The microseconds until the key's block ends, zero if it is not blocked. One word instead of two: see `LimitStep`.
+    /// The microseconds until the key's block ends, zero if it is not blocked.
     pub(crate) blocked: u64,
+    /// The reason of the block, if the key is blocked.
+    pub(crate) block_reason: BlockReason,
     pub(crate) supports_scheduling: bool,
     pub(crate) shadow: bool,
     pub(crate) share: ShareRole,
@@ -49,7 +52,15 @@ pub(crate) struct LimitReading {
     /// The request borrows: the share has no part in the decision.
     pub(crate) borrows: bool,
     pub(crate) counting: Counting,
-    /// Whether the usage is at the limit's mark: before the charge, and after it whether it has crossed the mark.
+    /// Whether the usage is at the limit's mark before the decision.
+    pub(crate) near: NearLimit,
+}
+
+/// The numbers of a limit: before the decision, or after a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LimitNumbers {
+    pub(crate) snapshot: LazySnapshot,
+    /// What is known of the limit's mark.
     pub(crate) near: NearLimit,
 }
 
@@ -73,6 +84,7 @@ impl LimitReading {
         holds: false,
         held: 0,
         blocked: 0,
+        block_reason: BlockReason::Administrator,
         supports_scheduling: false,
         shadow: false,
         share: ShareRole::None,
@@ -82,14 +94,32 @@ impl LimitReading {
         near: NearLimit::NONE,
     };
 
-    /// Replaces the numbers by those after a charge or a hold. `signal` returns the near-limit signal.
-    pub(crate) fn set_charged(
-        &mut self,
-        snapshot: LazySnapshot,
+    /// Returns the reason of the key's block, if the key is blocked.
+    #[inline]
+    pub(crate) fn block(&self) -> Option<BlockReason> {
+        (self.blocked > 0).then_some(self.block_reason)
+    }
+
+    /// Returns the numbers before the decision.
+    #[inline]
+    pub(crate) fn numbers(&self) -> LimitNumbers {
+        LimitNumbers { snapshot: self.snapshot, near: self.near }
+    }
+
+    /// Returns the reading of a shadow whose table has no slot for the key.
+    pub(crate) fn without_slot(self) -> Self {
+        Self { counting: Counting::NoSlot, ..self }
+    }
+
+    /// Returns the numbers after a charge or a hold. `signal` returns the near-limit signal.
+    pub(crate) fn numbers_after(
+        &self,
+        all: LazySnapshot,
         signal: impl FnOnce(NearLimit, &LazySnapshot) -> NearLimit,
-    ) {
-        self.snapshot = snapshot.keeping_free(Some(self.kept_free));
-        self.near = signal(self.near, if self.share == ShareRole::None { &self.snapshot } else { &snapshot });
+    ) -> LimitNumbers {
+        let snapshot = all.keeping_free(Some(self.kept_free));
+        let near = signal(self.near, if self.share == ShareRole::None { &snapshot } else { &all });
+        LimitNumbers { snapshot, near }
     }
 
     /// Returns the wait of a caller that accepts no delay.
@@ -344,7 +374,7 @@ fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P
     Some(strictest.1)
 }
 
-fn strictness(verdict: Verdict) -> (u8, Duration) {
+pub(super) fn strictness(verdict: Verdict) -> (u8, Duration) {
     match verdict {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),

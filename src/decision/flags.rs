@@ -13,6 +13,8 @@ impl DecisionFlags {
     pub(super) const HOLDS_FIXED: Self = Self(1 << 2);
     /// The guard of the request holds what limits on requests in flight count.
     pub(super) const HOLDS_UNTIL_END: Self = Self(1 << 3);
+    /// The key has the maximum number of reservation ids.
+    pub(super) const TOO_MANY_IDS: Self = Self(1 << 4);
 
     #[inline]
     pub(super) const fn has(self, flag: Self) -> bool {

@@ -1,11 +1,13 @@
 //! The options of an acquire call, and its result: the decision.
 
+mod block;
 mod cold_drop;
 mod combine;
 mod costs;
 mod flags;
 mod near;
 mod options;
+mod reservation_id;
 mod shares;
 mod snapshot;
 mod status;
@@ -15,13 +17,16 @@ mod verdict;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::block::BlockReason;
 use self::cold_drop::ColdDrop;
-pub(crate) use self::combine::{Counting, DecisionPart, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
 pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
+pub use self::reservation_id::ReservationId;
+pub(crate) use self::reservation_id::Reserve;
 pub(crate) use self::shares::{ShareRole, combine_shares};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
@@ -100,6 +105,7 @@ impl PartialEq for Decision {
             && self.supports_scheduling == other.supports_scheduling
             && self.is_estimate() == other.is_estimate()
             && self.is_denied_by_leases() == other.is_denied_by_leases()
+            && self.has_too_many_ids() == other.has_too_many_ids()
             && self.decided_at == other.decided_at
             && self.most_restrictive == other.most_restrictive
             && self.all_limits == other.all_limits
@@ -213,6 +219,32 @@ impl Decision {
         self.flags.has(DecisionFlags::DENIED_BY_LEASES)
     }
 
+    /// Creates the denial of a hold with an id, for a key that has the maximum number of ids.
+    pub(crate) fn too_many_ids(decided_at: Timestamp) -> Self {
+        // The time at which an id is forgotten is unknown to the caller of the store.
+        let denied = Verdict::Denied { retry_after: Duration::from_secs(1) };
+        let mut decision = Self::by_policy(decided_at, denied).with_estimate(true);
+        decision.flags.set(DecisionFlags::TOO_MANY_IDS, true);
+        decision
+    }
+
+    /// Returns whether a hold with an [id](AcquireOptions::id) is denied only because the key has the maximum number of
+    /// ids.
+    #[must_use]
+    pub fn has_too_many_ids(&self) -> bool {
+        self.flags.has(DecisionFlags::TOO_MANY_IDS)
+    }
+
+    /// Returns a peek of cost 0 as the decision on the repeat of a hold, which is allowed.
+    pub(crate) fn into_repeat(mut self) -> Self {
+        self.verdict = PackedVerdict::pack(Verdict::Allowed);
+        let all = self.all_limits.as_mut().into_iter().flat_map(|limits| limits.iter_mut());
+        for limit in self.most_restrictive.iter_mut().chain(all) {
+            limit.verdict = PackedVerdict::pack(Verdict::Allowed);
+        }
+        self
+    }
+
     /// Records which parts the guard of an allowed request has.
     pub(crate) fn with_held_parts(mut self, held_parts: HeldParts) -> Self {
         self.flags.set(DecisionFlags::HOLDS_FIXED, held_parts.fixed);
@@ -302,7 +334,29 @@ impl Decision {
     /// [`limits`](Self::limits) that is not a shadow.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.limits().iter().any(|status| status.is_blocked() && !status.is_shadow())
+        self.block_reason().is_some()
+    }
+
+    /// Returns the reason of the block that denies the request. Of several blocks, the one that ends last counts.
+    #[must_use]
+    pub fn block_reason(&self) -> Option<BlockReason> {
+        let blocked = self.limits().iter().filter(|status| status.is_blocked() && !status.is_shadow());
+        blocked.max_by_key(|status| combine::strictness(status.verdict()))?.block_reason()
+    }
+
+    /// Returns a denial by a limit as of a block of the limit for `duration`, which has begun with the denial.
+    pub(crate) fn into_blocked(self, limit: &str, duration: Duration) -> Self {
+        let block = |status: LimitStatus| if status.name() == limit { status.into_escalated(duration) } else { status };
+        let verdict = self.verdict().stricter_of(Verdict::Denied { retry_after: duration });
+        Self {
+            verdict: PackedVerdict::pack(verdict),
+            most_restrictive: self.most_restrictive.map(block),
+            all_limits: self
+                .all_limits
+                .get()
+                .map_or(ColdDrop::EMPTY, |limits| ColdDrop::new(Box::new(limits.iter().cloned().map(block).collect()))),
+            ..self
+        }
     }
 
     /// Returns whether a limit that is not a shadow is [near](LimitStatus::is_near_limit) after the decision.
@@ -377,6 +431,7 @@ impl fmt::Debug for Decision {
             .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate())
             .field("is_denied_by_leases", &self.is_denied_by_leases())
+            .field("has_too_many_ids", &self.has_too_many_ids())
             .field("decided_at", &self.decided_at)
             .field("limits", &self.limits())
             .finish_non_exhaustive()

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
 use super::costs::{Costs, UnitCosts};
+use super::reservation_id::{ReservationId, Reserve};
+use crate::clock::micros_floor;
 use crate::error::Error;
 
 /// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
@@ -37,6 +39,8 @@ pub struct AcquireOptions {
     pub(crate) units: UnitCosts,
     /// A limiter around this one has checked that a limit names each unit.
     pub(crate) has_known_units: bool,
+    /// The id of a hold that other processes can settle.
+    pub(crate) reserve: Option<Reserve>,
 }
 
 impl AcquireOptions {
@@ -65,6 +69,7 @@ impl AcquireOptions {
             is_provisional: false,
             units: UnitCosts::NONE,
             has_known_units: false,
+            reserve: None,
         }
     }
 
@@ -134,6 +139,95 @@ impl AcquireOptions {
         self
     }
 
+    /// Names a hold by an id, so that any process can settle it. Only a hold reads the id: a call that charges ignores it.
+    ///
+    /// The limiter returns no guard ([`Outcome::held`](crate::limiter::Outcome::held) is `None`). `settle` or `release` of
+    /// the limiter ends the hold, in this process or in another one that shares the store.
+    ///
+    /// - **A repeat** of a hold with the same id on the same key is allowed and holds nothing more. So a caller that has no
+    ///   reply can send the hold again. With another cost it is an error for which
+    ///   [`is_id_conflict`](Error::is_id_conflict) holds. A denied hold is not remembered.
+    /// - **Settling takes effect once.** Each later `settle` or `release` of the id succeeds and changes nothing.
+    /// - **At its [expiry](Self::expires_in)** the whole held cost is charged.
+    /// - **The id is remembered** until its expiry, and after it for the time of `expires_in` once more. A settlement after
+    ///   the expiry charges only what exceeds the held cost. When the id is not remembered, settling is an error for
+    ///   which [`is_unknown_id`](Error::is_unknown_id) holds, and charges nothing. A hold with this id is then a new one.
+    /// - **An id counts within its key.** Another key can use the same id, and cannot settle this hold. A key has at most
+    ///   10,000 remembered ids unless the limiter's `max_reservation_ids` is set. A further hold is denied:
+    ///   [`has_too_many_ids`](super::Decision::has_too_many_ids).
+    ///
+    /// [`Memory`](crate::Memory) and `Redis` support ids. The [trait](crate::limiter::Limiter) lists other limiters.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let limiter = Memory::new(TokenBucket::new(Quota::per_day(10_000)));
+    /// let options = AcquireOptions::cost(4_000).id("req-7f3a").expires_in(Duration::from_secs(600));
+    ///
+    /// assert!(limiter.hold("alice", options).await?.decision.is_allowed());
+    /// let repeat = limiter.hold("alice", options).await?.decision;
+    /// assert_eq!(repeat.remaining(), Some(6_000));
+    ///
+    /// limiter.settle("alice", "req-7f3a", 1_200).await?;
+    /// limiter.settle("alice", "req-7f3a", 1_200).await?;
+    /// assert_eq!(limiter.check("alice", 0).remaining(), Some(8_800));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn id(mut self, id: impl Into<ReservationId>) -> Self {
+        let expires_in = self.reserve.map_or(micros_floor(Reserve::DEFAULT_EXPIRY), |reserve| reserve.expires_in);
+        self.reserve = Some(Reserve { id: id.into(), expires_in });
+        self
+    }
+
+    /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours, by
+    /// default 10 minutes. Call it after [`id`](Self::id): without an id it has no effect.
+    ///
+    /// Redis rounds the expiry up by at most an eighth of this time, or a millisecond.
+    #[must_use]
+    pub fn expires_in(mut self, expires_in: Duration) -> Self {
+        if let Some(reserve) = &mut self.reserve {
+            reserve.expires_in = micros_floor(expires_in);
+        }
+        self
+    }
+
+    /// Returns the id of a hold that other processes can settle.
+    ///
+    /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold.
+    #[must_use]
+    pub const fn get_id(&self) -> Option<ReservationId> {
+        match self.reserve {
+            Some(reserve) if self.hold => Some(reserve.id),
+            _ => None,
+        }
+    }
+
+    /// Returns an error for a hold with an id, which a limiter or guard (`name`) does not support.
+    pub(crate) fn check_no_id(&self, name: &str) -> Result<(), Error> {
+        match self.get_id() {
+            None => Ok(()),
+            Some(_) => Err(Error::unsupported(format!(
+                "hold failed: {name} does not support a reservation id; hold without an id, or call the store itself"
+            ))),
+        }
+    }
+
+    /// Returns the options of a peek that shows the usage, for the repeat of a hold.
+    pub(crate) const fn without_cost(self) -> Self {
+        Self { detail: self.detail, ..Self::cost(0) }
+    }
+
+    /// Returns the id and the expiry of a hold that has an id.
+    #[inline]
+    pub(crate) fn reserve(&self) -> Option<Reserve> {
+        self.reserve.filter(|_| self.hold)
+    }
+
     /// Holds the costs of all limits, until another limiter has decided.
     pub(crate) const fn provisional(mut self) -> Self {
         self.is_provisional = true;
@@ -188,6 +282,7 @@ impl AcquireOptions {
     pub(crate) const fn without_guard(mut self) -> Self {
         self.hold = false;
         self.until_end = false;
+        self.reserve = None;
         self
     }
 }

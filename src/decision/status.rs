@@ -3,6 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::block::BlockReason;
 use super::cold_drop::ColdDrop;
 use super::near::NearLimit;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
@@ -56,7 +57,7 @@ pub struct LimitStatus {
     pub(super) verdict: PackedVerdict,
     snapshot: LazySnapshot,
     pub(super) shadow: bool,
-    pub(super) is_blocked: bool,
+    block: Option<BlockReason>,
     is_uncounted: bool,
     is_borrowing: bool,
     pub(super) near: NearLimit,
@@ -67,14 +68,20 @@ impl LimitStatus {
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
         let verdict = PackedVerdict::pack(verdict);
         let near = NearLimit::NONE;
-        Self { name, verdict, snapshot, shadow, is_blocked: false, is_uncounted: false, is_borrowing: false, near }
+        Self { name, verdict, snapshot, shadow, block: None, is_uncounted: false, is_borrowing: false, near }
     }
 
-    /// Sets whether the key is blocked under the limit.
+    /// Sets the reason of the key's block under the limit, if the key is blocked.
     #[inline]
-    pub(crate) fn with_block(mut self, is_blocked: bool) -> Self {
-        self.is_blocked = is_blocked;
+    pub(crate) fn with_block(mut self, block: Option<BlockReason>) -> Self {
+        self.block = block;
         self
+    }
+
+    /// Returns the status of a denial as of a block by escalation, which has begun with the denial.
+    pub(super) fn into_escalated(mut self, duration: Duration) -> Self {
+        self.verdict = PackedVerdict::pack(self.verdict().stricter_of(Verdict::Denied { retry_after: duration }));
+        self.with_block(Some(BlockReason::Escalation))
     }
 
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
@@ -82,8 +89,8 @@ impl LimitStatus {
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         let verdict = PackedVerdict::from_wait(wait);
         let near = NearLimit::NONE;
-        let (shadow, is_blocked, is_uncounted, is_borrowing) = (false, false, false, false);
-        Self { name, verdict, snapshot, shadow, is_blocked, is_uncounted, is_borrowing, near }
+        let (shadow, is_uncounted, is_borrowing) = (false, false, false);
+        Self { name, verdict, snapshot, shadow, block: None, is_uncounted, is_borrowing, near }
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -98,7 +105,13 @@ impl LimitStatus {
     /// until the block ends.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.is_blocked
+        self.block.is_some()
+    }
+
+    /// Returns why the key is blocked under this limit, `None` if the key is not blocked.
+    #[must_use]
+    pub fn block_reason(&self) -> Option<BlockReason> {
+        self.block
     }
 
     /// Sets whether the limit did not count an allowed request.
@@ -170,7 +183,7 @@ impl LimitStatus {
             verdict: self.verdict.aged_by(elapsed),
             snapshot: snapshot.into(),
             shadow: self.shadow,
-            is_blocked: self.is_blocked,
+            block: self.block,
             is_uncounted: self.is_uncounted,
             is_borrowing: self.is_borrowing,
             near: self.near.level_only(),
@@ -244,7 +257,7 @@ impl PartialEq for LimitStatus {
         self.name() == other.name()
             && self.verdict == other.verdict
             && self.snapshot() == other.snapshot()
-            && self.is_blocked == other.is_blocked
+            && self.block == other.block
             && self.is_borrowing == other.is_borrowing
             && self.near.public() == other.near.public()
     }
@@ -257,7 +270,7 @@ impl fmt::Debug for LimitStatus {
             .field("verdict", &self.verdict())
             .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
-            .field("is_blocked", &self.is_blocked)
+            .field("block", &self.block)
             .field("near", &self.near)
             .finish_non_exhaustive()
     }

@@ -27,6 +27,7 @@ pub use self::per_key::{PerKey, per_key};
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
 pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
 pub(crate) use self::transition::{ReadMode, Transition};
+#[cfg(feature = "redis")]
 pub(crate) use self::warn_at::WarnKeys;
 use self::warn_at::Warning;
 use crate::algorithm::Algorithm;

@@ -12,7 +12,9 @@ use std::time::Duration;
 use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt};
+use crate::decision::{
+    AcquireOptions, BlockReason, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt,
+};
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,71 +94,83 @@ impl<A: Algorithm> Transition<'_, A> {
         blocked: Duration,
         now: Timestamp,
         mode: ReadMode,
-        reading: &mut LimitReading,
-    ) {
+    ) -> LimitReading {
         let &Self { algorithm, options, is_hold, shadow, kept_free, share, warn_at } = self;
+        let (cost, holds) = (options.cost, options.hold);
         // A hold changes no state, so no later start can be scheduled.
-        reading.supports_scheduling =
+        let mut supports_scheduling =
             algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
-        (reading.cost, reading.holds, reading.shadow) = (options.cost, options.hold, shadow);
-        (reading.held, reading.blocked, reading.charged_for) = (held, micros_floor(blocked), u64::MAX);
-        if A::HELD_UNTIL_END && !options.until_end {
-            reading.counting = Counting::DecidesOnly;
-        }
-        (reading.share, reading.kept_free) = (share, kept_free.unwrap_or_default());
+        let decides_only = A::HELD_UNTIL_END && !options.until_end;
+        let counting = if decides_only { Counting::DecidesOnly } else { Counting::Counts };
         // A share schedules nothing ahead.
         let alone = options.max_delay(Duration::ZERO);
         let options = options.keeping_free(if share == ShareRole::Share { Some(0) } else { kept_free });
-        if held > 0 || options.hold {
-            Self::read_with_held(algorithm, state, now, options, reading);
+        let (mut verdict, mut snapshot, charged_for) = if held > 0 || holds {
+            Self::peek_with_held(algorithm, state, now, options, held)
         } else {
-            reading.verdict = algorithm.peek(state, now, options);
-        }
-        let is_delayed = reading.supports_scheduling && reading.verdict != Verdict::Allowed;
-        reading.immediate = if mode == ReadMode::Together && is_delayed {
+            (algorithm.peek(state, now, options), LazySnapshot::EMPTY, u64::MAX)
+        };
+        let mut immediate = if mode == ReadMode::Together && supports_scheduling && verdict != Verdict::Allowed {
             algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
         } else {
-            reading.verdict
+            verdict
         };
         if share == ShareRole::Common {
             // A request within its share needs no free units: see `combine_shares`.
-            reading.immediate = algorithm.peek_with_held(state, now, alone, held).0;
+            immediate = algorithm.peek_with_held(state, now, alone, held).0;
         }
         if !blocked.is_zero() {
             // No start is scheduled during the block. If a start after the block is early enough, the caller retries
             // then.
-            reading.supports_scheduling &= !reading.verdict.is_allowed();
+            supports_scheduling &= !verdict.is_allowed();
             let blocked = Verdict::Denied { retry_after: blocked };
-            reading.verdict = reading.verdict.stricter_of(blocked);
-            reading.immediate = reading.immediate.stricter_of(blocked);
+            (verdict, immediate) = (verdict.stricter_of(blocked), immediate.stricter_of(blocked));
         }
         let may_charge = mode == ReadMode::IfDenied
-            && reading.cost > 0
-            && reading.counting == Counting::Counts
+            && cost > 0
+            && counting == Counting::Counts
             && share == ShareRole::None
             && warn_at.is_none();
-        if held == 0 && !(may_charge && reading.verdict.is_allowed()) {
-            reading.snapshot = algorithm.snapshot(state, now);
+        if held == 0 && !(may_charge && verdict.is_allowed()) {
+            snapshot = algorithm.snapshot(state, now);
         }
         if share == ShareRole::None {
-            reading.snapshot = reading.snapshot.keeping_free(kept_free);
+            snapshot = snapshot.keeping_free(kept_free);
         }
-        // Beside a share, a mark is a part of the whole limit: not all requests keep units free.
-        reading.near = warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&reading.snapshot));
+        LimitReading {
+            verdict,
+            immediate,
+            snapshot,
+            charged_for,
+            cost,
+            holds,
+            held,
+            blocked: micros_floor(blocked),
+            block_reason: BlockReason::default(),
+            supports_scheduling,
+            shadow,
+            share,
+            kept_free: kept_free.unwrap_or_default(),
+            borrows: false,
+            counting,
+            // Beside a share, a mark is a part of the whole limit: not all requests keep units free.
+            near: warn_at.map_or(NearLimit::NONE, |warn_at| warn_at.level(&snapshot)),
+        }
     }
 
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied. Returns the microseconds
+    /// until the charged usage ends as well.
     #[cold]
-    fn read_with_held(
+    fn peek_with_held(
         algorithm: &A,
         state: &A::State,
         now: Timestamp,
         options: AcquireOptions,
-        reading: &mut LimitReading,
-    ) {
+        held: u64,
+    ) -> (Verdict, LazySnapshot, u64) {
         let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        (reading.verdict, reading.snapshot) = algorithm.peek_with_held(state, now, options, reading.held);
-        reading.charged_for = micros_floor(algorithm.snapshot(state, now).compute().reset);
+        let (verdict, snapshot) = algorithm.peek_with_held(state, now, options, held);
+        (verdict, snapshot, micros_floor(algorithm.snapshot(state, now).compute().reset))
     }
 
     /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.

@@ -2,8 +2,12 @@ use std::time::Duration;
 
 use super::capacity::capacity_added;
 use super::future::LimiterFuture;
+#[cfg(doc)]
+use crate::decision::AcquireOptions;
+use crate::decision::BlockReason;
+use crate::decision::{Costs, ReservationId};
 
-/// An administrative operation on one key, for [`Limiter::administer`](super::Limiter::administer).
+/// An operation on one key that is no decision, for [`Limiter::administer`](super::Limiter::administer).
 ///
 /// A limit that was not named has the name `default`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,9 +29,18 @@ pub enum AdminOperation<'a> {
         limit: &'a str,
         /// For how long the limit denies the key.
         duration: Duration,
+        /// Why, for the decisions that the block denies.
+        reason: BlockReason,
     },
     /// Resets the usage of the key under all limits to that of a never-seen key. Blocks stay.
     Reset,
+    /// Ends the hold with this [id](AcquireOptions::id), and charges the actual costs. Costs of 0 release the hold.
+    Settle {
+        /// The id of the hold.
+        id: ReservationId,
+        /// The actual costs.
+        actual: Costs,
+    },
 }
 
 impl AdminOperation<'_> {

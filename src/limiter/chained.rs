@@ -104,6 +104,7 @@ impl<A, B> Chained<A, B> {
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
+        options.check_no_id("`Chained`")?;
         options.check_units(|visit| {
             self.first.visit_units(visit);
             self.second.visit_units(visit);
@@ -300,19 +301,24 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        if let AdminOperation::Settle { .. } = operation {
+            return LimiterFuture::unsupported("settling failed: `Chained` does not support reservation ids");
+        }
         let first = self.first.administer(key, operation);
         match operation {
-            AdminOperation::Reset => first.join(self.second.administer(key, operation)).map_result(both_ok),
+            AdminOperation::Reset | AdminOperation::Settle { .. } => {
+                first.join(self.second.administer(key, operation)).map_result(both_ok)
+            }
             AdminOperation::SetUsage { limit, used } => {
                 let limit = limit.to_owned();
                 self.or_try_second(key, first, move |second, key| {
                     second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
                 })
             }
-            AdminOperation::Block { limit, duration } => {
+            AdminOperation::Block { limit, duration, reason } => {
                 let limit = limit.to_owned();
                 self.or_try_second(key, first, move |second, key| {
-                    second.administer(key, AdminOperation::Block { limit: &limit, duration })
+                    second.administer(key, AdminOperation::Block { limit: &limit, duration, reason })
                 })
             }
         }

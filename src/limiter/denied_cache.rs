@@ -191,6 +191,10 @@ impl<C: Clock> CacheState<C> {
 
     /// Returns the cached denial that answers the request, if any.
     fn lookup(&self, candidates: CandidateSlots, options: AcquireOptions, now: Timestamp) -> Option<Decision> {
+        // The repeat of a hold with an id is allowed, whatever the usage.
+        if options.get_id().is_some() {
+            return None;
+        }
         let [first, second] = candidates.slots;
         let hash = candidates.hash;
         self.lookup_in(first, hash, options, now).or_else(|| self.lookup_in(second, hash, options, now))

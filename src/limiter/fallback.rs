@@ -61,6 +61,7 @@ impl<P, S> Fallback<P, S> {
         P: Limiter<Key>,
         S: Limiter<Key>,
     {
+        options.check_no_id("`Fallback`")?;
         options.check_units(|visit| {
             self.primary.visit_units(visit);
             self.secondary.visit_units(visit);
@@ -132,6 +133,9 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        if let AdminOperation::Settle { .. } = operation {
+            return LimiterFuture::unsupported("settling failed: `Fallback` does not support reservation ids");
+        }
         self.secondary.administer(key, operation).detach();
         self.primary.administer(key, operation)
     }

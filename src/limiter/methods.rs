@@ -4,7 +4,7 @@ use super::{Acquisition, Limiter, LimiterFuture, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
-/// Defines `check`, `hold`, `set_usage`, `block`, `unblock` and `reset` on a limiter.
+/// Defines `check`, `hold`, `settle`, `release`, `set_usage`, `block`, `unblock` and `reset` on a limiter.
 ///
 /// `limiter_methods!()` defines them for every key type that the limiter accepts, `limiter_methods!(Key)` for the type
 /// parameter `Key` of the limiter. `limiter_methods!(Key: check)` defines a part.
@@ -57,6 +57,51 @@ macro_rules! limiter_methods {
         {
             $crate::limiter::Limiter::acquire(self, key, options.into().hold().until_end())
         }
+
+        /// Ends the hold with this [id](crate::AcquireOptions::id) on the key, and charges `actual`: a number, or
+        /// [`Costs`](crate::Costs). Any process that shares the store can call it.
+        ///
+        /// The first call takes effect. Each later one succeeds and changes nothing. After the hold's expiry only what
+        /// exceeds the held cost is charged. Each limit charges its own actual cost, as
+        /// [`Held::settle`](crate::limiter::Held::settle) says.
+        ///
+        /// # Errors
+        ///
+        /// - [`is_unknown_id`](crate::Error::is_unknown_id): the key has no remembered hold with this id. Nothing is charged.
+        /// - No limit names one of the units, or the id is empty.
+        /// - The store cannot record the charge, or the limiter does not support ids.
+        ///
+        /// # Cancellation
+        ///
+        /// The settlement takes effect even if the future is dropped. After an error of the store, call it again.
+        pub fn settle<$($generics)*>(
+            &self,
+            key: &$Key,
+            id: impl Into<$crate::ReservationId>,
+            actual: impl Into<$crate::Costs>,
+        ) -> $crate::limiter::LimiterFuture<()>
+        where
+            Self: $crate::limiter::Limiter<$Key>,
+        {
+            let operation = $crate::limiter::AdminOperation::Settle { id: id.into(), actual: actual.into() };
+            $crate::limiter::Limiter::administer(self, key, operation)
+        }
+
+        /// Ends the hold with this [id](crate::AcquireOptions::id) on the key, and charges nothing.
+        ///
+        /// # Errors
+        ///
+        /// As for [`settle`](Self::settle).
+        pub fn release<$($generics)*>(
+            &self,
+            key: &$Key,
+            id: impl Into<$crate::ReservationId>,
+        ) -> $crate::limiter::LimiterFuture<()>
+        where
+            Self: $crate::limiter::Limiter<$Key>,
+        {
+            self.settle(key, id, 0)
+        }
     };
     (@administer [$($generics:tt)*] $Key:ident) => {
         /// Sets the usage of a key under one limit, as if the key had used `used` just now.
@@ -98,7 +143,9 @@ macro_rules! limiter_methods {
         where
             Self: $crate::limiter::Limiter<$Key>,
         {
-            $crate::limiter::Limiter::administer(self, key, $crate::limiter::AdminOperation::Block { limit, duration })
+            let reason = $crate::BlockReason::Administrator;
+            let block = $crate::limiter::AdminOperation::Block { limit, duration, reason };
+            $crate::limiter::Limiter::administer(self, key, block)
         }
 
         /// Lifts the block of a key under one limit. The usage of the key does not change.
@@ -115,7 +162,9 @@ macro_rules! limiter_methods {
             Self: $crate::limiter::Limiter<$Key>,
         {
             let duration = ::std::time::Duration::ZERO;
-            $crate::limiter::Limiter::administer(self, key, $crate::limiter::AdminOperation::Block { limit, duration })
+            let reason = $crate::BlockReason::Administrator;
+            let block = $crate::limiter::AdminOperation::Block { limit, duration, reason };
+            $crate::limiter::Limiter::administer(self, key, block)
         }
 
         /// Resets the usage of a key under all limits to that of a never-seen key. Blocks stay.

@@ -7,6 +7,7 @@
 //! | [`FailOpen`] | allows requests while the store is unavailable |
 //! | [`Fallback`] | uses another limiter while the store is unavailable |
 //! | [`Chained`] | combines limits that one store cannot decide together |
+//! | [`Escalating`] | blocks keys that are denied again and again, for longer each time |
 //! | [`Observed`] | emits the events of decisions, for code without the layer |
 //!
 //! The stores and all of these have the methods `check`, `hold`, `set_usage`, `block`, `unblock` and `reset`. `usage`,
@@ -21,6 +22,7 @@ mod boxed;
 mod capacity;
 mod chained;
 mod denied_cache;
+mod escalating;
 mod fail_open;
 mod fallback;
 mod future;
@@ -44,6 +46,7 @@ pub(crate) use self::capacity::{
 };
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
+pub use self::escalating::Escalating;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
@@ -60,6 +63,7 @@ pub use self::reservation::Reservation;
 pub use self::until_ready::until_ready;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
+pub use crate::escalation::Escalation;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -81,6 +85,16 @@ use std::sync::Arc;
 /// | `RedisCell` | one limit | no | no | no |
 /// | your own, with [`StoreLimits`](crate::store::StoreLimits) | yes | no | no: an error when it is built | no |
 /// | your own, without it | what you implement | by [`Held::new`] | by [`Held::until_end`] | no |
+///
+/// [Reservation ids](AcquireOptions::id) need a store that remembers them:
+///
+/// | | holds with an id, `settle`, `release` |
+/// |---|---|
+/// | [`Memory`](crate::Memory), `Redis` | yes |
+/// | [`BoxLimiter`], [`Observed`], [`DeniedCache`] | as the limiter inside |
+/// | [`FailOpen`] | as the limiter inside; a hold that it allows during an outage has no id: settling returns `is_unknown_id` |
+/// | [`Chained`], [`Fallback`], `RedisCell`, [`Reservation`] | no |
+/// | your own | what you implement: see [`AcquireOptions::get_id`] and [`AdminOperation::Settle`] |
 ///
 /// "No" is an error for which [`is_unsupported`](Error::is_unsupported) holds. To count requests in flight beside limits that
 /// cannot hold, combine both limiters with [`Chained`], the one with requests in flight first.
@@ -166,15 +180,17 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         let _ = visit;
     }
 
-    /// Runs an administrative operation on a key.
+    /// Runs an administrative operation on a key, or settles a hold by its id.
     ///
-    /// The stores and the combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
+    /// The stores and the combinators have the methods `set_usage`, `block`, `unblock`, `reset`, `settle` and `release` for
+    /// it.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let _ = key;
         LimiterFuture::unsupported(match operation {
             AdminOperation::SetUsage { .. } => "set usage failed: this limiter does not support it",
             AdminOperation::Block { .. } => "block failed: this limiter does not support it",
             AdminOperation::Reset => "reset failed: this limiter does not support it",
+            AdminOperation::Settle { .. } => "settling failed: this limiter does not support reservation ids",
         })
     }
 }

@@ -50,7 +50,8 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// If the limiter cannot decide, or cannot hold a cost.
+    /// If the limiter cannot decide, or cannot hold a cost, or if the options have an [id](AcquireOptions::id): a hold with
+    /// an id has no guard.
     ///
     /// # Cancellation
     ///
@@ -64,9 +65,10 @@ impl Reservation {
         let options = options.into();
         // With units, a limit that names none counts requests: it charges what it has held, unless a number is spent.
         let spent = if options.units.is_none() { Costs::from(0) } else { Costs::new() };
-        let acquired = limiter.acquire(key, options.hold().until_end()).into_future();
+        let options = options.hold().until_end();
+        let acquired = options.check_no_id("`Reservation`").map(|()| limiter.acquire(key, options).into_future());
         async move {
-            let Outcome { decision, held } = acquired.await?.check_guard(true)?;
+            let Outcome { decision, held } = acquired?.await?.check_guard(true)?;
             let reservation = decision.is_allowed().then_some(Self { held, spent });
             Ok((reservation, decision))
         }

@@ -114,6 +114,16 @@ pub enum Event<'a> {
         limit: &'a str,
     },
 
+    /// A key was denied too often, and is blocked: see [`Escalating`](crate::limiter::Escalating).
+    #[non_exhaustive]
+    Escalated {
+        /// The name of the limit under which the key is blocked.
+        limit: &'a str,
+        /// The duration of the block.
+        duration: Duration,
+        /// Which of the [durations](crate::limiter::Escalation::block_for) it is, from 1.
+        step: usize,
+    },
     /// The charge of a decision has brought a key to a limit's [mark](crate::Limit::warn_at).
     ///
     /// At most one event per key and minute: see [`Limit::warn_at`](crate::Limit::warn_at). The event follows the
@@ -356,7 +366,10 @@ impl Event<'_> {
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
-            Self::Usage { limit, .. } | Self::ShadowUncounted { limit } | Self::NearLimit { limit } => Some(limit),
+            Self::Usage { limit, .. }
+            | Self::ShadowUncounted { limit }
+            | Self::NearLimit { limit }
+            | Self::Escalated { limit, .. } => Some(limit),
             _ => None,
         }
     }
@@ -491,6 +504,12 @@ impl fmt::Debug for Event<'_> {
                 .finish(),
             Self::NearLimit { limit } => f.debug_struct("NearLimit").field("limit", limit).finish(),
             Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
+            Self::Escalated { limit, duration, step } => f
+                .debug_struct("Escalated")
+                .field("limit", limit)
+                .field("duration", duration)
+                .field("step", step)
+                .finish(),
             Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }
     }

@@ -303,6 +303,10 @@ impl Observer for Metrics {
             // Each crossing is counted above.
             Event::NearLimit { .. } => {}
             Event::ShadowUncounted { limit } => recorder.shadow_uncounted(limit),
+            Event::Escalated { limit, .. } => {
+                let limit = recorder.limit_counters(limit).limit.clone();
+                counter!("ratelimit_escalations_total", "limiter" => recorder.limiter(), "limit" => limit).increment(1);
+            }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
             Event::MissingKey { server_error, forwarded, .. } => {
                 let outcome = if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
@@ -373,6 +377,7 @@ fn describe() {
         Unit::Count,
         "Requests that a shadow limit did not count, because its table was full of held keys"
     );
+    describe_counter!("ratelimit_escalations_total", Unit::Count, "Blocks of keys that were denied too often");
     describe_counter!(
         "ratelimit_misconfigured_total",
         Unit::Count,

@@ -170,6 +170,9 @@ impl Observer for Tracing {
             Event::ShadowUncounted { limit } => {
                 trace!(target: TARGET, limiter, limit, "a shadow limit has no slot for the key: not counted");
             }
+            Event::Escalated { limit, duration, step } => {
+                info!(target: TARGET, limiter, limit, ?duration, step, "key blocked: it was denied too often");
+            }
             Event::Batch { store, size, elapsed, error } => {
                 let error = error.map(field::display);
                 trace!(target: TARGET, limiter, store, size, ?elapsed, error, "store called");

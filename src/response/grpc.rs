@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
@@ -10,7 +11,7 @@ use super::grpc_timeout::grpc_timeout;
 use super::headers::{Headers, HttpContext, legacy};
 use super::problem;
 use super::rejection::Rejection;
-use crate::decision::{Decision, Detail, LimitStatus};
+use crate::decision::{BlockReason, Decision, Detail, LimitStatus};
 use crate::observe::Observers;
 
 /// Answers in gRPC: a rejection is a *trailers-only* response.
@@ -21,6 +22,7 @@ use crate::observe::Observers;
 /// | Rejection | Code | Details |
 /// |---|---|---|
 /// | over the limit | `RESOURCE_EXHAUSTED` (8) | `RetryInfo` with the exact wait, `QuotaFailure` with the limits that deny |
+/// | the key is blocked | `RESOURCE_EXHAUSTED` (8) | as above, and `ErrorInfo` with the reason `BLOCKED`, or `ABNORMAL_USAGE_DETECTED` if by an [escalation](crate::limiter::Escalating) |
 /// | the cost exceeds the limit | `RESOURCE_EXHAUSTED` (8) | `QuotaFailure` only: clients do not retry without `RetryInfo` |
 /// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
 /// | the request has no key | `INVALID_ARGUMENT` (3) | |
@@ -114,6 +116,10 @@ impl Grpc {
         }
         if let Some(decision) = rejection.decision().filter(|_| rejection.is_over_limit()) {
             details.set_quota_failure(violations(decision));
+        }
+        if let Some(reason) = rejection.decision().and_then(Decision::block_reason) {
+            let reason = if reason == BlockReason::Escalation { "ABNORMAL_USAGE_DETECTED" } else { "BLOCKED" };
+            details.set_error_info(reason, "ratelimit", HashMap::new());
         }
         Status::with_error_details(code, rejection.to_text(), details)
     }

@@ -6,7 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 
 use super::closure::IntoAnswer;
 use super::rejection::Rejection;
-use crate::decision::Decision;
+use crate::decision::{BlockReason, Decision};
 
 /// Renders the status and the body of a rejection. [`Http`](super::Http) adds the headers.
 ///
@@ -37,6 +37,7 @@ where
 /// | Rejection | Status |
 /// |---|---|
 /// | over the limit | 429, type `quota-exceeded`, with the names of the limits that deny in `violated-policies` |
+/// | the key is blocked | 429, type `quota-exceeded` as above, or `abnormal-usage-detected` if by an [escalation](crate::limiter::Escalating); `block-reason` is `administrator` or `escalation` |
 /// | the limiter is unavailable, and the policy is to deny | 503, type `temporary-reduced-capacity` |
 /// | the request has no key | 400 |
 /// | the server is misconfigured | 500, without details |
@@ -79,7 +80,11 @@ pub(super) fn status(rejection: &Rejection) -> StatusCode {
 }
 
 fn body(rejection: &Rejection, status: StatusCode) -> String {
+    let block_reason = rejection.decision().and_then(Decision::block_reason);
     let (kind, title) = match status {
+        StatusCode::TOO_MANY_REQUESTS if block_reason == Some(BlockReason::Escalation) => {
+            ("https://iana.org/assignments/http-problem-types#abnormal-usage-detected", "Abnormal usage detected")
+        }
         StatusCode::TOO_MANY_REQUESTS => {
             ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Request quota exceeded")
         }
@@ -96,6 +101,10 @@ fn body(rejection: &Rejection, status: StatusCode) -> String {
     push_string(&mut json, &rejection.to_text());
     if let Some(decision) = rejection.decision().filter(|_| rejection.is_over_limit()) {
         push_violated(&mut json, decision);
+    }
+    if let Some(reason) = block_reason {
+        json.push_str(r#","block-reason":"#);
+        push_string(&mut json, reason.name());
     }
     json.push('}');
     json

@@ -83,6 +83,11 @@ impl Rejection {
         match decision.most_restrictive().filter(|_| self.is_over_limit()) {
             None if self.is_over_limit() => text.push_str("rate limit exceeded"),
             None => text.push_str(UNAVAILABLE_TEXT),
+            Some(limit) if limit.is_blocked() => {
+                for part in ["blocked under the rate limit \"", limit.name(), "\""] {
+                    text.push_str(part);
+                }
+            }
             Some(limit) => {
                 for part in ["rate limit \"", limit.name(), "\" exceeded"] {
                     text.push_str(part);

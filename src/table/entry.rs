@@ -1,6 +1,6 @@
 //! Lookups: the location of a key, and its entry, present or vacant.
 
-use super::set::{BLOCKED, FLAGS, HELD, Set};
+use super::set::{BLOCKED, FLAGS, HELD, LockToken, Set};
 use super::table::{Table, UnlockGuard, bounded_index, fingerprint};
 use crate::algorithm::{AtomicState, State};
 use crate::sync::Backoff;
@@ -155,7 +155,8 @@ impl<'a, C: AtomicState> Entry<'a, C> {
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedEntry<'a, C>, StoreError> {
         let Self { set, version, slot } = self;
-        if set.try_lock(version) { Ok(LockedEntry { set, version, slot }) } else { Err(StoreError::Changed) }
+        let token = set.try_lock(version).ok_or(StoreError::Changed)?;
+        Ok(LockedEntry { set, version, slot, token })
     }
 }
 
@@ -176,12 +177,13 @@ pub(crate) struct LockedEntry<'a, C: AtomicState> {
     set: &'a Set<C>,
     version: u64,
     slot: u8,
+    token: LockToken,
 }
 
 impl<'a, C: AtomicState> LockedEntry<'a, C> {
     /// Unlocks the set, with nothing changed: concurrent readings stay valid.
     pub(crate) fn unlock_unchanged(self) {
-        self.set.unlock_unchanged(self.version);
+        self.set.unlock_unchanged(self.version, &self.token);
         std::mem::forget(self);
     }
 
@@ -200,7 +202,7 @@ impl<'a, C: AtomicState> LockedEntry<'a, C> {
 impl<C: AtomicState> Drop for LockedEntry<'_, C> {
     #[inline]
     fn drop(&mut self) {
-        self.set.unlock(self.version);
+        self.set.unlock(self.version, &self.token);
     }
 }
 
@@ -227,11 +229,9 @@ impl<'a, C: AtomicState> TableEntry<'a, C> for VacantEntry<'a, C> {
         read: impl FnOnce(&C::State) -> R,
     ) -> Result<R, StoreError> {
         let Self { table, now, location } = self;
-        if !table.lock(&location) {
-            return Err(StoreError::Changed);
-        }
-        let _unlock = UnlockGuard { table, location: &location };
-        let slot = table.claim_slot(&location, now).ok_or(StoreError::Full)?;
+        let token = table.lock(&location).ok_or(StoreError::Changed)?;
+        let locked = UnlockGuard { table, location: &location, token };
+        let slot = table.claim_slot(&location, now, &locked.token).ok_or(StoreError::Full)?;
         Ok(table.cell(slot).apply(present, next, read))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64 as RelaxedU64, Ordering::Relaxed};
 
 use super::entry::Location;
 use super::relocation::Search;
-use super::set::{Set, all_slots};
+use super::set::{LockToken, Set, all_slots};
 use super::table::Table;
 use super::when_full::WhenFull;
 use crate::algorithm::AtomicState;
@@ -202,7 +202,7 @@ impl<C: AtomicState> Table<C> {
                 if let Some(inherited_debt) = inherited_debt {
                     policy.carry_over(&mut inherited_debt.edit(), &set.cell(slot).snapshot());
                 }
-                set.clear_slot(slot);
+                set.clear_slot(slot, &both.tokens[0]);
                 self.eviction.evicted.fetch_add(1, Relaxed);
                 has_space = true;
             }
@@ -216,20 +216,22 @@ impl<C: AtomicState> Table<C> {
 pub(super) struct LockedSets<'a, C: AtomicState> {
     sets: [&'a Set<C>; 2],
     versions: [u64; 2],
+    pub(super) tokens: [LockToken; 2],
 }
 
 impl<'a, C: AtomicState> LockedSets<'a, C> {
     /// Locks both sets in the order in which every thread locks sets.
     pub(super) fn lock(table: &'a Table<C>, sets: [usize; 2]) -> Self {
         let sets = [sets[0].min(sets[1]), sets[0].max(sets[1])].map(|set| &table.sets[set]);
-        Self { sets, versions: sets.map(Set::lock) }
+        let [(first, one), (second, other)] = sets.map(Set::lock);
+        Self { sets, versions: [first, second], tokens: [one, other] }
     }
 }
 
 impl<C: AtomicState> Drop for LockedSets<'_, C> {
     fn drop(&mut self) {
-        for (set, version) in self.sets.iter().zip(self.versions) {
-            set.unlock_with_flags(version);
+        for ((set, version), token) in self.sets.iter().zip(self.versions).zip(&self.tokens) {
+            set.unlock_with_flags(version, token);
         }
     }
 }

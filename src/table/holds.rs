@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::PoisonError;
 
+use super::set::LockToken;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The held amounts, by fingerprint.
@@ -44,15 +45,15 @@ impl Holds {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
-    /// Under the lock of the key's set: holds `amount` more.
-    pub(super) fn add(&self, fingerprint: u64, amount: u64) {
+    /// Holds `amount` more on a key.
+    pub(super) fn add(&self, fingerprint: u64, amount: u64, _: &LockToken) {
         let mut shard = self.shard(fingerprint);
         let held = shard.entry(fingerprint).or_insert(0);
         *held = held.saturating_add(amount);
     }
 
-    /// Under the lock of the key's set: holds `amount` less.
-    pub(super) fn subtract(&self, fingerprint: u64, amount: u64) {
+    /// Holds `amount` less on a key.
+    pub(super) fn subtract(&self, fingerprint: u64, amount: u64, _: &LockToken) {
         let mut shard = self.shard(fingerprint);
         let Some(held) = shard.get_mut(&fingerprint) else { return };
         *held = held.saturating_sub(amount);

@@ -24,8 +24,7 @@ impl Horizons {
         self.0[set / Self::SETS].load(Ordering::Acquire)
     }
 
-    /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same
-    /// time.
+    /// Raises the horizon. Several threads may raise it at the same time.
     #[inline]
     pub(super) fn raise(&self, set: usize, dropped: u64) {
         let horizon = &self.0[set / Self::SETS];

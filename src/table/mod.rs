@@ -51,9 +51,10 @@ mod when_full;
 
 #[cfg(test)]
 pub(crate) use self::by_idle_time::ByIdleTime;
-pub(crate) use self::entry::{Entry, Location, LockedEntry, LookupError, SlotIndex, StoreError, TableEntry};
+pub(crate) use self::entry::{Entry, Location, LockedEntry, LookupError, Reading, SlotIndex, StoreError, TableEntry};
 pub(crate) use self::eviction::{EvictionPolicy, TableFull};
 pub(crate) use self::saving::SavedItem;
+pub(crate) use self::set::LockToken;
 pub(crate) use self::table::{Table, fingerprint};
 pub use self::when_full::WhenFull;
 

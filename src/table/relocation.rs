@@ -83,17 +83,18 @@ impl<C: AtomicState> Table<C> {
     /// moved.
     pub(crate) fn move_key(&self, fingerprint: u64, from: usize, to: usize, now: u64) -> bool {
         let both = LockedSets::lock(self, [from, to]);
+        let [token, _] = &both.tokens;
         let (source, target) = (&self.sets[from], &self.sets[to]);
         let found = source.find(fingerprint).zip(target.find_free(now, &self.holds));
         if let Some((old, new)) = found {
-            self.claim(to, new, fingerprint);
+            self.claim(to, new, fingerprint, token);
             target.cell(new).copy_from(source.cell(old));
-            source.clear_slot(old);
+            source.clear_slot(old, token);
             if source.flags() & HELD != 0 {
-                source.update_held(&self.holds);
-                target.update_held(&self.holds);
+                source.update_held(&self.holds, token);
+                target.update_held(&self.holds, token);
             }
-            self.relocations.note(fingerprint);
+            self.relocations.note(fingerprint, token);
         }
         drop(both);
         found.is_some()

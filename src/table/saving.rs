@@ -16,7 +16,7 @@ use std::sync::PoisonError;
 
 use super::entry::Location;
 use super::eviction::{EvictionPolicy, TableFull};
-use super::set::{Set, all_slots};
+use super::set::{LockToken, Set, all_slots};
 use super::table::Table;
 use crate::algorithm::{AtomicState, State};
 use crate::sync::{AtomicU64, Backoff, Mutex, MutexGuard, Ordering};
@@ -35,8 +35,8 @@ impl Relocations {
         Self { readers: AtomicU64::new(0), keys: Mutex::new(Vec::new()), one_reader: Mutex::new(()) }
     }
 
-    /// Under the locks of the two sets between which a key has moved: notes the key if a thread reads the table.
-    pub(super) fn note(&self, fingerprint: u64) {
+    /// Notes a key that has moved between two locked sets, if a thread reads the table.
+    pub(super) fn note(&self, fingerprint: u64, _: &LockToken) {
         if self.readers.fetch_add(0, Ordering::AcqRel) > 0 {
             self.keys().push(fingerprint);
         }
@@ -199,7 +199,7 @@ impl<C: AtomicState> Table<C> {
         now: u64,
         policy: &impl EvictionPolicy<C::State>,
     ) -> Result<(), TableFull> {
-        self.update(fingerprint, now, Some(policy), |table, slot, _| table.edit(slot).clone_from(state))
+        self.update(fingerprint, now, Some(policy), |table, slot, _, token| table.edit(slot, token).clone_from(state))
     }
 
     /// Lets new keys of a set, or of all sets, inherit at least this debt. A table that carries no debt ignores it.
@@ -210,9 +210,9 @@ impl<C: AtomicState> Table<C> {
             let (Some(locked), Some(cell)) = (self.sets.get(set), self.eviction.inherited_debts.get(set)) else {
                 continue;
             };
-            let version = locked.lock();
+            let (version, token) = locked.lock();
             policy.carry_over(&mut cell.edit(), debt);
-            locked.unlock(version);
+            locked.unlock(version, &token);
         }
     }
 
@@ -225,12 +225,12 @@ impl<C: AtomicState> Table<C> {
     /// Removes all keys and debts of a table that no other thread uses yet.
     pub(crate) fn clear_all(&self) {
         for (index, set) in self.sets.iter().enumerate() {
-            let version = set.lock();
-            all_slots().for_each(|slot| set.clear_slot(slot));
+            let (version, token) = set.lock();
+            all_slots().for_each(|slot| set.clear_slot(slot, &token));
             if let Some(debt) = self.eviction.inherited_debts.get(index) {
                 debt.clear();
             }
-            set.unlock(version);
+            set.unlock(version, &token);
         }
     }
 }

@@ -27,6 +27,23 @@ pub(super) const FLAGS: u64 = HELD | BLOCKED;
 /// What a version grows by with each change.
 const NEXT_VERSION: u64 = 1 << 3;
 
+/// Proves that the thread holds the lock of a set. A function that needs the lock takes a reference.
+///
+/// Only locking makes a token. It does not name the set: the caller passes the slot or the location that it has locked.
+/// It has no size, so no decision takes an instruction for it.
+#[derive(Debug)]
+#[must_use = "the set stays locked"]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct LockToken(());
+
+impl LockToken {
+    /// Returns a token for tests of what the lock guards, without a set.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) const fn without_set() -> Self {
+        Self(())
+    }
+}
+
 /// A few slots under one sequence lock.
 ///
 /// The order of the fields keeps all that a decision reads of other keys in the first cache line. Many processors fetch
@@ -64,18 +81,19 @@ impl<C: AtomicState> Set<C> {
 
     /// Locks the set, unless anything in it has changed since `version` was loaded.
     #[inline]
-    pub(super) fn try_lock(&self, version: u64) -> bool {
-        version & LOCKED == 0
-            && self.version.compare_exchange(version, version | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    pub(super) fn try_lock(&self, version: u64) -> Option<LockToken> {
+        let is_locked = version & LOCKED == 0
+            && self.version.compare_exchange(version, version | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        is_locked.then_some(LockToken(()))
     }
 
     /// Locks the set, waiting for other threads. Returns the version to unlock with.
-    pub(super) fn lock(&self) -> u64 {
+    pub(super) fn lock(&self) -> (u64, LockToken) {
         let mut backoff = Backoff::new();
         loop {
             let version = self.version();
-            if self.try_lock(version) {
-                return version;
+            if let Some(token) = self.try_lock(version) {
+                return (version, token);
             }
             backoff.wait();
         }
@@ -83,18 +101,18 @@ impl<C: AtomicState> Set<C> {
 
     /// Unlocks after a change, with the flags of `version`.
     #[inline]
-    pub(super) fn unlock(&self, version: u64) {
+    pub(super) fn unlock(&self, version: u64, _: &LockToken) {
         self.version.store(version + NEXT_VERSION, Ordering::Release);
     }
 
     /// Unlocks after a change, perhaps of the flags.
     #[inline]
-    pub(super) fn unlock_with_flags(&self, version: u64) {
-        self.unlock((version & !FLAGS) | self.flags());
+    pub(super) fn unlock_with_flags(&self, version: u64, token: &LockToken) {
+        self.unlock((version & !FLAGS) | self.flags(), token);
     }
 
-    /// Under the lock: sets or clears a flag.
-    pub(super) fn set_flag(&self, flag: u64, value: bool) {
+    /// Sets or clears a flag.
+    pub(super) fn set_flag(&self, flag: u64, value: bool, _: &LockToken) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(if value { version | flag } else { version & !flag }, Ordering::Release);
     }
@@ -105,7 +123,7 @@ impl<C: AtomicState> Set<C> {
     }
 
     /// Unlocks with nothing changed: readings from before the lock stay valid.
-    pub(super) fn unlock_unchanged(&self, version: u64) {
+    pub(super) fn unlock_unchanged(&self, version: u64, _: &LockToken) {
         self.version.store(version, Ordering::Release);
     }
 
@@ -142,21 +160,21 @@ impl<C: AtomicState> Set<C> {
         self.flags() & HELD != 0 && holds.of(self.fingerprint(slot)) > 0
     }
 
-    /// Under the lock: sets the flag if a key in a slot has a held amount, and clears it otherwise.
-    pub(super) fn update_held(&self, holds: &Holds) {
+    /// Sets the flag if a key in a slot has a held amount, and clears it otherwise.
+    pub(super) fn update_held(&self, holds: &Holds, token: &LockToken) {
         let is_any_held = all_slots().any(|slot| holds.of(self.fingerprint(slot)) > 0);
-        self.set_flag(HELD, is_any_held);
+        self.set_flag(HELD, is_any_held, token);
     }
 
-    /// Under the lock: gives a free slot to a key, in the zero state.
+    /// Gives a free slot to a key, in the zero state.
     #[inline]
-    pub(super) fn claim(&self, slot: u8, fingerprint: u64) {
+    pub(super) fn claim(&self, slot: u8, fingerprint: u64, _: &LockToken) {
         self.cell(slot).clear();
         self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);
     }
 
-    /// Under the lock: empties a slot, without raising the horizon.
-    pub(super) fn clear_slot(&self, slot: u8) {
+    /// Empties a slot, without raising the horizon.
+    pub(super) fn clear_slot(&self, slot: u8, _: &LockToken) {
         self.fingerprints[usize::from(slot)].store(0, Ordering::Release);
         self.cell(slot).clear();
     }

@@ -5,7 +5,7 @@ use super::eviction::{EvictionPolicy, EvictionState, NoInsert, TableFull};
 use super::holds::Holds;
 use super::horizons::Horizons;
 use super::saving::Relocations;
-use super::set::{BLOCKED, HELD, SLOTS, Set, all_slots};
+use super::set::{BLOCKED, HELD, LockToken, SLOTS, Set, all_slots};
 use super::when_full::WhenFull;
 use crate::algorithm::{AtomicState, State};
 use crate::sync::Backoff;
@@ -82,10 +82,10 @@ impl<C: AtomicState> Table<C> {
             .all(|which| self.sets[location.candidate_sets[which]].validate(location.versions[which]))
     }
 
-    /// Locks what was read. Returns `false`, with nothing locked, if anything has changed since the reading.
+    /// Locks what was read. Returns `None`, with nothing locked, if anything has changed since the reading.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
-    pub(crate) fn lock(&self, location: &Location) -> bool {
+    pub(crate) fn lock(&self, location: &Location) -> Option<LockToken> {
         match location.position {
             Position::First(_) => self.set(location, 0).try_lock(location.versions[0]),
             Position::Second(_) => self.set(location, 1).try_lock(location.versions[1]),
@@ -93,14 +93,12 @@ impl<C: AtomicState> Table<C> {
         }
     }
 
-    fn lock_both_sets(&self, location: &Location) -> bool {
+    fn lock_both_sets(&self, location: &Location) -> Option<LockToken> {
         let [first, second] = location.lock_order();
-        if !self.set(location, first).try_lock(location.versions[first]) {
-            return false;
-        }
+        let one = self.set(location, first).try_lock(location.versions[first])?;
         let both = self.set(location, second).try_lock(location.versions[second]);
-        if !both {
-            self.set(location, first).unlock_unchanged(location.versions[first]);
+        if both.is_none() {
+            self.set(location, first).unlock_unchanged(location.versions[first], &one);
         }
         both
     }
@@ -111,22 +109,21 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Unlocks with nothing changed: concurrent readings stay valid.
-    pub(crate) fn unlock_unchanged(&self, location: &Location) {
+    pub(crate) fn unlock_unchanged(&self, location: &Location, token: &LockToken) {
         for which in location.validated_sets() {
-            self.set(location, which).unlock_unchanged(location.versions[which]);
+            self.set(location, which).unlock_unchanged(location.versions[which], token);
         }
     }
 
     /// Unlocks after a change: concurrent readings become invalid.
     #[inline]
-    pub(crate) fn unlock(&self, location: &Location) {
+    pub(crate) fn unlock(&self, location: &Location, token: &LockToken) {
         for which in location.validated_sets() {
-            self.set(location, which).unlock_with_flags(location.versions[which]);
+            self.set(location, which).unlock_with_flags(location.versions[which], token);
         }
     }
 
-    /// Under the lock: returns the slot of the key. An absent key gets a slot that is empty or idle at `now`, if there
-    /// is one.
+    /// Returns the slot of the key. An absent key gets a slot that is empty or idle at `now`, if there is one.
     ///
     /// The location still depends on both sets, so that unlocking it unlocks both.
     #[inline]
@@ -135,55 +132,61 @@ impl<C: AtomicState> Table<C> {
         location: &Location,
         now: u64,
         policy: &impl EvictionPolicy<C::State>,
+        token: &LockToken,
     ) -> Option<SlotIndex> {
-        location.slot().or_else(|| self.insert_slot(location, now, policy))
+        location.slot().or_else(|| self.insert_slot(location, now, policy, token))
     }
 
-    fn insert_slot(&self, location: &Location, now: u64, policy: &impl EvictionPolicy<C::State>) -> Option<SlotIndex> {
-        let slot = self.claim_slot(location, now)?;
+    fn insert_slot(
+        &self,
+        location: &Location,
+        now: u64,
+        policy: &impl EvictionPolicy<C::State>,
+        token: &LockToken,
+    ) -> Option<SlotIndex> {
+        let slot = self.claim_slot(location, now, token)?;
         // Before the charge: a later reading finds the key present, and adds no inherited debt.
         if let Some(state) = self.inherited_debt(location, policy) {
-            *self.edit(slot) = state;
+            *self.edit(slot, token) = state;
         }
         Some(slot)
     }
 
-    /// Under the lock: gives an absent key a slot in the zero state.
+    /// Gives an absent key a slot in the zero state.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
-    pub(super) fn claim_slot(&self, location: &Location, now: u64) -> Option<SlotIndex> {
+    pub(super) fn claim_slot(&self, location: &Location, now: u64, token: &LockToken) -> Option<SlotIndex> {
         location.candidate_sets.into_iter().find_map(|set| {
             let slot = self.sets[set].find_free(now, &self.holds)?;
             if self.sets[set].cell(slot).idle_at() > 0 {
                 self.eviction.clear_full_hint();
             }
-            self.claim(set, slot, location.fingerprint);
+            self.claim(set, slot, location.fingerprint, token);
             Some(SlotIndex { set, slot })
         })
     }
 
-    /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's
-    /// time.
+    /// Gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's time.
     #[inline]
-    pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64) {
+    pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64, token: &LockToken) {
         self.horizons.raise(set, self.sets[set].cell(slot).idle_at());
-        self.sets[set].claim(slot, fingerprint);
+        self.sets[set].claim(slot, fingerprint, token);
     }
 
-    /// Under the lock: holds `amount` more on the key in a slot.
-    pub(crate) fn hold(&self, slot: SlotIndex, amount: u64) {
+    /// Holds `amount` more on the key in a slot.
+    pub(crate) fn hold(&self, slot: SlotIndex, amount: u64, token: &LockToken) {
         let set = &self.sets[slot.set];
         if amount > 0 {
-            self.holds.add(set.fingerprint(slot.slot), amount);
-            set.set_flag(HELD, true);
+            self.holds.add(set.fingerprint(slot.slot), amount, token);
+            set.set_flag(HELD, true, token);
         }
     }
 
-    /// Under the lock: ends a hold of `amount` on the key in a slot.
-    pub(crate) fn end_hold(&self, slot: SlotIndex, amount: u64) {
+    /// Ends a hold of `amount` on the key in a slot.
+    pub(crate) fn end_hold(&self, slot: SlotIndex, amount: u64, token: &LockToken) {
         let set = &self.sets[slot.set];
-        self.holds.subtract(set.fingerprint(slot.slot), amount);
-        set.update_held(&self.holds);
+        self.holds.subtract(set.fingerprint(slot.slot), amount, token);
+        set.update_held(&self.holds, token);
     }
 
     /// Flags the candidate sets of a key as those of a blocked key, so that the fast path leaves their keys to the
@@ -205,13 +208,13 @@ impl<C: AtomicState> Table<C> {
 
     fn set_blocked_flag(&self, set: usize, value: bool) {
         let set = &self.sets[set];
-        let version = set.lock();
-        set.set_flag(BLOCKED, value);
-        set.unlock_with_flags(version);
+        let (version, token) = set.lock();
+        set.set_flag(BLOCKED, value, &token);
+        set.unlock_with_flags(version, &token);
     }
 
-    /// Under the lock: returns the amount held on a key.
-    pub(crate) fn held(&self, hash: u64) -> u64 {
+    /// Returns the amount held on a key.
+    pub(crate) fn held(&self, hash: u64, _: &LockToken) -> u64 {
         self.holds.of(fingerprint(hash))
     }
 
@@ -225,7 +228,7 @@ impl<C: AtomicState> Table<C> {
         self.sets[slot.set].cell(slot.slot)
     }
 
-    /// Under the lock: stores the next state in a slot whose state is `present`, and returns what `read` reads from it.
+    /// Stores the next state in a slot whose state is `present`, and returns what `read` reads from it.
     #[inline]
     pub(crate) fn store<'a, R>(
         &'a self,
@@ -233,19 +236,20 @@ impl<C: AtomicState> Table<C> {
         present: &mut C::Snapshot<'a>,
         next: <C::State as State>::Next,
         read: impl FnOnce(&C::State) -> R,
+        _: &LockToken,
     ) -> R {
         self.cell(slot).apply(present, next, read)
     }
 
-    /// Under the lock: returns the state in a slot.
+    /// Returns the state in a slot.
     #[inline]
-    pub(crate) fn state(&self, slot: SlotIndex) -> C::Snapshot<'_> {
+    pub(crate) fn state(&self, slot: SlotIndex, _: &LockToken) -> C::Snapshot<'_> {
         self.cell(slot).snapshot()
     }
 
-    /// Under the lock: returns a guard that edits the state in a slot.
+    /// Returns a guard that edits the state in a slot.
     #[inline]
-    pub(crate) fn edit(&self, slot: SlotIndex) -> C::Edit<'_> {
+    pub(crate) fn edit(&self, slot: SlotIndex, _: &LockToken) -> C::Edit<'_> {
         self.cell(slot).edit()
     }
 
@@ -255,12 +259,12 @@ impl<C: AtomicState> Table<C> {
         self.cell(slot).idle_at()
     }
 
-    /// Under the lock: makes the state in a slot the zero state.
-    pub(crate) fn clear(&self, slot: SlotIndex) {
+    /// Makes the state in a slot the zero state.
+    pub(crate) fn clear(&self, slot: SlotIndex, _: &LockToken) {
         self.cell(slot).clear();
     }
 
-    /// Runs `change` under the lock, with the key's slot and the [horizon](super::entry::Reading::horizon). With
+    /// Locks the key's sets, and runs `change` with its slot and the [horizon](super::entry::Reading::horizon). With
     /// `insert`, an absent key gets a slot first; without it, nothing is done for an absent key.
     ///
     /// # Errors
@@ -271,7 +275,7 @@ impl<C: AtomicState> Table<C> {
         hash: u64,
         now: u64,
         insert: Option<&impl EvictionPolicy<C::State>>,
-        change: impl Fn(&Self, SlotIndex, u64),
+        change: impl Fn(&Self, SlotIndex, u64, &LockToken),
     ) -> Result<(), TableFull> {
         let mut backoff = Backoff::new();
         loop {
@@ -280,20 +284,20 @@ impl<C: AtomicState> Table<C> {
             if location.is_absent() && insert.is_none() {
                 return Ok(());
             }
-            if !self.lock(&location) {
+            let Some(token) = self.lock(&location) else {
                 backoff.wait();
                 continue;
-            }
-            let unlock = UnlockGuard { table: self, location: &location };
+            };
+            let locked = UnlockGuard { table: self, location: &location, token };
             let slot = match insert {
-                Some(policy) => self.ensure_slot(&location, now, policy),
+                Some(policy) => self.ensure_slot(&location, now, policy, &locked.token),
                 None => location.slot(),
             };
             if let Some(slot) = slot {
-                change(self, slot, horizon);
+                change(self, slot, horizon, &locked.token);
                 return Ok(());
             }
-            drop(unlock);
+            drop(locked);
             if let Some(policy) = insert {
                 self.make_space(&location, now, policy)?;
             }
@@ -302,9 +306,13 @@ impl<C: AtomicState> Table<C> {
 
     /// Removes the key.
     pub(crate) fn remove(&self, hash: u64) {
-        let clear = |table: &Self, slot: SlotIndex, _| {
+        let clear = |table: &Self, slot: SlotIndex, _, token: &LockToken| {
             // A hold keeps its slot.
-            if table.held(hash) == 0 { table.sets[slot.set].clear_slot(slot.slot) } else { table.clear(slot) }
+            if table.held(hash, token) == 0 {
+                table.sets[slot.set].clear_slot(slot.slot, token);
+            } else {
+                table.clear(slot, token);
+            }
         };
         let removed = self.update(hash, 0, None::<&NoInsert>, clear);
         debug_assert!(removed.is_ok(), "a removal inserts nothing");
@@ -373,12 +381,13 @@ impl<C> std::fmt::Debug for Table<C> {
 pub(super) struct UnlockGuard<'a, C: AtomicState> {
     pub(super) table: &'a Table<C>,
     pub(super) location: &'a Location,
+    pub(super) token: LockToken,
 }
 
 impl<C: AtomicState> Drop for UnlockGuard<'_, C> {
     #[inline]
     fn drop(&mut self) {
-        self.table.unlock(self.location);
+        self.table.unlock(self.location, &self.token);
     }
 }
 

@@ -7,7 +7,7 @@ use super::random::Random;
 use super::{StoreReport, StoreViolation, TestKey};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::clock::ManualClock;
-use crate::decision::{AcquireOptions, Decision, Detail};
+use crate::decision::{AcquireOptions, BlockReason, Decision, Detail};
 use crate::error::Error;
 use crate::limit::{Limit, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Limiter};
@@ -149,8 +149,8 @@ pub(super) fn count(decision: &Decision, report: &mut StoreReport) {
     report.denied += u64::from(!decision.is_allowed());
 }
 
-/// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, as a shadow, by a
-/// part of the key.
+/// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, a mark, as a shadow, by
+/// a part of the key.
 fn limit<A: Algorithm + Copy>(
     random: &mut Random,
     index: u64,
@@ -158,6 +158,7 @@ fn limit<A: Algorithm + Copy>(
 ) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
     let tiers = [make(random), make(random)];
     let (part, cost, is_shadow) = (random.below(3), random.below(8), random.below(6) == 0);
+    let has_mark = random.below(3) == 0;
     let limit = move || {
         let limit = Limit::new(format!("limit {index}"), per_key(move |key: &TestKey| tiers[key.tier]));
         let limit = limit.keyed_by(move |key: &TestKey| match part {
@@ -166,13 +167,15 @@ fn limit<A: Algorithm + Copy>(
             _ => 0,
         });
         let limit = if cost < 2 { limit.fixed_cost(cost) } else { limit };
+        let limit = if has_mark { limit.warn_at(0.6) } else { limit };
         if is_shadow { limit.shadow() } else { limit }
     };
     Box::new(move || {
         let part = ["user", "team", "all keys"][usize::try_from(part).unwrap_or(0)];
         let fixed = if cost < 2 { format!(", fixed cost {cost}") } else { String::new() };
         let shadow = if is_shadow { ", shadow" } else { "" };
-        let text = format!("limit {index} by {part}, tiers {tiers:?}{fixed}{shadow}");
+        let mark = if has_mark { ", mark 0.6" } else { "" };
+        let text = format!("limit {index} by {part}, tiers {tiers:?}{fixed}{shadow}{mark}");
         (DynLimit::new(limit()), StoreLimit::new(limit()), text)
     })
 }
@@ -200,12 +203,13 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
     let mut options = AcquireOptions::cost(random.choose(&[0, 1, 1, 1, 2, 3]));
     options.max_delay = [None, Some(Duration::ZERO), Some(micros(random.below(5_000_000)))][index % 3];
     options.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][index / 3 % 3];
+    let reason = random.choose(&[BlockReason::Administrator, BlockReason::Escalation]);
     let limit = names[usize::try_from(random.below(names.len() as u64)).unwrap_or(0)].as_str();
-    match random.below(20) {
-        0..4 => Call::Wait(micros(random.below(2_000_000))),
-        4 => Call::Wait(micros(random.below(20_000_000))),
+    match (random.below(20), last) {
+        (0..4, _) => Call::Wait(micros(random.below(2_000_000))),
+        (4, _) => Call::Wait(micros(random.below(20_000_000))),
         // To the moment at which the last decision changes, or a microsecond before.
-        8 | 9 if let Some(last) = last => {
+        (8 | 9, Some(last)) => {
             let until = match (random.below(2), last.retry_after(), last.most_restrictive()) {
                 (0, Some(retry_after), _) => retry_after,
                 (_, _, Some(limit)) => limit.reset(),
@@ -213,14 +217,14 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
             };
             Call::Wait(until.saturating_sub(micros(random.below(2))))
         }
-        5 | 6 => Call::Peek(key, options),
-        7 => Call::Administer(
+        (5 | 6, _) => Call::Peek(key, options),
+        (7, _) => Call::Administer(
             key,
             match random.below(4) {
                 0 => AdminOperation::SetUsage { limit, used: random.below(9) },
                 1 => AdminOperation::Reset,
-                2 => AdminOperation::Block { limit, duration: Duration::ZERO },
-                _ => AdminOperation::Block { limit, duration: micros(random.below(5_000_000)) },
+                2 => AdminOperation::Block { limit, duration: Duration::ZERO, reason },
+                _ => AdminOperation::Block { limit, duration: micros(random.below(5_000_000)), reason },
             },
         ),
         _ => Call::Acquire(key, options),

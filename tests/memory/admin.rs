@@ -22,9 +22,9 @@ use tower_ratelimit::limiter::{
 };
 use tower_ratelimit::response::{BoxError, Headers, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
-    SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
+    AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket,
+    LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer,
+    SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -972,12 +972,13 @@ impl Limiter<str> for RecordingLimiter {
 /// Calls every required method and checks that its result is passed on.
 fn check_every_method<L: Limiter<str>>(limiter: &L) {
     let options = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
+    let reason = BlockReason::Escalation;
     let answers = [
         result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
         result_of(limiter.peek("alice", options)).map(drop),
         result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options.hold().until_end()))).map(drop),
         result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
-        result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE })),
+        result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE, reason })),
         result_of(limiter.administer("alice", AdminOperation::Reset)),
     ];
     for answer in answers {
@@ -1047,7 +1048,7 @@ fn wrappers_return_the_inner_limiters_guard() {
 fn unblock_blocks_for_zero_time() {
     let limiter = RecordingLimiter::default();
     result_of(BoxLimiter::new(limiter.clone()).unblock("api", "alice")).unwrap_err();
-    let block = AdminOperation::Block { limit: "api", duration: Duration::ZERO };
+    let block = AdminOperation::Block { limit: "api", duration: Duration::ZERO, reason: BlockReason::Administrator };
     assert_eq!(limiter.recorded(), [format!("{block:?} alice")]);
 }
 
@@ -1065,11 +1066,14 @@ fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
 
     fn check(limiter: &impl Limiter<str>) {
         assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
+        let reason = BlockReason::Escalation;
         let errors = [
             result_of(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
             result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "default", used: 5 })).unwrap_err(),
-            result_of(limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE }))
-                .unwrap_err(),
+            result_of(
+                limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE, reason }),
+            )
+            .unwrap_err(),
             result_of(limiter.administer("alice", AdminOperation::Reset)).unwrap_err(),
         ];
         for error in errors {

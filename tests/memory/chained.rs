@@ -97,9 +97,11 @@ impl<L: Limiter<Key> + Clone> Limiter<Key> for Remote<L> {
                 let limit = limit.to_owned();
                 self.reply(move |limiter| limiter.administer(&key, AdminOperation::SetUsage { limit: &limit, used }))
             }
-            AdminOperation::Block { limit, duration } => {
+            AdminOperation::Block { limit, duration, reason } => {
                 let limit = limit.to_owned();
-                self.reply(move |limiter| limiter.administer(&key, AdminOperation::Block { limit: &limit, duration }))
+                self.reply(move |limiter| {
+                    limiter.administer(&key, AdminOperation::Block { limit: &limit, duration, reason })
+                })
             }
             AdminOperation::Reset => self.reply(move |limiter| limiter.administer(&key, AdminOperation::Reset)),
             other => panic!("unexpected operation {other:?}"),

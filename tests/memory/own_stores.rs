@@ -10,8 +10,8 @@ use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Limiter, 
 use tower_ratelimit::store::{StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 use tower_ratelimit::test_util::{StoreReport, StoreViolation, TestKey, check_store};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LazySnapshot, Limit, LimitSnapshot,
-    ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
+    AcquireOptions, BlockReason, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LazySnapshot, Limit,
+    LimitSnapshot, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
 /// What a store does wrong.
@@ -235,7 +235,8 @@ fn a_state_with_any_other_byte_is_an_error() {
             "{error}"
         );
         assert!(transaction.peek(&states, now).is_err());
-        let block = AdminOperation::Block { limit: "default", duration: Duration::ZERO };
+        let block =
+            AdminOperation::Block { limit: "default", duration: Duration::ZERO, reason: BlockReason::default() };
         assert!(transaction.administer(&states, now, block).is_err() || states[1] != Some(&writes[1].state));
     };
     for (index, write) in writes.iter().enumerate() {

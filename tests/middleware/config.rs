@@ -325,6 +325,25 @@ fn divided_policy_divides_each_number() {
 }
 
 #[test]
+fn configured_mark_is_the_mark_of_the_limit() {
+    let text = "limits = [{ name = 'api', algorithm = 'gcra', quota = '10/s', by = 'user', warn_at = 0.7 }]";
+    let policies = from_toml(text);
+    assert_eq!(policies[0].warn_at(), Some(0.7));
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(!limiter.check(&ALICE, 6).is_near_limit());
+    assert!(limiter.check(&ALICE, 1).is_near_limit());
+    for mark in ["0.0", "0", "-0.5", "1.5", "2", "nan", "inf"] {
+        let text =
+            format!("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\nwarn_at = {mark}\nshadow = true");
+        let error = toml::from_str::<Policy>(&text).expect_err(mark).to_string();
+        assert!(error.contains("warn_at: it is not above 0 and at most 1"), "{mark}: {error}");
+        assert!(error.contains("line 5"), "{mark}: {error}");
+    }
+}
+
+#[test]
 fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
     let json = serde_json::to_string(&policies).unwrap();
@@ -443,7 +462,7 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 16] = [
+const FIELDS: [(&str, &str, &str); 17] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
@@ -460,6 +479,7 @@ const FIELDS: [(&str, &str, &str); 16] = [
     ("unit", "gcra", "text"),
     ("shadow", "fixed-window", "bool"),
     ("keep_free", "gcra", "table"),
+    ("warn_at", "gcra", "part"),
 ];
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.
@@ -1172,4 +1192,55 @@ fn hold_is_settled_after_a_change_of_tier() {
     assert_hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
     assert_hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
     assert_hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
+}
+
+/// The counts are in the same store, by the sub-key of the limit.
+#[test]
+fn escalation_of_a_policy_blocks_its_limit() {
+    use tower_ratelimit::BlockReason;
+    use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+
+    let key_parts = KeyParts::new().add("user", |user: &u64| *user);
+    let policies: Vec<Policy> = serde_json::from_str(
+        r#"[{
+            "name": "api", "algorithm": "fixed-window", "quota": "1/h", "by": "user",
+            "escalate": "2/min", "block_for": ["2h", "3h"], "forget_after": "9h"
+        }]"#,
+    )
+    .expect("policies");
+    let mut limiter = BoxLimiter::new(Memory::new(key_parts.limits(&policies).expect("limits")));
+    for policy in &policies {
+        let escalation = policy.escalation().expect("an escalation");
+        assert_eq!(
+            serde_json::from_value::<Policy>(serde_json::to_value(policy).expect("JSON")).ok().as_ref(),
+            Some(policy)
+        );
+        let counts = Memory::new(key_parts.escalation_limits(policy).expect("limits"));
+        limiter = BoxLimiter::new(Escalating::new(limiter, counts, escalation));
+    }
+    let decide = |user: u64| limiter.check(&user, 1).try_ready().expect("memory is ready").expect("a decision");
+    let reasons = [(); 5].map(|()| decide(7).block_reason());
+    let blocked = Some(BlockReason::Escalation);
+    assert_eq!(reasons, [None, None, None, blocked, blocked]);
+    assert!(decide(7).retry_after_secs().expect("blocked") > 7_100);
+    assert!(decide(8).is_allowed());
+}
+
+#[test]
+fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
+    for (fields, expected) in [
+        (r#""escalate": "many""#, "escalate: "),
+        (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
+        (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
+        (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
+        (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),
+        (r#""escalate": "2/min", "block_for": ["1h", "1m"]"#, "block_for: escalation with shorter later blocks"),
+        (r#""escalate": "2/min", "block_for": ["soon"]"#, "block_for: "),
+        (r#""escalate": "2/min", "block_for": ["2d"]"#, "forget_after: escalation that forgets a block"),
+        (r#""escalate": "2/min", "forget_after": "10m""#, "forget_after: escalation that forgets a block"),
+    ] {
+        let json = format!(r#"{{ "name": "a", "algorithm": "gcra", "quota": "1/s", "by": "user", {fields} }}"#);
+        let error = serde_json::from_str::<Policy>(&json).expect_err(fields).to_string();
+        assert!(error.contains(expected), "{fields}: {error}");
+    }
 }

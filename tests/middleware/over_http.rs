@@ -548,7 +548,8 @@ async fn blocked_key_has_nothing_remaining() {
     }
     async fn block(limiter: &impl Limiter<()>, seconds: u64) {
         let duration = Duration::from_secs(seconds);
-        limiter.administer(&(), AdminOperation::Block { limit: "blocked", duration }).await.expect("done");
+        let reason = tower_ratelimit::BlockReason::Administrator;
+        limiter.administer(&(), AdminOperation::Block { limit: "blocked", duration, reason }).await.expect("done");
     }
     let clock = ManualClock::new();
     let many = Quota::per_hour(100);

@@ -24,7 +24,7 @@ fn alert_rules_use_only_existing_metrics() {
 }
 
 /// For each rule a series that makes it fire after ten minutes, its value, and the labels of the alert.
-const FIRING: [(&str, &str, &str, &str); 5] = [
+const FIRING: [(&str, &str, &str, &str); 6] = [
     (
         "RateLimiterUnavailable",
         "ratelimit_requests_total{limiter='a',limit='none',outcome='failed',source='none'}",
@@ -50,14 +50,16 @@ const FIRING: [(&str, &str, &str, &str); 5] = [
         "0+30x60",
         "{limiter: e, limit: day}",
     ),
+    ("ClientsNearLimit", "ratelimit_near_limit_total{limiter='g',limit='day'}", "0+1x60", "{limiter: g, limit: day}"),
 ];
 
 /// Series of a healthy server, which must not fire.
-const HEALTHY: [&str; 4] = [
+const HEALTHY: [&str; 5] = [
     "ratelimit_requests_total{limiter='e',limit='day',outcome='allowed',source='store'}",
     "ratelimit_requests_total{limiter='f',limit='day',outcome='allowed',source='store'}",
     "ratelimit_memory_evicted_total{limiter='f',limit='day'}",
     "ratelimit_misconfigured_total{limiter='f'}",
+    "ratelimit_near_limit_total{limiter='f',limit='day'}",
 ];
 
 /// The summary of an alert with these labels.
@@ -111,7 +113,7 @@ fn alert_rules_fire_on_failures_only() {
     match promtool(&directory, &["check", "rules", "alerts.yml"]) {
         None => println!("NOT CHECKED: promtool is missing (Debian: apt-get install prometheus)"),
         Some(checked) => {
-            assert!(checked.contains("5 rules found"), "{checked}");
+            assert!(checked.contains("6 rules found"), "{checked}");
             promtool(&directory, &["test", "rules", "test.yml"]);
         }
     }

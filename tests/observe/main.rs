@@ -5,6 +5,7 @@ mod dashboard;
 mod documented;
 mod events;
 mod logs;
+mod near_limit;
 mod observed;
 mod prometheus;
 mod proxies;

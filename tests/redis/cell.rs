@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_ratelimit::limiter::AdminOperation;
-use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, BlockReason, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
 use crate::helpers::{LONG_DEADLINE, acquire, is_allowed};
 use crate::server::Server;
@@ -118,7 +118,8 @@ async fn cell_operations_without_a_command_are_unsupported() {
         acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("unsupported").is_unsupported()
     );
     let set_usage = AdminOperation::SetUsage { limit: "default", used: 1 };
-    let block = AdminOperation::Block { limit: "default", duration: Duration::from_secs(1) };
+    let block =
+        AdminOperation::Block { limit: "default", duration: Duration::from_secs(1), reason: BlockReason::default() };
     for operation in [set_usage, block] {
         assert!(limiter.administer("alice", operation).await.expect_err("unsupported").is_unsupported());
     }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::Held;
+use tower_ratelimit::limiter::{AdminOperation, Held};
 use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
-    per_key,
+    AcquireOptions, BlockReason, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp,
+    TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -50,6 +50,12 @@ const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// which that key was idle, and Redis decides them now. With random seeds some runs had such a pair of keys.
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 const MAX_KEYS: usize = 10_000;
+
+/// Returns a reason. Redis keeps that of an escalation up to the year 2112.
+fn block_reason(random: &mut Random, now: Timestamp) -> BlockReason {
+    let is_escalation = random.below(2) == 0 && now < Timestamp::from_micros(1 << 52);
+    if is_escalation { BlockReason::Escalation } else { BlockReason::Administrator }
+}
 
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace)
@@ -101,8 +107,10 @@ where
                 let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
                 let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
-                memory.block(&limit, &caller, span).await.expect("done");
-                redis.block(&limit, &caller, span).await.expect("done");
+                let reason = block_reason(&mut random, clock.now());
+                let block = AdminOperation::Block { limit: &limit, duration: span, reason };
+                memory.administer(&caller, block).await.expect("done");
+                redis.administer(&caller, block).await.expect("done");
             }
             3 => {
                 // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
@@ -294,6 +302,7 @@ agree_on_all_traces! {
     conditions,
     kept_free,
     shares,
+    near_limit,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

@@ -201,3 +201,15 @@ fn lease_example_stays_within_the_bound() {
     assert!(text.contains("killed one of two processes") && text.contains(": within the limit\n"), "{text}");
     assert!(text.contains("share of leases: "), "{text}");
 }
+
+#[test]
+fn reservation_id_example_settles_the_hold_of_a_killed_process() {
+    let server = Server::start();
+    let output = example("reservation_id", "REDIS_URL", &server.address()).output().expect("the example");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let remaining: Vec<_> = text.lines().filter_map(|line| line.split_once(": ")).map(|(_, number)| number).collect();
+    // A token drains every 8.64 s.
+    let held = remaining.first().is_some_and(|first| ["6000 remain", "6001 remain"].contains(first));
+    assert!(held && remaining.len() == 4 && remaining[2] == remaining[3] && remaining[3].starts_with("88"), "{text}");
+}

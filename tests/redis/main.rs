@@ -18,6 +18,7 @@ mod conformance;
 mod credentials;
 mod deployments;
 mod differential;
+mod escalating;
 mod exactness;
 mod examples;
 mod fail_over;
@@ -42,6 +43,7 @@ mod leases;
 mod link;
 mod load;
 mod lua;
+mod near_limit;
 mod open_loop;
 mod order;
 mod overload;
@@ -50,6 +52,9 @@ mod process_death;
 mod proxy;
 #[path = "../../src/store/redis/simulation_tests/random.rs"]
 mod random;
+mod reservation_ids;
+#[path = "../memory/reservation_model.rs"]
+mod reservation_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]

@@ -87,7 +87,8 @@ fn values_of_the_documented_form_are_states() {
     }
 }
 
-/// Every number is from 0 to 2^53, their count is that of a form, and a key has at most 64 entries of sessions and 64 of leases.
+/// Every number is from 0 to 2^53, their count is that of a form, and a key has at most 64 entries of sessions, 64 of leases and
+/// 64 of groups of reservations.
 #[test]
 fn values_of_another_form_are_invalid_and_kept() {
     let server = Server::start();
@@ -102,12 +103,12 @@ fn values_of_another_form_are_invalid_and_kept() {
     let with_one = state(&entries(1));
     cases.extend((7..with_one.len()).map(|count| (format!("{count} words"), bytes(&with_one[..count]))));
     cases.push(("a word after the entries".to_owned(), bytes(&state(&[&entries(1)[..], &[0.0]].concat()))));
-    cases.push(("129 entries".to_owned(), bytes(&state(&entries(129)))));
+    cases.push(("193 entries".to_owned(), bytes(&state(&entries(193)))));
     let mut fraction = state(&entries(0));
     fraction[14] = 0.2;
     fraction.push(0.0);
     cases.push(("a fraction of an entry".to_owned(), bytes(&fraction)));
-    cases.push(("1001 words".to_owned(), bytes(&[0.0; 1001])));
+    cases.push(("1101 words".to_owned(), bytes(&[0.0; 1101])));
     // The numbers of a state, with a block and with held costs. Those of the entries are checked when they are used.
     for words in [state(&[]), state(&[NOW]), with_one] {
         for index in 0..words.len().min(15) {

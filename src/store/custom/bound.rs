@@ -7,7 +7,7 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitReading, LimitStatus, Name, Plan, ShareRole};
+use crate::decision::{AcquireOptions, BlockReason, LimitNumbers, LimitReading, LimitStatus, Name, Plan, ShareRole};
 use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, Shares, SubKeyOf, Transition};
@@ -52,24 +52,30 @@ pub(super) trait AnyBoundLimit: Send + Sync {
         mode: ReadMode,
     ) -> Result<LimitReading, Error>;
 
-    /// Charges the cost of the reading for a start after `delay`, and replaces the numbers of the reading by those after
-    /// the charge.
+    /// Charges the cost of the reading for a start after `delay`. Returns the numbers after the charge as well.
     fn charge(
         &self,
         stored: Option<&[u8]>,
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error>;
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LimitNumbers), Error>;
 
     /// Returns the state after a charge of `used` on a never-seen key. A block stays.
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
 
     /// Returns the state with another end of the block.
-    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error>;
+    fn block(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        until: Timestamp,
+        reason: BlockReason,
+    ) -> Result<StoreWrite, Error>;
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
+    /// Returns the limit's part of the decision, with the numbers after it.
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus;
 }
 
 impl<Key, C, P> AnyLimit<Key> for Arc<Limit<C, P>>
@@ -215,10 +221,8 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         mode: ReadMode,
     ) -> Result<LimitReading, Error> {
         let Stored { state, block } = self.decode(stored)?;
-        let mut reading = LimitReading::EMPTY;
-        let transition = self.transition(options);
-        transition.read(&state, 0, block.remaining(now), now, mode, &mut reading);
-        Ok(reading)
+        let reading = self.transition(options).read(&state, 0, block.remaining(now), now, mode);
+        Ok(LimitReading { block_reason: block.reason(), ..reading })
     }
 
     fn charge(
@@ -227,19 +231,19 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         now: Timestamp,
         options: AcquireOptions,
         delay: Duration,
-        reading: &mut LimitReading,
-    ) -> Result<StoreWrite, Error> {
+        reading: &LimitReading,
+    ) -> Result<(StoreWrite, LimitNumbers), Error> {
         let mut stored = self.decode(stored)?;
         let transition = self.transition(options);
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
         let snapshot = transition.snapshot(&stored.state, 0, now);
-        reading.set_charged(snapshot, |near, snapshot| match self.limit.warn_keys() {
+        let numbers = reading.numbers_after(snapshot, |near, snapshot| match self.limit.warn_keys() {
             Some(keys) => keys.charged(near, snapshot, &self.warn_key, now),
             None => near,
         });
-        self.write(&stored, now)
+        Ok((self.write(&stored, now)?, numbers))
     }
 
     fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
@@ -248,15 +252,21 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.write(&stored, now)
     }
 
-    fn block(&self, stored: Option<&[u8]>, now: Timestamp, until: Timestamp) -> Result<StoreWrite, Error> {
-        self.write(&Stored { block: Block::new(now, until), ..self.decode(stored)? }, now)
+    fn block(
+        &self,
+        stored: Option<&[u8]>,
+        now: Timestamp,
+        until: Timestamp,
+        reason: BlockReason,
+    ) -> Result<StoreWrite, Error> {
+        self.write(&Stored { block: Block::new(now, until, reason), ..self.decode(stored)? }, now)
     }
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
+    fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus {
         let (name, verdict) = (self.limit.name_handle().clone(), plan.verdict_of(reading));
-        LimitStatus::from_verdict(name, verdict, reading.snapshot, reading.shadow)
-            .with_block(reading.blocked > 0)
+        LimitStatus::from_verdict(name, verdict, numbers.snapshot, reading.shadow)
+            .with_block(reading.block())
             .with_borrowing(reading.borrows)
-            .with_near(reading.near)
+            .with_near(numbers.near)
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::algorithm::{Counters, State};
 use crate::clock::{Timestamp, latest_end, micros_floor};
+use crate::decision::BlockReason;
 
 /// The version of the layout: the first byte of each state, and the first part of each key.
 pub(super) const VERSION: u8 = 1;
@@ -27,23 +28,31 @@ pub(super) struct Stored<S> {
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     until: u64,
-    /// The microseconds from the time at which the block was set to its end.
+    /// The microseconds from the time at which the block was set to its end, and the [reason](BlockReason::pack).
     duration: u64,
 }
 
 impl Block {
     pub(super) const NONE: Self = Self { until: 0, duration: 0 };
 
-    pub(super) fn new(now: Timestamp, until: Timestamp) -> Self {
+    pub(super) fn new(now: Timestamp, until: Timestamp, reason: BlockReason) -> Self {
         let duration = micros_floor(until.saturating_since(now));
-        if duration == 0 { Self::NONE } else { Self { until: until.as_micros(), duration } }
+        if duration == 0 { Self::NONE } else { Self { until: until.as_micros(), duration: reason.pack(duration) } }
+    }
+
+    pub(super) fn reason(self) -> BlockReason {
+        BlockReason::unpack(self.duration).1
     }
 
     /// Returns the time until the block ends: zero if it does not count, because the clock has stepped back by more than
     /// its duration.
     pub(super) fn remaining(self, now: Timestamp) -> Duration {
         let until = Timestamp::from_micros(self.until);
-        if until > latest_end(now, self.duration) { Duration::ZERO } else { until.saturating_since(now) }
+        if until > latest_end(now, BlockReason::unpack(self.duration).0) {
+            Duration::ZERO
+        } else {
+            until.saturating_since(now)
+        }
     }
 }
 

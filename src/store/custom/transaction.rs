@@ -2,7 +2,7 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitReading, Plan, combine_shares};
+use crate::decision::{AcquireOptions, Decision, LimitNumbers, LimitReading, Plan, combine_shares};
 use crate::error::Error;
 use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
@@ -43,7 +43,7 @@ use crate::limiter::AdminOperation;
 /// | 0 | the version: 1 |
 /// | 1 to 4 | the 32-bit FNV-1a hash of the algorithm's `STATE_NAME` and of all bytes behind the hash |
 /// | 5 to 12 | the end of the key's block, 0 if the key is not blocked |
-/// | 13 to 20 | the duration of the block, 0 if the key is not blocked |
+/// | 13 to 20 | the duration of the block, 0 if the key is not blocked; its highest bit says whether the reason is an [escalation](crate::BlockReason) |
 /// | 21 to 28 | the time from which the key is idle, apart from the block |
 /// | 29.. | the other words of the state, 8 bytes each; for a [`HitLog`](crate::algorithm::HitLog) the period, then the time and the weight of each hit |
 ///
@@ -103,13 +103,16 @@ impl StoreTransaction {
         now: Timestamp,
     ) -> Result<(Decision, Vec<Option<StoreWrite>>), Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
-        let (mut readings, plan) = self.plan(&states, now)?;
-        let mut writes = Vec::with_capacity(states.len());
-        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&mut readings) {
+        let (readings, plan) = self.plan(&states, now)?;
+        let (mut writes, mut numbers) = (Vec::with_capacity(states.len()), Vec::with_capacity(states.len()));
+        for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&readings) {
             let delay = plan.charge_of(reading);
-            writes.push(delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?);
+            let charged = delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?;
+            let (write, charged) = charged.unzip();
+            writes.push(write);
+            numbers.push(charged.unwrap_or(reading.numbers()));
         }
-        Ok((self.decision(&plan, &readings, now), writes))
+        Ok((self.decision(&plan, &readings, &numbers, now), writes))
     }
 
     /// Returns the decision that [`decide`](Self::decide) would return, without charging.
@@ -120,7 +123,8 @@ impl StoreTransaction {
     pub fn peek<State: AsRef<[u8]>>(&self, states: &[Option<State>], now: Timestamp) -> Result<Decision, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
         let (readings, plan) = self.plan(&states, now)?;
-        Ok(self.decision(&plan, &readings, now))
+        let numbers: Vec<_> = readings.iter().map(LimitReading::numbers).collect();
+        Ok(self.decision(&plan, &readings, &numbers, now))
     }
 
     /// Runs an administrative operation, for [`Limiter::administer`](crate::Limiter::administer).
@@ -137,9 +141,14 @@ impl StoreTransaction {
         operation: AdminOperation<'_>,
     ) -> Result<Vec<Option<StoreWrite>>, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
+        if let AdminOperation::Settle { .. } = operation {
+            return Err(Error::unsupported(
+                "settling failed: `StoreLimits` does not support reservation ids; use `Memory` or `Redis`",
+            ));
+        }
         let name = match operation {
             AdminOperation::SetUsage { limit, .. } | AdminOperation::Block { limit, .. } => Some(limit),
-            AdminOperation::Reset => None,
+            AdminOperation::Reset | AdminOperation::Settle { .. } => None,
         };
         if let Some(name) = name
             && !self.limits.iter().any(|limit| limit.name().as_str() == name)
@@ -152,9 +161,10 @@ impl StoreTransaction {
             writes.push(match operation {
                 _ if name.is_some_and(|name| limit.name().as_str() != name) => None,
                 AdminOperation::SetUsage { used, .. } => Some(limit.set_usage(state, now, used)?),
-                AdminOperation::Block { duration, .. } => {
-                    Some(limit.block(state, now, now.saturating_add(duration))?)
+                AdminOperation::Block { duration, reason, .. } => {
+                    Some(limit.block(state, now, now.saturating_add(duration), reason)?)
                 }
+                AdminOperation::Settle { .. } => None,
                 AdminOperation::Reset if state.is_none() => None,
                 AdminOperation::Reset => Some(limit.set_usage(state, now, 0)?),
             });
@@ -197,8 +207,10 @@ impl StoreTransaction {
         Ok((readings, plan))
     }
 
-    fn decision(&self, plan: &Plan, readings: &[LimitReading], now: Timestamp) -> Decision {
-        let statuses = self.limits.iter().zip(readings).map(|(limit, reading)| limit.status(plan, reading));
+    /// Builds the decision. The numbers are those after it.
+    fn decision(&self, plan: &Plan, readings: &[LimitReading], numbers: &[LimitNumbers], now: Timestamp) -> Decision {
+        let limits = self.limits.iter().zip(readings).zip(numbers);
+        let statuses = limits.map(|((limit, reading), numbers)| limit.status(plan, reading, *numbers));
         plan.decide(now, self.options, statuses)
     }
 }

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::algorithm::AtomicState;
 use crate::clock::{Clock, Timestamp, latest_end};
+use crate::decision::BlockReason;
 use crate::sync::AtomicU64;
-use crate::table::{EvictionPolicy, Location, SavedItem, SlotIndex, Table, WhenFull, fingerprint};
+use crate::table::{EvictionPolicy, Location, SavedItem, Table, WhenFull, fingerprint};
 
 /// For how long a flag outlasts the last block of its set, in microseconds. A clock that steps back by less finds the
 /// block again.
@@ -19,7 +20,7 @@ const KEPT_MICROS: u64 = 60_000_000;
 /// The blocks of a limit.
 #[derive(Default)]
 pub(super) struct Blocks {
-    /// The end and the duration of each key's block. Created with the first block.
+    /// The end of each key's block, and its [duration and reason](BlockReason::pack). Created with the first block.
     table: OnceLock<Table<[AtomicU64; 2]>>,
     /// For each set of the limit's table with a flag, the latest end of a block of its keys. Its lock serialises the
     /// changes of flags.
@@ -27,7 +28,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Returns the time until the block of a key ends, if the key is blocked. `states` is the limit's table.
+    /// Returns the time until the block of a key ends, and its reason, if the key is blocked. `states` is the limit's table.
     #[inline]
     pub(super) fn remaining<C: AtomicState>(
         &self,
@@ -35,7 +36,7 @@ impl Blocks {
         location: &Location,
         now: Timestamp,
         clock: &dyn Clock,
-    ) -> Option<Duration> {
+    ) -> Option<(Duration, BlockReason)> {
         if location.may_be_blocked() { self.look_up_flagged(states, location, now, clock) } else { None }
     }
 
@@ -46,7 +47,7 @@ impl Blocks {
         location: &Location,
         now: Timestamp,
         clock: &dyn Clock,
-    ) -> Option<Duration> {
+    ) -> Option<(Duration, BlockReason)> {
         let remaining = self.look_up(location.hash(), now);
         if remaining.is_none() {
             // A decision can ask for a later time, at which a block will have ended.
@@ -62,11 +63,11 @@ impl Blocks {
         remaining
     }
 
-    fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
+    fn look_up(&self, hash: u64, now: Timestamp) -> Option<(Duration, BlockReason)> {
         let mut state = <[AtomicU64; 2]>::empty();
         self.table.get()?.read(hash, &mut { Location::EMPTY }, &mut state);
         let until = Timestamp::from_micros(state[0]);
-        (until > now && !is_stale(&state, now)).then(|| until.saturating_since(now))
+        (until > now && !is_stale(&state, now)).then(|| (until.saturating_since(now), BlockReason::unpack(state[1]).1))
     }
 
     /// Blocks a key until this time. A time that is not in the future removes its block.
@@ -76,6 +77,7 @@ impl Blocks {
         hash: u64,
         now: Timestamp,
         until: Timestamp,
+        reason: BlockReason,
         max_keys: usize,
     ) {
         let mut flagged = self.flagged();
@@ -83,8 +85,8 @@ impl Blocks {
         if until > now {
             let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
             let duration = until.as_micros() - now.as_micros();
-            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _| {
-                *table.edit(slot) = [until.as_micros(), duration];
+            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _, token| {
+                *table.edit(slot, token) = [until.as_micros(), reason.pack(duration)];
             });
             debug_assert!(blocked.is_ok(), "a table that evicts has space");
             for set in sets {
@@ -139,10 +141,12 @@ impl Blocks {
     ) {
         let until = Timestamp::from_micros(block[0]);
         if until > now {
-            self.set(states, fingerprint, now, until, max_keys);
+            self.set(states, fingerprint, now, until, BlockReason::default(), max_keys);
             if let Some(table) = self.table.get() {
-                let set_block = |table: &Table<[AtomicU64; 2]>, slot: SlotIndex, _| *table.edit(slot) = block;
-                let blocked = table.update(fingerprint, now.as_micros(), Some(&BlockEviction { now }), set_block);
+                let policy = BlockEviction { now };
+                let blocked = table.update(fingerprint, now.as_micros(), Some(&policy), |table, slot, _, token| {
+                    *table.edit(slot, token) = block;
+                });
                 debug_assert!(blocked.is_ok(), "a table that evicts has space");
             }
         }
@@ -159,7 +163,7 @@ impl Blocks {
 
 /// Returns whether the clock has stepped back by more than the duration of a block since the block was set.
 fn is_stale(&[until, duration]: &[u64; 2], now: Timestamp) -> bool {
-    Timestamp::from_micros(until) > latest_end(now, duration)
+    Timestamp::from_micros(until) > latest_end(now, BlockReason::unpack(duration).0)
 }
 
 /// The eviction policy of blocks: the block that ends first is evicted, and before it a block that does not count.
@@ -205,7 +209,7 @@ mod tests {
         }
 
         fn set(&self, hash: u64, until: Timestamp) {
-            self.blocks.set(&self.states, hash, START, until, self.max_blocks);
+            self.blocks.set(&self.states, hash, START, until, BlockReason::Administrator, self.max_blocks);
         }
 
         fn location(&self, hash: u64) -> Location {
@@ -215,7 +219,8 @@ mod tests {
         }
 
         fn remaining(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-            self.blocks.remaining(&self.states, &self.location(hash), now, &Fixed(now))
+            let remaining = self.blocks.remaining(&self.states, &self.location(hash), now, &Fixed(now));
+            remaining.map(|(remaining, _)| remaining)
         }
 
         fn is_flagged(&self, hash: u64) -> bool {

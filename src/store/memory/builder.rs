@@ -9,6 +9,7 @@ use super::limits::MemoryLimits;
 use super::save::{Restore, SavedCounts};
 use super::transaction_limit::{Capacity, read_clock};
 use crate::clock::{Clock, SystemClock};
+use crate::decision::Reserve;
 use crate::error::Error;
 use crate::table::WhenFull;
 
@@ -20,6 +21,7 @@ pub struct MemoryBuilder<Key: ?Sized, L, C = SystemClock, S = DefaultHashBuilder
     clock: C,
     hasher: S,
     restore: Option<Restore>,
+    max_ids: usize,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -41,6 +43,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
             clock: SystemClock::new(),
             hasher: DefaultHashBuilder::default(),
             restore: None,
+            max_ids: Reserve::DEFAULT_MAX_IDS,
             key: PhantomData,
         }
     }
@@ -81,6 +84,16 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
         self
     }
 
+    /// Sets the maximum number of remembered [ids](crate::AcquireOptions::id) of a key: 1 to 1,000,000, by default
+    /// 10,000. A further hold with an id is denied.
+    ///
+    /// All keys together have 1,000,000 ids, of some 300 bytes each. Beyond it, the limiter forgets an id whose hold has
+    /// ended. If no hold has ended, it denies a further one.
+    pub fn max_reservation_ids(mut self, max: usize) -> Self {
+        self.max_ids = max;
+        self
+    }
+
     /// Allows an empty list of limits, which is a configuration error otherwise: for limits that
     /// [`replace`](Memory::replace) adds later. A limiter without limits allows every request.
     pub fn allow_no_limits(mut self) -> Self {
@@ -90,8 +103,8 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
 
     /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<Key, L, D, S> {
-        let Self { limits, capacity, hasher, restore, .. } = self;
-        MemoryBuilder { limits, capacity, clock, hasher, restore, key: PhantomData }
+        let Self { limits, capacity, hasher, restore, max_ids, .. } = self;
+        MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
     }
 
     /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
@@ -113,8 +126,8 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
     /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, C, T> {
-        let Self { limits, capacity, clock, restore, .. } = self;
-        MemoryBuilder { limits, capacity, clock, hasher, restore, key: PhantomData }
+        let Self { limits, capacity, clock, restore, max_ids, .. } = self;
+        MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
     }
 
     /// Restores the counts that a process before this one has [saved](Memory::save), with its seed of the hashes.
@@ -191,6 +204,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
         S: BuildHasher + 'static,
     {
         const MAX: u64 = 1 << 32;
+        Reserve::check_max_ids(self.max_ids)?;
         if self.capacity.max_keys == 0 {
             return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }
@@ -205,7 +219,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
         if let Some(restore) = self.restore {
             restore.fill::<Key, L, S>(&tables, &mut hasher, read_clock(&self.clock))?;
         }
-        Ok(Memory::from_parts(tables, self.clock, hasher))
+        Ok(Memory::from_parts(tables, self.clock, hasher, self.max_ids))
     }
 }
 

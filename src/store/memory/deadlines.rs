@@ -20,6 +20,7 @@ use std::sync::PoisonError;
 use super::flights::{Ended, Flights, Node};
 use crate::clock::{Clock, Timestamp, latest_end};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::table::LockToken;
 
 /// The deadlines of a limit.
 pub(super) struct Deadlines {
@@ -68,8 +69,8 @@ impl Deadlines {
     /// The maximum number of requests whose memory one change frees.
     pub(super) const MAX_FREED: usize = 8;
 
-    /// Under the lock of the key's set: adds a hold that ends after `duration` microseconds.
-    pub(super) fn add(&self, hash: u64, now: Timestamp, duration: u64, held: u64) -> Deadline {
+    /// Adds a hold that ends after `duration` microseconds.
+    pub(super) fn add(&self, hash: u64, now: Timestamp, duration: u64, held: u64, _: &LockToken) -> Deadline {
         let mut holds = self.holds();
         holds.last_id += 1;
         holds.allocated += 1;
@@ -81,8 +82,8 @@ impl Deadlines {
         deadline
     }
 
-    /// Under the lock of the key's set: removes a deadline. Returns `false` if the hold was due, and has ended.
-    pub(super) fn remove(&self, hash: u64, deadline: Deadline) -> bool {
+    /// Removes a deadline. Returns `false` if the hold was due, and has ended.
+    pub(super) fn remove(&self, hash: u64, deadline: Deadline, _: &LockToken) -> bool {
         let mut holds = self.holds();
         let is_removed = holds.change(hash, |flights| flights.remove(deadline));
         holds.allocated -= usize::from(is_removed);
@@ -107,11 +108,11 @@ impl Deadlines {
         overdue.or_else(|| holds.ends.last().filter(|(at, _)| *at > latest)).map(|(_, hash)| *hash)
     }
 
-    /// Under the lock of the key's set: removes the due holds of a key. Returns their sum, which the caller must end.
+    /// Removes the due holds of a key. Returns their sum, which the caller must end.
     ///
     /// `now` can have been read long ago, if the thread was descheduled. Only if `clock` still returns such an early time
     /// has the clock stepped back.
-    pub(super) fn take_due(&self, hash: u64, now: Timestamp, clock: &dyn Clock) -> u64 {
+    pub(super) fn take_due(&self, hash: u64, now: Timestamp, clock: &dyn Clock, _: &LockToken) -> u64 {
         let mut holds = self.holds();
         let is_stale = self.stale_before.load(Ordering::Acquire) > now.as_micros();
         let latest =
@@ -177,6 +178,8 @@ impl Default for Deadlines {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    const TOKEN: LockToken = LockToken::without_set();
     use crate::clock::ManualClock;
 
     /// Pseudo-random numbers, equal in each run.
@@ -210,13 +213,13 @@ mod tests {
                         let duration = durations[usize::try_from(random.below(durations.len() as u64)).unwrap()];
                         longest = longest.max(duration);
                         let held = 1 + random.below(5);
-                        flights.push((key, deadlines.add(key, now, duration, held), held));
+                        flights.push((key, deadlines.add(key, now, duration, held, &TOKEN), held));
                     }
                     3 if !flights.is_empty() => {
                         let index = usize::try_from(random.below(flights.len() as u64)).unwrap();
                         let (key, deadline, _) = flights.swap_remove(index);
-                        assert!(deadlines.remove(key, deadline));
-                        assert!(!deadlines.remove(key, deadline), "each hold ends once");
+                        assert!(deadlines.remove(key, deadline, &TOKEN));
+                        assert!(!deadlines.remove(key, deadline, &TOKEN), "each hold ends once");
                         left += 1;
                     }
                     4 | 5 => {
@@ -225,8 +228,8 @@ mod tests {
                         let (due, rest): (Vec<Flight>, Vec<Flight>) =
                             flights.into_iter().partition(|flight| flight.0 == key && is_due(flight.1.at, longest));
                         let sum: u64 = due.iter().map(|flight| flight.2).sum();
-                        assert_eq!(deadlines.take_due(key, now, &clock), sum, "seed {seed}");
-                        assert!(due.iter().all(|(key, deadline, _)| !deadlines.remove(*key, *deadline)));
+                        assert_eq!(deadlines.take_due(key, now, &clock, &TOKEN), sum, "seed {seed}");
+                        assert!(due.iter().all(|(key, deadline, _)| !deadlines.remove(*key, *deadline, &TOKEN)));
                         ended_once += due.len() as u64;
                         flights = rest;
                     }
@@ -253,12 +256,12 @@ mod tests {
     #[test]
     fn deadlines_of_one_key_end_together_and_are_freed_in_parts() {
         let (deadlines, clock) = (Deadlines::default(), ManualClock::new());
-        let added: Vec<_> = (0..100_000).map(|_| deadlines.add(1, clock.now(), 10, 2)).collect();
+        let added: Vec<_> = (0..100_000).map(|_| deadlines.add(1, clock.now(), 10, 2, &TOKEN)).collect();
         assert!(deadlines.bytes() >= 100_000 * size_of::<Node>());
         clock.advance(std::time::Duration::from_micros(10));
-        assert_eq!(deadlines.take_due(1, clock.now(), &clock), 200_000);
+        assert_eq!(deadlines.take_due(1, clock.now(), &clock, &TOKEN), 200_000);
         assert!(!deadlines.any_due(clock.now()));
-        assert!(added.iter().all(|deadline| !deadlines.remove(1, *deadline)));
+        assert!(added.iter().all(|deadline| !deadlines.remove(1, *deadline, &TOKEN)));
         assert!(deadlines.bytes() < 1000, "{}", deadlines.bytes());
     }
 
@@ -269,9 +272,9 @@ mod tests {
         let (deadlines, clock) = (Deadlines::default(), ManualClock::new());
         let late = clock.now();
         clock.advance(std::time::Duration::from_micros(100));
-        deadlines.add(1, clock.now(), 10, 1);
-        assert_eq!(deadlines.take_due(1, late, &clock), 0);
+        deadlines.add(1, clock.now(), 10, 1, &TOKEN);
+        assert_eq!(deadlines.take_due(1, late, &clock, &TOKEN), 0);
         clock.set(late);
-        assert_eq!(deadlines.take_due(1, late, &clock), 1);
+        assert_eq!(deadlines.take_due(1, late, &clock, &TOKEN), 1);
     }
 }

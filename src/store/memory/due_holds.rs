@@ -8,7 +8,7 @@ use super::limit_table::{CellOf, LimitTable};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
 use crate::limit::AlgorithmSelector;
-use crate::table::{Location, SlotIndex, Table};
+use crate::table::{Location, LockToken, SlotIndex, Table};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Before a decision: ends the holds of the key whose requests last longer than the maximum, and those of some other
@@ -43,17 +43,18 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Ends the due holds of a key. Returns their sum.
     fn end_due_holds_of(&self, hash: u64, now: Timestamp, clock: &dyn Clock) -> u64 {
         let ended = Cell::new(0);
-        self.end_hold(hash, now, || {
-            ended.set(self.deadlines.take_due(hash, now, clock));
+        self.end_hold(hash, now, |token| {
+            ended.set(self.deadlines.take_due(hash, now, clock, token));
             ended.get()
         });
         ended.get()
     }
 
-    /// Ends a hold that is never charged, of the amount that `held` returns under the lock. This needs no slot, so it
-    /// cannot fail.
-    pub(super) fn end_hold(&self, hash: u64, now: Timestamp, held: impl Fn() -> u64) {
-        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, _: u64| table.end_hold(slot, held());
+    /// Ends a hold that is never charged, of the amount that `held` returns. This needs no slot, so it cannot fail.
+    pub(super) fn end_hold(&self, hash: u64, now: Timestamp, held: impl Fn(&LockToken) -> u64) {
+        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, _: u64, token: &LockToken| {
+            table.end_hold(slot, held(token), token);
+        };
         let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
         debug_assert!(ended.is_ok(), "nothing is inserted");
     }

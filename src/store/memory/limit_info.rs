@@ -14,7 +14,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::Name;
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::table::{SlotIndex, Table, TableFull};
+use crate::table::{LockToken, SlotIndex, Table, TableFull};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
@@ -43,22 +43,27 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
 
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
         if limit.until_end {
-            let is_held = || limit.deadline.is_none_or(|deadline| self.deadlines.remove(limit.hash, deadline));
-            self.end_hold(limit.hash, read_clock(clock), || if is_held() { limit.held } else { 0 });
+            self.end_hold(limit.hash, read_clock(clock), |token| {
+                let remove = |deadline| self.deadlines.remove(limit.hash, deadline, token);
+                if limit.deadline.is_none_or(remove) { limit.held } else { 0 }
+            });
             return Ok(());
         }
         let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
         let now = read_clock(clock);
         let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
-        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
-            table.end_hold(slot, limit.held);
-            if limit.algorithm.is_some() && table.held(limit.hash) == 0 {
-                self.held_algorithms.remove(limit.hash);
+        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64, token: &LockToken| {
+            table.end_hold(slot, limit.held, token);
+            if limit.algorithm.is_some() && table.held(limit.hash, token) == 0 {
+                self.held_algorithms.remove(limit.hash, token);
             }
             if actual > 0 {
-                let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
+                let idle_at = table.idle_at(slot).max(horizon);
+                // A state that was charged after the expiry is charged now.
+                let expired_at = limit.expired_at.filter(|at| !is_ahead_of_clock(idle_at, *at, algorithm));
+                let now = expired_at.unwrap_or_else(|| effective_now(idle_at, now, clock, algorithm));
                 let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
-                algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, actual);
+                algorithm.charge(&mut table.edit(slot, token), now, Duration::ZERO, actual);
             }
         };
         if actual > 0 {
@@ -116,7 +121,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
     }
 }
 
-/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from
+/// Returns the time that was read before the lock, unless that is so long ago that the state seems to be from
 /// a clock that was ahead.
 fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
     if !is_ahead_of_clock(idle_at, before, algorithm) {

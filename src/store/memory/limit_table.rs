@@ -9,15 +9,17 @@ use super::blocks::Blocks;
 use super::deadlines::Deadlines;
 use super::decide::{self, Charges};
 use super::save::{HeldAlgorithms, SavedNames};
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, LimitStep, TransactionLimit};
+use super::transaction_limit::{
+    AcquireContext, Capacity, HeldLimit, LimitCharge, LimitRead, LimitResult, TransactionLimit,
+};
 use super::usage::KeyId;
 use crate::algorithm::{Algorithm, AtomicState, State};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{Decision, LazySnapshot, LimitReading, ShareRole};
+use crate::decision::{BlockReason, Decision, LazySnapshot, LimitNumbers, LimitReading, ShareRole};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LookupError, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+use crate::table::{Location, LockToken, LookupError, Reading, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -200,13 +202,13 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
     }
 
-    /// Sets the numbers after a charge or a hold, and whether it has crossed the limit's mark.
+    /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark.
     #[inline]
-    fn set_charged(&self, read: &LimitRead, reading: &mut LimitReading, snapshot: LazySnapshot) {
-        reading.set_charged(snapshot, |near, snapshot| match self.limit.warn_keys() {
+    pub(super) fn numbers_after_charge(&self, read: &LimitRead, snapshot: LazySnapshot) -> LimitNumbers {
+        read.reading.numbers_after(snapshot, |near, snapshot| match self.limit.warn_keys() {
             Some(keys) => keys.charged(near, snapshot, read.location.hash(), read.now),
             None => near,
-        });
+        })
     }
 
     /// Decides on a state.
@@ -218,15 +220,15 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         held: u64,
         context: &AcquireContext<'_, Key, S>,
         mode: ReadMode,
-        LimitStep { read, reading, .. }: &mut LimitStep,
-    ) where
+        (location, now): (&Location, Timestamp),
+    ) -> LimitReading
+    where
         P: SubKeyOf<Key>,
     {
-        let blocked = self.blocks.remaining(&self.table, &read.location, context.now, context.clock);
-        let blocked = blocked.unwrap_or_default();
-        self.limit
-            .transition(algorithm, context.key, context.options)
-            .read(state, held, blocked, read.now, mode, reading);
+        let blocked = self.blocks.remaining(&self.table, location, context.now, context.clock);
+        let (blocked, block_reason) = blocked.unwrap_or_default();
+        let transition = self.limit.transition(algorithm, context.key, context.options);
+        LimitReading { block_reason, ..transition.read(state, held, blocked, now, mode) }
     }
 }
 
@@ -256,25 +258,25 @@ where
     }
 
     #[inline]
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep) {
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode) -> LimitRead {
         let hash = self.applying_hash(context);
         self.end_due_holds(fingerprint(hash), context.now, context.clock);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let mut state = CellOf::<C>::empty();
-        let read = &mut step.read;
-        let reading = self.table.read(hash, &mut read.location, &mut state);
-        read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
-        let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
+        let (mut location, mut state) = (Location::EMPTY, CellOf::<C>::empty());
+        let Reading { horizon, held } = self.table.read(hash, &mut location, &mut state);
+        let now = clamp_to_horizon(Timestamp::from_micros(horizon), context.now, algorithm);
+        let idle_at = location.slot().map_or(horizon, |slot| self.table.idle_at(slot));
         let is_ahead = is_ahead_of_clock(idle_at, context.now, algorithm);
-        read.ahead_by = if is_ahead { micros_floor(algorithm.max_reset()).max(1) } else { 0 };
-        match self.inherited_debt(&read.location, algorithm, read.now) {
-            None => self.evaluate(algorithm, &state, reading.held, context, mode, step),
-            Some(state) if self.table.is_current(&read.location) => {
-                self.evaluate(algorithm, &state, reading.held, context, mode, step);
+        let ahead_by = if is_ahead { micros_floor(algorithm.max_reset()).max(1) } else { 0 };
+        let reading = match self.inherited_debt(&location, algorithm, now) {
+            None => self.evaluate(algorithm, &state, held, context, mode, (&location, now)),
+            Some(state) if self.table.is_current(&location) => {
+                self.evaluate(algorithm, &state, held, context, mode, (&location, now))
             }
-            Some(_) => self.read(context, mode, step),
-        }
+            Some(_) => return self.read(context, mode),
+        };
+        LimitRead { location, now, ahead_by, reading }
     }
 
     fn is_current(&self, read: &LimitRead) -> bool {
@@ -282,23 +284,28 @@ where
     }
 
     #[inline]
-    fn lock(&self, read: &LimitRead) -> bool {
+    fn lock(&self, read: &LimitRead) -> Option<LockToken> {
         self.table.lock(&read.location)
     }
 
-    fn unlock_unchanged(&self, read: &LimitRead) {
-        self.table.unlock_unchanged(&read.location);
+    fn unlock_unchanged(&self, read: &LimitRead, token: &LockToken) {
+        self.table.unlock_unchanged(&read.location, token);
     }
 
     #[inline]
-    fn unlock(&self, read: &LimitRead) {
-        self.table.unlock(&read.location);
+    fn unlock(&self, read: &LimitRead, token: &LockToken) {
+        self.table.unlock(&read.location, token);
     }
 
-    fn ensure_slot(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Option<SlotIndex> {
+    fn ensure_slot(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        token: &LockToken,
+    ) -> Option<SlotIndex> {
         let chosen = self.limit.algorithm().select(context.key);
         let policy = self.eviction_policy(chosen.borrow(), read.now);
-        self.table.ensure_slot(&read.location, read.now.as_micros(), &policy)
+        self.table.ensure_slot(&read.location, read.now.as_micros(), &policy, token)
     }
 
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
@@ -312,47 +319,42 @@ where
     }
 
     #[inline]
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration) {
-        let LimitStep { read, reading, change } = step;
-        let Some(slot) = change.slot else { return };
+    fn charge(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        charge: LimitCharge,
+        token: &LockToken,
+    ) -> LimitResult {
+        let LimitRead { reading, now, .. } = read;
+        if reading.holds {
+            return self.hold(context, read, charge.slot, token);
+        }
         let chosen = self.limit.algorithm().select(context.key);
         let transition = self.limit.transition(chosen.borrow(), context.key, context.options);
-        let held = reading.held;
-        let mut state = self.table.state(slot);
-        if let Some(next) = transition.charge(&state, reading, read.now, delay) {
-            let snapshot = |state: &StateOf<C>| transition.snapshot(state, held, context.now);
-            let snapshot = self.table.store(slot, &mut state, next, snapshot);
-            self.set_charged(read, reading, snapshot);
-        }
+        let mut state = self.table.state(charge.slot, token);
+        let numbers = match transition.charge(&state, reading, *now, charge.delay) {
+            Some(next) => {
+                let snapshot = |state: &StateOf<C>| transition.snapshot(state, reading.held, context.now);
+                self.numbers_after_charge(read, self.table.store(charge.slot, &mut state, next, snapshot, token))
+            }
+            None => reading.numbers(),
+        };
+        LimitResult { numbers, deadline: None }
     }
 
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep) {
-        let LimitStep { read, reading, change } = step;
-        let Some(slot) = change.slot else { return };
-        self.table.hold(slot, reading.cost);
-        if let Some(own) = self.limit.algorithm().select_owned(context.key)
-            && !C::Algorithm::HELD_UNTIL_END
-        {
-            self.held_algorithms.set(read.location.hash(), own);
-        }
-        let chosen = self.limit.algorithm().select(context.key);
-        let algorithm: &C::Algorithm = chosen.borrow();
-        change.deadline = algorithm
-            .max_hold_duration()
-            .filter(|_| C::Algorithm::HELD_UNTIL_END)
-            .map(|max| self.deadlines.add(read.location.hash(), context.now, micros_floor(max), reading.cost));
-        let transition = self.limit.transition(algorithm, context.key, context.options);
-        let held = reading.held.saturating_add(reading.cost);
-        let snapshot = transition.snapshot(&self.table.state(slot), held, read.now);
-        self.set_charged(read, reading, snapshot);
-    }
-
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit {
+    fn held_limit(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        result: Option<&LimitResult>,
+    ) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         let (until_end, cost) = (C::Algorithm::HELD_UNTIL_END, self.limit.cost());
-        let (table, hash, held) = (self.table.id(), step.read.location.hash(), step.reading.cost);
-        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline: step.change.deadline }
+        let deadline = result.and_then(|result| result.deadline);
+        let (table, hash, held) = (self.table.id(), read.location.hash(), read.reading.cost);
+        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline, expired_at: None }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
@@ -363,15 +365,20 @@ where
         let (hash, now) = (self.applying_hash(context), context.now);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.update(hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), |table, slot, _| {
-            table.clear(slot);
-            algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, used);
-        })
+        self.table.update(
+            hash,
+            now.as_micros(),
+            Some(&self.eviction_policy(algorithm, now)),
+            |table, slot, _, token| {
+                table.clear(slot, token);
+                algorithm.charge(&mut table.edit(slot, token), now, Duration::ZERO, used);
+            },
+        )
     }
 
-    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp) {
+    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason) {
         let hash = self.applying_hash(context);
-        self.blocks.set(&self.table, hash, context.now, until, self.capacity.max_keys);
+        self.blocks.set(&self.table, hash, context.now, until, reason, self.capacity.max_keys);
     }
 
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {

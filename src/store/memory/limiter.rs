@@ -7,6 +7,7 @@ use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
 use super::limits::MemoryLimits;
 use super::replace::DynLimit;
+use super::reservations::Reservations;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
@@ -112,10 +113,11 @@ where
     shared: Arc<Shared<L::Tables, C, S>>,
 }
 
-struct Shared<R, C, S> {
-    tables: R,
-    clock: C,
+pub(super) struct Shared<R, C, S> {
+    pub(super) tables: R,
+    pub(super) clock: C,
     hasher: S,
+    pub(super) reservations: Reservations,
 }
 
 impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
@@ -164,8 +166,21 @@ where
 }
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
-    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S) -> Self {
-        Self { shared: Arc::new(Shared { tables, clock, hasher }) }
+    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S, max_ids: usize) -> Self {
+        let reservations = Reservations::new(max_ids);
+        Self { shared: Arc::new(Shared { tables, clock, hasher, reservations }) }
+    }
+
+    pub(super) fn shared(&self) -> &Shared<L::Tables, C, S> {
+        &self.shared
+    }
+
+    /// Charges the holds with an id that have expired.
+    #[inline]
+    fn end_due(&self) {
+        if self.shared.reservations.is_due(|| self.now()) {
+            self.shared.end_due::<Key, L>();
+        }
     }
 
     pub(super) fn tables(&self) -> &L::Tables {
@@ -182,7 +197,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     #[inline]
-    fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+    pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
         AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
 
@@ -210,6 +225,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             Ok(decision) => decision,
             Err(_) if self.check_units(options).is_err() => Decision::by_policy(context.now, Verdict::ExceedsLimit),
             Err(error) => {
+                self.end_due();
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
                 // too. Row "hot key" of docs/performance.md.
                 let (decision, held) = L::acquire(&self.shared.tables, context, error);
@@ -270,6 +286,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
+        self.end_due();
         L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
@@ -295,13 +312,17 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if !options.until_end && L::is_held_until_end(&self.shared.tables) {
             return Err(Error::guard_not_kept());
         }
+        if let Some(reserve) = options.reserve() {
+            return self.hold_with_id(key, options, reserve);
+        }
+        self.end_due();
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
         Ok(Outcome::of_store(decision, held))
     }
 
     /// Checks that a limit names each unit of the options.
-    fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
+    pub(super) fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
         options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
     }
 
@@ -341,8 +362,20 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 }
 
 impl<R, C: Clock, S> Shared<R, C, S> {
-    /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
+    /// Ends the hold of a guard, after the holds with an id that have expired before.
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
+        &self,
+        limits: &[HeldLimit],
+        actual: impl Fn(&HeldLimit) -> u64,
+    ) -> Result<(), Error> {
+        if self.reservations.is_due(|| read_clock(&self.clock)) {
+            self.end_due::<Key, L>();
+        }
+        self.settle_limits::<Key, L>(limits, actual)
+    }
+
+    /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
+    pub(super) fn settle_limits<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
         actual: impl Fn(&HeldLimit) -> u64,
@@ -423,6 +456,7 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.end_due();
         let peeked = self.check_units(options).map(|()| L::peek(&self.shared.tables, self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
@@ -438,15 +472,18 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.end_due();
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
                 let set = self.in_limit_of(limit, key, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(table_full))
             }
-            AdminOperation::Block { limit, duration } => {
-                self.in_limit_of(limit, key, |table| table.block(&context, context.now.saturating_add(duration)))
+            AdminOperation::Block { limit, duration, reason } => {
+                let until = context.now.saturating_add(duration);
+                self.in_limit_of(limit, key, |table| table.block(&context, until, reason))
             }
+            AdminOperation::Settle { id, actual } => self.settle_id(key, id, actual),
             AdminOperation::Reset => {
                 L::for_each(&self.shared.tables, &mut |table| {
                     if table.applies_to(key) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{DynLimit, Memory};
 use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, ManualClock, Timestamp};
-use crate::decision::{AcquireOptions, Decision, Detail, LimitReading, LimitStatus, Plan};
+use crate::decision::{AcquireOptions, Decision, Detail, LazySnapshot, LimitReading, LimitStatus, Plan};
 use crate::limit::{Limit, ReadMode, SelectAlgorithm, SubKeyOf, per_key};
 use crate::limiter::{Acquisition, Held, Limiter};
 use crate::{FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket};
@@ -29,9 +29,16 @@ struct MapLimit<C: SelectAlgorithm<Caller>, P> {
 /// A limit of any type.
 trait StoredLimit {
     fn read(&self, caller: &Caller, now: Timestamp, options: AcquireOptions) -> LimitReading;
-    fn charge(&mut self, caller: &Caller, now: Timestamp, options: AcquireOptions, of: (&mut LimitReading, Duration));
+    /// Returns the numbers after the charge.
+    fn charge(
+        &mut self,
+        caller: &Caller,
+        now: Timestamp,
+        options: AcquireOptions,
+        of: (&LimitReading, Duration),
+    ) -> LazySnapshot;
     fn release(&mut self, caller: &Caller, cost: u64);
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus;
+    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus;
 }
 
 impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> MapLimit<C, P> {
@@ -50,9 +57,8 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
     fn read(&self, caller: &Caller, now: Timestamp, options: AcquireOptions) -> LimitReading {
         let chosen = self.limit.algorithm().select(caller);
         let (state, held) = self.stored(caller, chosen.borrow());
-        let (mut reading, transition) = (LimitReading::EMPTY, self.limit.transition(chosen.borrow(), caller, options));
-        transition.read(&state, held, Duration::ZERO, now, ReadMode::Together, &mut reading);
-        reading
+        let transition = self.limit.transition(chosen.borrow(), caller, options);
+        transition.read(&state, held, Duration::ZERO, now, ReadMode::Together)
     }
 
     fn charge(
@@ -60,8 +66,8 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
         caller: &Caller,
         now: Timestamp,
         options: AcquireOptions,
-        (reading, delay): (&mut LimitReading, Duration),
-    ) {
+        (reading, delay): (&LimitReading, Duration),
+    ) -> LazySnapshot {
         let chosen = self.limit.algorithm().select(caller);
         let (mut state, mut held) = self.stored(caller, chosen.borrow());
         let transition = self.limit.transition(chosen.borrow(), caller, options);
@@ -70,9 +76,10 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
         } else {
             state.apply(transition.charge(&state, reading, now, delay).expect("the limit allows the request"));
         }
-        reading.snapshot = transition.snapshot(&state, held, now);
+        let snapshot = transition.snapshot(&state, held, now);
         let key = self.key(caller);
         self.states.insert(key, (state, held));
+        snapshot
     }
 
     fn release(&mut self, caller: &Caller, cost: u64) {
@@ -80,9 +87,9 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
         self.states.get_mut(&key).expect("the key has a held cost").1 -= cost;
     }
 
-    fn status(&self, plan: &Plan, reading: &LimitReading) -> LimitStatus {
+    fn status(&self, plan: &Plan, reading: &LimitReading, snapshot: LazySnapshot) -> LimitStatus {
         let name = self.limit.name_handle().clone();
-        LimitStatus::from_verdict(name, plan.verdict_of(reading), reading.snapshot, reading.shadow)
+        LimitStatus::from_verdict(name, plan.verdict_of(reading), snapshot, reading.shadow)
     }
 }
 
@@ -92,16 +99,18 @@ struct MapStore(Vec<Box<dyn StoredLimit>>);
 impl MapStore {
     /// Decides. Returns the cost that each limit holds as well.
     fn acquire(&mut self, caller: &Caller, now: Timestamp, options: AcquireOptions) -> (Decision, Vec<u64>) {
-        let mut readings: Vec<_> = self.0.iter().map(|limit| limit.read(caller, now, options)).collect();
+        let readings: Vec<_> = self.0.iter().map(|limit| limit.read(caller, now, options)).collect();
         let plan = Plan::new(readings.iter());
         let mut held = vec![0; readings.len()];
-        for ((limit, reading), held) in self.0.iter_mut().zip(&mut readings).zip(&mut held) {
+        let mut snapshots: Vec<_> = readings.iter().map(|reading| reading.snapshot).collect();
+        for (index, (limit, reading)) in self.0.iter_mut().zip(&readings).enumerate() {
             if let Some(delay) = plan.charge_of(reading) {
-                *held = if reading.holds { reading.cost } else { 0 };
-                limit.charge(caller, now, options, (reading, delay));
+                held[index] = if reading.holds { reading.cost } else { 0 };
+                snapshots[index] = limit.charge(caller, now, options, (reading, delay));
             }
         }
-        let statuses = self.0.iter().zip(&readings).map(|(limit, reading)| limit.status(&plan, reading));
+        let limits = self.0.iter().zip(&readings).zip(&snapshots);
+        let statuses = limits.map(|((limit, reading), snapshot)| limit.status(&plan, reading, *snapshot));
         (plan.decide(now, options, statuses), held)
     }
 }

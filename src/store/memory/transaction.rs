@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
+use super::transaction_limit::{LimitCharge, LimitRead};
 use crate::clock::Timestamp;
 use crate::decision::{
     Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, ShareRole, Verdict, combine_shares,
 };
 use crate::limit::ReadMode;
 use crate::sync::Backoff;
-use crate::table::TableFull;
+use crate::table::{LockToken, TableFull};
 
 /// Decides over all limits, and charges or holds the cost if all of them allow.
 ///
@@ -46,20 +47,20 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
             }
         } else {
             let charged = LockedLimits::lock(limits, steps).map(|mut locked| {
-                locked.ensure_slots(&plan, context)?;
-                locked.charge(&plan, context);
+                locked.plan(&plan, context)?;
+                locked.charge(context);
                 Ok(())
             });
             match charged {
                 Some(Ok(())) => break plan,
                 Some(Err(LimitFull { index })) => {
                     if let Err(full) = limits[index].make_space(context, &steps[index].read) {
-                        let reading = &steps[index].reading;
+                        let reading = &steps[index].read.reading;
                         // Without a slot in the table of shares, the request borrows.
                         if !reading.shadow && reading.share != ShareRole::Share {
                             return (table_full_decision(full, context.now), Vec::new());
                         }
-                        steps[index].reading.counting = Counting::NoSlot;
+                        steps[index].has_no_slot = true;
                     }
                 }
                 None => {}
@@ -95,8 +96,9 @@ fn held_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     plan: &Plan,
     context: &AcquireContext<'_, Key, S>,
 ) -> Vec<HeldLimit> {
-    let holding = limits.iter().zip(steps).filter(|(_, step)| step.reading.holds && plan.counts(&step.reading));
-    holding.map(|(limit, step)| limit.held_limit(context, step)).collect()
+    let is_holding = |step: &LimitStep| step.read.reading.holds && plan.counts(&step.read.reading);
+    let holding = limits.iter().zip(steps).filter(|(_, step)| is_holding(step));
+    holding.map(|(limit, step)| limit.held_limit(context, &step.read, step.result.as_ref())).collect()
 }
 
 /// Denies a key for which the table has no slot.
@@ -119,7 +121,7 @@ fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     let is_selected = |reading: &LimitReading| {
         reading.cost > 0 && !reading.shadow && reading.share != ShareRole::Share && selected(reading)
     };
-    let mut selected = limits.iter().zip(steps).filter(|(_, step)| is_selected(&step.reading));
+    let mut selected = limits.iter().zip(steps).filter(|(_, step)| is_selected(&step.read.reading));
     selected.find_map(|(limit, step)| limit.is_full_for(context, &step.read).err())
 }
 
@@ -135,7 +137,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
         let context = &context;
         if is_consistent(limits, steps) {
             if let Some(index) = share_without_slot(limits, steps, &plan, context) {
-                steps[index].reading.counting = Counting::NoSlot;
+                steps[index].has_no_slot = true;
                 continue;
             }
             let full = if plan.verdict.is_allowed() { find_full(limits, steps, context, |_| true) } else { None };
@@ -153,14 +155,15 @@ fn share_without_slot<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
     plan: &Plan,
     context: &AcquireContext<'_, Key, S>,
 ) -> Option<usize> {
-    let charged = |step: &LimitStep| step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some();
+    let charged =
+        |step: &LimitStep| step.read.reading.share == ShareRole::Share && plan.charge_of(&step.read.reading).is_some();
     let index = steps.iter().position(charged)?;
     limits[index].is_full_for(context, &steps[index].read).is_err().then_some(index)
 }
 
 #[inline]
 fn readings(steps: &[LimitStep]) -> impl Iterator<Item = &LimitReading> + Clone {
-    steps.iter().map(|step| &step.reading)
+    steps.iter().map(|step| &step.read.reading)
 }
 
 /// Reads all limits, and returns what they decide together.
@@ -173,7 +176,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 ) -> Plan {
     let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, steps, context, mode);
-    combine_shares(steps, |step| &mut step.reading);
+    combine_shares(steps, |step| &mut step.read.reading);
     let plan = Plan::new(readings(steps));
     match plan.block_to_await(context.options, readings(steps)) {
         None => plan,
@@ -190,16 +193,13 @@ fn read_after_block<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?
     blocked: Duration,
 ) -> Plan {
     let end = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
-    let mut later = vec![LimitStep::EMPTY; limits.len()];
-    for (limit, step) in limits.iter().zip(&mut later) {
-        limit.read(&end, ReadMode::Together, step);
-    }
-    combine_shares(&mut later, |step| &mut step.reading);
-    let plan = Plan::new(readings(&later));
+    let mut later: Vec<_> = limits.iter().map(|limit| limit.read(&end, ReadMode::Together)).collect();
+    combine_shares(&mut later, |read| &mut read.reading);
+    let plan = Plan::new(later.iter().map(|read| &read.reading));
     for (step, later) in steps.iter_mut().zip(later) {
-        step.reading = step.reading.after_block(blocked, &later.reading, &plan);
+        let reading = step.read.reading.after_block(blocked, &later.reading, &plan);
         // The last reading is the one that is validated.
-        step.read.location = later.read.location;
+        step.read = LimitRead { location: later.location, reading, ..step.read };
     }
     Plan::new(readings(steps))
 }
@@ -220,7 +220,10 @@ fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Si
     const MAX_TRIES: u32 = 100;
     for _ in 0..MAX_TRIES {
         for (limit, step) in limits.iter().zip(&mut *steps) {
-            limit.read(context, mode, step);
+            step.read = limit.read(context, mode);
+            if step.has_no_slot {
+                step.read.reading = step.read.reading.without_slot();
+            }
         }
         let Some(max_reset) = steps.iter().map(|step| step.read.ahead_by).filter(|ahead_by| *ahead_by > 0).min() else {
             return;
@@ -262,36 +265,32 @@ struct DecidedLimit<'a, Key: ?Sized, S, L: ?Sized> {
 impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for DecidedLimit<'_, Key, S, L> {
     #[inline]
     fn is_shadow(&self) -> bool {
-        self.step.reading.shadow
+        self.step.read.reading.shadow
     }
 
     #[inline]
     fn is_borrowing(&self) -> bool {
-        self.step.reading.borrows
+        self.step.read.reading.borrows
     }
 
     #[inline]
     fn verdict(&self) -> Verdict {
-        self.plan.verdict_of(&self.step.reading)
+        self.plan.verdict_of(&self.step.read.reading)
     }
 
     #[inline]
     fn remaining(&self) -> u64 {
-        self.step.reading.snapshot.compute().remaining
+        self.step.numbers().snapshot.compute().remaining
     }
 
     #[inline]
     fn into_status(self) -> LimitStatus {
-        LimitStatus::from_verdict(
-            self.limit.name().clone(),
-            self.verdict(),
-            self.step.reading.snapshot,
-            self.is_shadow(),
-        )
-        .with_block(self.step.reading.blocked > 0)
-        .with_borrowing(self.is_borrowing())
-        .with_uncounted(self.step.reading.counting == Counting::NoSlot && self.is_shadow())
-        .with_near(self.step.reading.near)
+        let (numbers, name) = (self.step.numbers(), self.limit.name().clone());
+        LimitStatus::from_verdict(name, self.verdict(), numbers.snapshot, self.is_shadow())
+            .with_block(self.step.read.reading.block())
+            .with_borrowing(self.is_borrowing())
+            .with_uncounted(self.step.has_no_slot && self.is_shadow())
+            .with_near(numbers.near)
     }
 }
 
@@ -299,6 +298,8 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
 struct LockedLimits<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> {
     limits: &'a [&'a L],
     steps: &'a mut [LimitStep],
+    /// The token of all locks.
+    token: LockToken,
     key: PhantomData<fn(&Key, &S)>,
 }
 
@@ -311,42 +312,41 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     /// Returns `None`, with nothing locked, if anything has changed since the readings.
     #[inline]
     fn lock(limits: &'a [&'a L], steps: &'a mut [LimitStep]) -> Option<Self> {
+        let mut token = None;
         for (index, (limit, step)) in limits.iter().zip(&*steps).enumerate() {
-            if !limit.lock(&step.read) {
+            let Some(locked) = limit.lock(&step.read) else {
                 for (limit, step) in limits.iter().zip(&*steps).take(index) {
-                    limit.unlock_unchanged(&step.read);
+                    limit.unlock_unchanged(&step.read, token.as_ref()?);
                 }
                 return None;
-            }
+            };
+            token = Some(locked);
         }
-        Some(Self { limits, steps, key: PhantomData })
+        Some(Self { limits, steps, token: token?, key: PhantomData })
     }
 
-    /// Finds a slot for the key of each limit that is charged.
+    /// Plans what each limit is charged, and finds a slot for its key.
     ///
     /// If a later limit has no free slot, the slots of the earlier ones are idle, and so free.
     #[inline]
-    fn ensure_slots(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) -> Result<(), LimitFull> {
-        for (index, (limit, step)) in self.limits.iter().zip(&mut *self.steps).enumerate() {
-            if plan.charge_of(&step.reading).is_some() {
-                step.change.slot = step.read.location.slot().or_else(|| limit.ensure_slot(context, &step.read));
-                if step.change.slot.is_none() {
-                    return Err(LimitFull { index });
+    fn plan(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) -> Result<(), LimitFull> {
+        for (index, (limit, LimitStep { read, charge, .. })) in self.limits.iter().zip(&mut *self.steps).enumerate() {
+            *charge = match plan.charge_of(&read.reading) {
+                None => None,
+                Some(delay) => {
+                    let slot = read.location.slot().or_else(|| limit.ensure_slot(context, read, &self.token));
+                    Some(LimitCharge { slot: slot.ok_or(LimitFull { index })?, delay })
                 }
-            }
+            };
         }
         Ok(())
     }
 
-    /// Charges each limit, or holds the cost on it.
+    /// Charges each limit as planned.
     #[inline]
-    fn charge(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) {
-        for (limit, step) in self.limits.iter().zip(&mut *self.steps) {
-            match plan.charge_of(&step.reading) {
-                Some(_) if step.reading.holds => limit.hold(context, step),
-                Some(delay) => limit.charge(context, step, delay),
-                None => {}
-            }
+    fn charge(&mut self, context: &AcquireContext<'_, Key, S>) {
+        for (limit, LimitStep { read, charge, result, .. }) in self.limits.iter().zip(&mut *self.steps) {
+            *result = charge.map(|charge| limit.charge(context, read, charge, &self.token));
         }
     }
 }
@@ -355,7 +355,7 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> Drop for LockedLimits
     #[inline]
     fn drop(&mut self) {
         for (limit, step) in self.limits.iter().zip(&*self.steps) {
-            limit.unlock(&step.read);
+            limit.unlock(&step.read, &self.token);
         }
     }
 }

@@ -9,11 +9,11 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Decision, LimitReading, Name};
+use crate::decision::{AcquireOptions, BlockReason, Decision, LimitNumbers, LimitReading, Name};
 use crate::error::Error;
 use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LookupError, SlotIndex, TableFull, WhenFull};
+use crate::table::{Location, LockToken, LookupError, SlotIndex, TableFull, WhenFull};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -49,33 +49,47 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     ) -> bool;
 
     /// Reads the state and decides.
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, step: &mut LimitStep);
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode) -> LimitRead;
     /// Returns whether nothing has changed since the reading.
     fn is_current(&self, read: &LimitRead) -> bool;
 
-    /// Locks what was read. Returns `false`, with nothing locked, if anything has changed since the reading.
-    fn lock(&self, read: &LimitRead) -> bool;
-    fn unlock_unchanged(&self, read: &LimitRead);
-    fn unlock(&self, read: &LimitRead);
+    /// Locks what was read. Returns `None`, with nothing locked, if anything has changed since the reading.
+    fn lock(&self, read: &LimitRead) -> Option<LockToken>;
+    fn unlock_unchanged(&self, read: &LimitRead, token: &LockToken);
+    fn unlock(&self, read: &LimitRead, token: &LockToken);
 
-    /// Under the lock: returns the key's slot. An absent key gets a free slot; `None` if there is none.
-    fn ensure_slot(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Option<SlotIndex>;
+    /// Returns the key's slot. An absent key gets a free slot; `None` if there is none.
+    fn ensure_slot(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        token: &LockToken,
+    ) -> Option<SlotIndex>;
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
     fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
     /// Returns an error if an absent key would be denied because the table is full.
     fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
-    /// Under the lock: charges the key, for a start after `delay`.
-    fn charge(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep, delay: Duration);
-    /// Under the lock: holds the cost on the key.
-    fn hold(&self, context: &AcquireContext<'_, Key, S>, step: &mut LimitStep);
+    /// Charges the key, or holds the cost on it, as the reading says.
+    fn charge(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        charge: LimitCharge,
+        token: &LockToken,
+    ) -> LimitResult;
     /// Returns what the settlement of the hold needs.
-    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, step: &LimitStep) -> HeldLimit;
+    fn held_limit(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        read: &LimitRead,
+        result: Option<&LimitResult>,
+    ) -> HeldLimit;
     /// Removes the key's state.
     fn reset(&self, context: &AcquireContext<'_, Key, S>);
     /// Makes the key's state the one after a charge of `used` on a never-seen key.
     fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull>;
     /// Blocks the key until this time. A time that is not in the future removes the block.
-    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp);
+    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
     /// Names the limit and the key's sub-key, unless the limit is a shadow.
     ///
@@ -127,6 +141,8 @@ pub struct HeldLimit {
     pub(super) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
+    /// The expiry of a hold with an id that has expired: the time of the charge.
+    pub(super) expired_at: Option<Timestamp>,
 }
 
 /// The key, the options and the time of one acquire call.
@@ -160,19 +176,20 @@ impl<Key: ?Sized, S> Clone for AcquireContext<'_, Key, S> {
 
 impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
 
-/// One limit of a decision: what was read, and then what was changed. The [`Plan`](crate::decision::Plan) of all
-/// readings determines the changes.
-///
-/// At most 256 bytes, because copies of more bytes take longer: row "three limits, dynamic" of docs/performance.md.
+/// One limit of a decision: what was read, what is planned, and what resulted. Each part is made once, by the function
+/// that its type names, and in this order.
 #[derive(Clone, Copy, Debug)]
-pub struct LimitStep {
+pub(super) struct LimitStep {
     pub(super) read: LimitRead,
-    /// The limit's numbers: a charge replaces the snapshot by the one after it.
-    pub(super) reading: LimitReading,
-    pub(super) change: Change,
+    /// `None` before the plan, and if nothing is charged.
+    pub(super) charge: Option<LimitCharge>,
+    /// `None` before the charge, and if nothing is charged.
+    pub(super) result: Option<LimitResult>,
+    /// The limit is a shadow, and its table has no slot for the key. This holds for all later readings.
+    pub(super) has_no_slot: bool,
 }
 
-/// Where and when a limit was read.
+/// What was read of one limit: made by [`TransactionLimit::read`].
 #[derive(Clone, Copy, Debug)]
 pub struct LimitRead {
     pub(super) location: Location,
@@ -181,24 +198,38 @@ pub struct LimitRead {
     /// The algorithm's maximum reset in microseconds, if the state is further ahead of the clock than that, otherwise
     /// zero. Either the clock has stepped back, or it was read too long ago.
     pub(super) ahead_by: u64,
+    pub(super) reading: LimitReading,
 }
 
-/// What a decision changes at one limit.
+/// What one limit is charged: made after locking, from the [`Plan`](crate::decision::Plan) of all readings.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Change {
-    /// The slot in which the key is charged.
-    pub(super) slot: Option<SlotIndex>,
+pub struct LimitCharge {
+    /// The slot of the key.
+    pub(super) slot: SlotIndex,
+    /// The time until the start of the request.
+    pub(super) delay: Duration,
+}
+
+/// What the charge of one limit has resulted in: made by [`TransactionLimit::charge`].
+#[derive(Clone, Copy, Debug)]
+pub struct LimitResult {
+    /// The numbers after the charge.
+    pub(super) numbers: LimitNumbers,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
 }
 
 impl LimitStep {
     pub(super) const EMPTY: Self = Self {
-        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: 0 },
-        reading: LimitReading::EMPTY,
-        change: Change { slot: None, deadline: None },
+        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: 0, reading: LimitReading::EMPTY },
+        charge: None,
+        result: None,
+        has_no_slot: false,
     };
-}
 
-// See `LimitStep`.
-const _: () = assert!(size_of::<LimitStep>() <= 256);
+    /// Returns the numbers after the decision.
+    #[inline]
+    pub(super) fn numbers(&self) -> LimitNumbers {
+        self.result.map_or(self.read.reading.numbers(), |result| result.numbers)
+    }
+}

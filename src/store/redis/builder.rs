@@ -8,6 +8,7 @@ use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
 use crate::clock::Clock;
+use crate::decision::Reserve;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::observe::{Observer, Observers};
@@ -29,6 +30,7 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) observers: Observers,
     pub(crate) hash_tag: Option<HashTag<Key>>,
     pub(crate) lease: Option<Lease>,
+    pub(crate) max_ids: usize,
     /// The clock of leases, in tests in virtual time.
     #[cfg(test)]
     pub(crate) lease_clock: Option<Arc<dyn Clock>>,
@@ -60,6 +62,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             observers: Observers::default(),
             hash_tag: None,
             lease: None,
+            max_ids: Reserve::DEFAULT_MAX_IDS,
             #[cfg(test)]
             lease_clock: None,
         }
@@ -103,6 +106,13 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
     pub fn lease(mut self, lease: Lease) -> Self {
         self.lease = Some(lease);
+        self
+    }
+
+    /// Sets the maximum number of remembered [ids](crate::AcquireOptions::id) of a key: 1 to 1,000,000, by default
+    /// 10,000. A further hold with an id is denied. Redis stores some 250 bytes for each id, and the length of the key.
+    pub fn max_reservation_ids(mut self, max: usize) -> Self {
+        self.max_ids = max;
         self
     }
 
@@ -169,6 +179,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// - There is no limit, or there are more than [`Redis::MAX_LIMITS`].
     /// - Two limits have the same name, or a name is empty.
+    /// - `max_reservation_ids` is out of range.
     /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
     /// - The secret is too short.
     /// - A [`lease`](Self::lease) has an invalid duration, share or margin, or the limits do not support leases: also a
@@ -194,6 +205,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             observers: self.observers.clone(),
             hash_tag: self.hash_tag.clone(),
             lease: self.lease,
+            max_ids: self.max_ids,
             #[cfg(test)]
             lease_clock: self.lease_clock.clone(),
         }
@@ -202,6 +214,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// Checks the settings and the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
+        Reserve::check_max_ids(self.max_ids)?;
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
                 "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",

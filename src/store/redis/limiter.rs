@@ -10,7 +10,7 @@ use super::limits::IntoRedisLimits;
 use super::script::Operation;
 use super::server::RedisServer;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::limiter::{
     Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, capacity_added, limiter_methods,
@@ -280,8 +280,13 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
         let algorithms = state.algorithms(key);
         let (limit, kind, cost, argument) = match operation {
             AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
-            AdminOperation::Block { limit, duration } => {
-                (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
+            AdminOperation::Block { limit, duration, reason } => {
+                // Twice the time, plus the reason.
+                let micros = micros_floor(duration).min(MAX_PERIOD_MICROS);
+                (limit, Operation::Block, 0, 2 * micros + u64::from(reason == BlockReason::Escalation))
+            }
+            AdminOperation::Settle { id, actual } => {
+                return operation.wake_waiters(state.settle(key, id, actual));
             }
             AdminOperation::Reset => {
                 let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));

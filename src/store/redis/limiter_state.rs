@@ -34,6 +34,8 @@ pub(super) struct LimiterState<Key: ?Sized> {
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
     pub(super) lease_sender: Arc<LeaseSender>,
+    /// The maximum number of remembered reservation ids of a key.
+    pub(super) max_ids: usize,
     /// Registers this limiter for the conflict warnings of other limiters.
     registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
@@ -89,6 +91,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             key_format,
             hash_tag: builder.hash_tag,
             leases,
+            max_ids: builder.max_ids,
             registration,
             last_template: ArcSwapOption::empty(),
         };
@@ -106,6 +109,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             hash_tag: self.hash_tag.clone(),
             leases: self.leases.as_ref().map(|leases| Arc::new(leases.without_leases(self.limits()))),
             lease_sender: Arc::clone(&self.lease_sender),
+            max_ids: self.max_ids,
             registration: Arc::clone(&self.registration),
             last_template: ArcSwapOption::empty(),
         })
@@ -203,14 +207,15 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// The template of a decision on all limits.
-    fn decision_template(
+    pub(super) fn decision_template(
         &self,
         operation: Operation,
         key: &Key,
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         options: AcquireOptions,
     ) -> Arc<OperationTemplate> {
-        let (costs, kept_free) = (options.costs(), self.kept_free(key));
+        let costs = options.costs();
+        let kept_free = if operation == Operation::Settle { Vec::new() } else { self.kept_free(key) };
         if let Some((known, known_costs, max_delay, template)) = self.last_template.load().as_deref()
             && algorithms.is_empty()
             && *known == operation
@@ -270,7 +275,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
     }
 
-    fn queued_operation(
+    pub(super) fn queued_operation(
         &self,
         key: &Key,
         algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
@@ -290,8 +295,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
-            let held = options.hold.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
+            let holds = options.hold && options.reserve.is_none();
+            let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
             return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
+        } else if let Some(reserve) = options.reserve() {
+            self.reserve(key, options, reserve)
         } else if options.hold || self.holds_until_end(key) {
             self.hold(key, options)
         } else {

@@ -26,6 +26,7 @@ mod cluster;
 mod conflicts;
 mod connect;
 mod health;
+mod hold_by_id;
 mod holds;
 mod key_format;
 mod lease;

@@ -78,12 +78,12 @@ fn hashes_for(table: &Words, candidate_sets: [usize; 2]) -> impl Iterator<Item =
 fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
         let location = location(table, hash);
-        assert!(table.lock(&location), "no other thread writes");
-        let slot = table.ensure_slot(&location, now, &ByIdleTime);
+        let token = table.lock(&location).expect("no other thread writes");
+        let slot = table.ensure_slot(&location, now, &ByIdleTime, &token);
         if let Some(slot) = slot {
-            *table.edit(slot) = [until, hash];
+            *table.edit(slot, &token) = [until, hash];
         }
-        table.unlock(&location);
+        table.unlock(&location, &token);
         if slot.is_some() {
             return true;
         }
@@ -104,15 +104,15 @@ fn put(table: &Words, hash: u64, now: u64, until: u64) {
 fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
     loop {
         let location = location(table, hash);
-        assert!(table.lock(&location), "no other thread writes");
-        let slot = table.ensure_slot(&location, now, &ByIdleTime);
+        let token = table.lock(&location).expect("no other thread writes");
+        let slot = table.ensure_slot(&location, now, &ByIdleTime, &token);
         if let Some(slot) = slot {
             if location.is_absent() {
-                *table.edit(slot) = [0, hash];
+                *table.edit(slot, &token) = [0, hash];
             }
-            table.hold(slot, amount);
+            table.hold(slot, amount, &token);
         }
-        table.unlock(&location);
+        table.unlock(&location, &token);
         if slot.is_some() {
             return;
         }
@@ -123,12 +123,12 @@ fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
 /// Stores an idle state with the hash of the key.
 fn put_idle(table: &Words, hash: u64) {
     table
-        .update(hash, 0, None::<&ByIdleTime>, |table, slot, _| *table.edit(slot) = [0, hash])
+        .update(hash, 0, None::<&ByIdleTime>, |table, slot, _, token| *table.edit(slot, token) = [0, hash])
         .expect("the key is present");
 }
 
 fn end_hold(table: &Words, hash: u64, amount: u64) {
-    let end = |table: &Words, slot: SlotIndex, _| table.end_hold(slot, amount);
+    let end = |table: &Words, slot: SlotIndex, _, token: &LockToken| table.end_hold(slot, amount, token);
     table.update(hash, 0, None::<&ByIdleTime>, end).expect("the key is present");
 }
 

@@ -46,10 +46,10 @@ fn hash_zero_is_a_key_and_not_an_empty_slot() {
     let table = table_of(2);
     let new = location(&table, 0);
     assert!(new.is_absent());
-    assert!(table.lock(&new));
-    let slot = table.ensure_slot(&new, 1, &ByIdleTime).expect("a free slot");
-    *table.edit(slot) = [9, 9];
-    table.unlock(&new);
+    let token = table.lock(&new).expect("no other thread writes");
+    let slot = table.ensure_slot(&new, 1, &ByIdleTime, &token).expect("a free slot");
+    *table.edit(slot, &token) = [9, 9];
+    table.unlock(&new, &token);
     assert!(!location(&table, 0).is_absent());
     let mut state = Cell::empty();
     table.read(0, &mut { Location::EMPTY }, &mut state);

@@ -128,6 +128,27 @@ async fn grpc_rejection_names_all_limits_that_deny() {
     );
 }
 
+/// A block can be told from a denial, and a block by escalation from one by an operator.
+#[tokio::test]
+async fn grpc_rejection_of_a_block_by_escalation_has_its_reason() {
+    use tower_ratelimit::BlockReason;
+    use tower_ratelimit::limiter::AdminOperation;
+
+    for (reason, expected) in
+        [(BlockReason::Escalation, "ABNORMAL_USAGE_DETECTED"), (BlockReason::Administrator, "BLOCKED")]
+    {
+        let limiter: Memory<(), _> = Memory::new(FixedWindow::new(Quota::per_hour(1)));
+        let denied = [(); 2].map(|()| limiter.check(&(), 1))[1].clone();
+        let info = Grpc::new().status(&denied.into()).get_error_details().error_info().cloned();
+        assert!(info.is_none(), "{info:?}");
+        let block = AdminOperation::Block { limit: "default", duration: Duration::from_secs(9_000), reason };
+        limiter.administer(&(), block).await.expect("done");
+        let status = Grpc::new().status(&limiter.check(&(), 1).into());
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+        assert_eq!(status.get_error_details().error_info().expect("ErrorInfo").reason, expected);
+    }
+}
+
 #[tokio::test]
 async fn failed_limiter_is_unavailable() {
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };

@@ -272,3 +272,29 @@ pub(super) async fn shares(trace: Trace) {
         compare(&deployments, "shares of flights", limits, seed, trace).await;
     }
 }
+
+/// Limits with marks, beside limits without one, a shadow, a log and a limit on requests in flight.
+pub(super) async fn near_limit(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 81..=83 {
+        let limits = (
+            Limit::new("bucket", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user).warn_at(0.5),
+            Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.team).warn_at(0.8),
+            Limit::new("window", FixedWindow::new(c)).keyed_by(|_: &Caller| ()),
+            Limit::new("trial", SlidingWindow::new(c)).keyed_by(|caller: &Caller| caller.team).warn_at(1.0).shadow(),
+        );
+        compare(&deployments, "marks", limits, seed, trace).await;
+        let limits = (
+            Limit::new("streams", InFlight::new(5)).keyed_by(|_: &Caller| ()).warn_at(0.6),
+            Limit::new("kept", SlidingLog::new(b))
+                .keyed_by(|caller: &Caller| caller.team)
+                .keep_free_by(|caller: &Caller| caller.user)
+                .warn_at(0.7),
+        );
+        compare(&deployments, "marks of flights", limits, seed, trace).await;
+        let queue = Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user).warn_at(0.4);
+        compare(&deployments, "mark of a queue", queue, seed, trace).await;
+        let log = Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.user).warn_at(0.4);
+        compare(&deployments, "mark of a log", log, seed, trace).await;
+    }
+}

@@ -272,10 +272,10 @@ fn reset<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model
 fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
     let mut location = Location::EMPTY;
     table.read(key, &mut location, &mut <[AtomicU64; 2]>::empty());
-    assert!(table.lock(&location), "no other thread writes");
-    let slot = table.ensure_slot(&location, now, &ByIdleTime).expect("a free slot");
-    *table.edit(slot) = [now + 100, key];
-    table.unlock(&location);
+    let token = table.lock(&location).expect("no other thread writes");
+    let slot = table.ensure_slot(&location, now, &ByIdleTime, &token).expect("a free slot");
+    *table.edit(slot, &token) = [now + 100, key];
+    table.unlock(&location, &token);
 }
 
 /// Runs two closures concurrently, each with a clock of its own.

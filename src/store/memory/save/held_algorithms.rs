@@ -2,6 +2,7 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use crate::sync::{Mutex, MutexGuard};
+use crate::table::LockToken;
 
 /// The algorithms of keys with held costs, if the algorithm is chosen by the key: a save charges these costs, and has no
 /// key to choose by.
@@ -14,13 +15,13 @@ impl<A> Default for HeldAlgorithms<A> {
 }
 
 impl<A> HeldAlgorithms<A> {
-    /// Under the lock of the key's set: stores the algorithm of the latest hold.
-    pub(in crate::store::memory) fn set(&self, fingerprint: u64, algorithm: A) {
+    /// Stores the algorithm of a key's latest hold.
+    pub(in crate::store::memory) fn set(&self, fingerprint: u64, algorithm: A, _: &LockToken) {
         self.lock().insert(fingerprint, algorithm);
     }
 
-    /// Under the lock of the key's set, after its last hold has ended.
-    pub(in crate::store::memory) fn remove(&self, fingerprint: u64) {
+    /// Removes the algorithm of a key whose last hold has ended.
+    pub(in crate::store::memory) fn remove(&self, fingerprint: u64, _: &LockToken) {
         self.lock().remove(&fingerprint);
     }
 

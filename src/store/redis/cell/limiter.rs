@@ -186,6 +186,9 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
             AdminOperation::SetUsage { .. } => LimiterFuture::unsupported(
                 "set usage failed: redis-cell cannot set the usage of a key; use `Redis` instead of `RedisCell`",
             ),
+            AdminOperation::Settle { .. } => LimiterFuture::unsupported(
+                "settling failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
+            ),
             AdminOperation::Block { .. } => LimiterFuture::unsupported(
                 "block failed: redis-cell cannot block a key; use `Redis` instead of `RedisCell`",
             ),

@@ -24,6 +24,8 @@ pub(super) struct Batch {
     key_indices: Vec<u16>,
     /// Each distinct key, as operation and limit of its first use.
     keys: Vec<(usize, usize)>,
+    /// The keys of reservation ids.
+    id_keys: Vec<Vec<u8>>,
     input: Vec<u8>,
 }
 
@@ -46,6 +48,7 @@ impl Batch {
         // Distinct templates with the numbers of a hold, an update or a report behind them.
         let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
         let mut steps = StepEncoder::new(limit_count);
+        let mut id_keys = Vec::new();
         for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limit_count)) {
             let mut push = |template, extra: Vec<f64>| {
                 let is_same = |known: &(&Arc<OperationTemplate>, Vec<f64>)| {
@@ -61,6 +64,10 @@ impl Batch {
                 OperationKind::Decide(_, template) => push(template, Vec::new()),
                 OperationKind::Hold(_, template, Some(pending)) => push(template, pending.ids()),
                 OperationKind::Hold(..) => {}
+                OperationKind::Reserve(reserve) => {
+                    push(&reserve.template, reserve.encode(&limits.limits, &mut id_keys));
+                }
+                OperationKind::Settle(settle) => push(&settle.template, settle.encode(&limits.limits, &mut id_keys)),
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {
@@ -94,16 +101,19 @@ impl Batch {
             }
         }
         input.extend_from_slice(steps.encoded());
-        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, input }
+        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input }
     }
 
     /// The call of the script, by its hash or with its text.
     pub(super) fn command(&self, by_hash: bool) -> Cmd {
         let script = &self.limits.script;
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
-        command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len());
+        command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len() + self.id_keys.len());
         for &(operation, limit) in &self.keys {
             command.arg(self.operations[operation].key(limit));
+        }
+        for key in &self.id_keys {
+            command.arg(&key[..]);
         }
         command.arg(&self.input[..]);
         command

@@ -4,6 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::completion::OperationResult;
+use super::reservation::{ReserveOperation, SettleOperation};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
@@ -35,6 +36,10 @@ pub(crate) enum OperationKind {
     Decide(AcquireOptions, Arc<OperationTemplate>),
     /// A decision that holds the cost. The sessions are chosen when the operation is sent.
     Hold(AcquireOptions, Arc<OperationTemplate>, Option<PendingHold>),
+    /// A hold with an id.
+    Reserve(Box<ReserveOperation>),
+    /// The settlement of a hold by its id.
+    Settle(Box<SettleOperation>),
     /// Updates of sessions.
     Update(Vec<SessionUpdate>),
     /// The report of a lease.
@@ -89,7 +94,11 @@ impl QueuedOperation {
     /// The maximum number of steps that the operation adds to a batch.
     pub(crate) fn steps(&self) -> usize {
         match &self.kind {
-            OperationKind::Decide(..) | OperationKind::Hold(..) | OperationKind::Lease(_) => 1,
+            OperationKind::Decide(..)
+            | OperationKind::Hold(..)
+            | OperationKind::Reserve(_)
+            | OperationKind::Settle(_)
+            | OperationKind::Lease(_) => 1,
             OperationKind::Update(updates) => updates.len(),
             OperationKind::Mutate(templates) => templates.len(),
         }
@@ -107,9 +116,11 @@ impl QueuedOperation {
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is
     /// charged.
     ///
-    /// Updates and reports of leases are sent in any case: the cost was spent.
+    /// Updates, settlements and reports of leases are sent in any case: the cost was spent.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.reply.is_closed() && !matches!(self.kind, OperationKind::Update(_) | OperationKind::Lease(_))
+        let is_sent_anyway =
+            matches!(self.kind, OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Lease(_));
+        self.reply.is_closed() && !is_sent_anyway
     }
 
     pub(crate) fn complete(self, result: OperationResult) {

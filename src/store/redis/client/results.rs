@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::completion::{Completion, OperationResult};
 use super::operation::{OperationKind, QueuedOperation};
+use super::reservation::SettleOperation;
 use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
@@ -48,6 +49,8 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
+            OperationKind::Reserve(reserve) => reserve.read(self, reply, replay),
+            OperationKind::Settle(_) => SettleOperation::read(self, reply, replay),
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
@@ -170,7 +173,7 @@ impl QueuedOperation {
         Some(if ScriptVerdict::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 
-    fn foreign_key_error(&self) -> Error {
+    pub(super) fn foreign_key_error(&self) -> Error {
         let keys: Vec<_> = (0..self.key_offsets.len())
             .map(|limit| String::from_utf8_lossy(self.key(limit)))
             .filter(|key| !key.is_empty())
@@ -184,7 +187,7 @@ impl QueuedOperation {
 }
 
 /// The script did not make the decision, because its reply would have come after the deadline.
-fn arrived_late() -> Error {
+pub(super) fn arrived_late() -> Error {
     Error::unavailable(
         "the decision reached Redis too late, and nothing is charged: its reply would have missed the deadline; check \
          the server and the network for stalls, or raise `deadline`",

@@ -13,20 +13,23 @@
 --      the values
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
--- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum
--- of 1 if no later start can be scheduled, of 2 if only the units of leases deny, and of 4, 8, 16 .. for each limit whose
--- key is blocked; then, for each kernel with a list, the three figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of 1 if no later
+-- start can be scheduled, of 2 if only the units of leases deny, of 4, 8, 16 .. for each limit whose key is blocked, and
+-- of the next powers for each limit whose key is blocked by an escalation; then, for each kernel with a list, the three
+-- figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
 -- costs that it has released, less those that it holds again, and the costs for which there is no room. The
 -- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
 -- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
 -- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
--- the latest time LATE, and no figures follow.
+-- the latest time LATE, and no figures follow. The same goes for a hold with an id: CONFLICT, TOO_MANY_IDS. The sum of a
+-- repeated one includes REPEATED. The results of a settlement by id are for each limit the costs that it has released and
+-- charged, or UNKNOWN_ID in each place.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
 
--- The functions of holds.lua, created on first use.
-local held_costs = next(holds) and make_holds()
+-- The functions of holds.lua and reservations.lua, created on first use.
+local held_costs, reservations = next(holds) and make_holds(), nil
 
 -- Returns a limit's own verdict.
 local function peek(kernel, index, s, at, max_delay, p)
@@ -197,6 +200,15 @@ local function push_view(index, p)
   result_count = at + 3
 end
 
+-- Adds the figures of all kernels with a list.
+local function push_views(template, operation)
+  for l = 1, limits do
+    if kernels[l].view then
+      push_view(operation[l + 1], template[l])
+    end
+  end
+end
+
 -- Decides. If several limits cannot schedule a common start, their verdicts are those without an acceptable delay.
 local function decide(template, operation)
   for l = 1, limits do
@@ -211,6 +223,21 @@ local function decide(template, operation)
   if held_costs then
     for l = 1, limits do
       held_costs.prepare(operation[l + 1], template[l])
+    end
+  end
+  if template.record then
+    reservations = reservations or make_reservations(held_costs)
+    local known = reservations.find(template)
+    if known == REPEATED then
+      for _ = 1, limits do
+        result_count = result_count + 1
+        results[result_count] = 0
+      end
+      result_count = result_count + 1
+      results[result_count] = REPEATED + 1
+      return push_views(template, operation)
+    elseif known then
+      return fail(known)
     end
   end
   local verdicts, immediates, can_schedule = evaluate(template, operation, now, holding and 0 or template.arg2, true)
@@ -243,7 +270,12 @@ local function decide(template, operation)
       local own, p = verdicts[l], template[l]
       charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
     end
-    local problems = holding and held_costs.hold(template, operation, charged_limits)
+    local problems
+    if template.record then
+      problems = reservations.hold(template, operation, charged_limits, verdicts)
+    elseif holding then
+      problems = held_costs.hold(template, operation, charged_limits)
+    end
     if problems then
       for l = 1, limits do
         results[result_count + l] = problems[l] or 0
@@ -276,13 +308,16 @@ local function decide(template, operation)
     end
     flag = flag * 2
   end
-  results[result_count] = flags
   for l = 1, limits do
-    if kernels[l].view then
-      push_view(operation[l + 1], template[l])
+    if blocks[operation[l + 1]] > now then
+      flags = flags + flag * 2 * reasons[operation[l + 1]]
     end
+    flag = flag * 2
   end
+  results[result_count] = flags
+  push_views(template, operation)
 end
+
 
 -- Runs an operation on one limit: everything but decisions.
 local function operate(template, operation)
@@ -323,7 +358,8 @@ local function operate(template, operation)
       states[index] = s
     end
   elseif op == BLOCK then
-    blocks[index] = template.arg1 > 0 and now + template.arg1 or 0
+    reasons[index] = template.arg1 % 2 / 2
+    blocks[index] = template.arg1 > 1 and now + math.floor(template.arg1 / 2) or 0
   end
   if op == CHARGE or (op == SET and template.arg1 > 0) then
     kernel.commit(s, now, 0, p)
@@ -334,9 +370,13 @@ local function operate(template, operation)
   end
 end
 
--- Runs a decision.
+-- Runs an operation on all limits: a decision, or a settlement by id.
 local function run_decision(template, operation)
-  if is_late then
+  if template.op == SETTLE then
+    held_costs = held_costs or make_holds()
+    reservations = reservations or make_reservations(held_costs)
+    reservations.run_settlement(template, operation)
+  elseif is_late then
     fail(LATE)
   else
     decide(template, operation)
@@ -350,6 +390,8 @@ local function run_decision_of_some(template, operation)
   local applying, some, keys = {}, { op = template.op, limit = 0, arg1 = template.arg1, arg2 = template.arg2 }, { 0 }
   local asked, group = template.asked, template.group
   some.ids, some.asked, some.group = ids and {}, asked and {}, group and {}
+  some.record, some.counts = template.record, template.counts
+  some.lifetime, some.max_ids = template.lifetime, template.max_ids
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1
@@ -383,7 +425,7 @@ for _ = 1, operation_count do
     end
   end
   for _ = 1, operation[operation_words] do
-    if template.op <= HOLD then
+    if template.limit == 0 then
       run(template, operation)
     else
       operate(template, operation)
@@ -391,7 +433,7 @@ for _ = 1, operation_count do
   end
 end
 
-for index = 1, #KEYS do
+for index = 1, key_count do
   if changed[index] then
     local key, s, block, expires, h = KEYS[index], states[index], blocks[index], expiries[index], holds[index]
     local words, last = state_words(kernel_of_key[index], s), max(s[1], block)
@@ -410,7 +452,7 @@ for index = 1, #KEYS do
       s[words] = expires
       if block > 0 or h then
         words = words + 1
-        s[words] = block
+        s[words] = block + reasons[index]
       end
       local value = pack(format(words), table_unpack(s, 1, words))
       if h then
@@ -431,9 +473,9 @@ for index = 1, #KEYS do
 end
 
 local lengths = { nil, nil, nil, nil }
-for index = 1, #KEYS do
+for index = 1, key_count do
   lengths[index] = #values[index]
 end
-return pack('<dHHH', now, expired * 2, result_count, #KEYS)
+return pack('<dHHH', now, expired * 2, result_count, key_count)
   .. pack(format(result_count), table_unpack(results, 1, result_count))
-  .. pack('<' .. ('H'):rep(#KEYS), table_unpack(lengths)) .. table.concat(values)
+  .. pack('<' .. ('H'):rep(key_count), table_unpack(lengths)) .. table.concat(values)

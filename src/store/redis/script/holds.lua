@@ -6,7 +6,8 @@
 -- of it that leases hold, the earliest expiry of an entry or of the mark, the latest expiry of an entry, the longest time
 -- until one (in microseconds), three words of leases (lease.lua), and the number of entries. Then the entries, one for
 -- each session, of five words: the id, the held cost, the sums that the session has released and charged since it began,
--- and its expiry. The id of a lease is at least LEASE_IDS.
+-- and its expiry. The id of a lease is at least LEASE_IDS. The id of a group of reservations (reservations.lua) is no whole
+-- number.
 --
 -- # Protocol
 --
@@ -155,15 +156,20 @@ local function make_holds()
     values[index] = packed
   end
 
-  -- Returns whether a key has the maximum number of entries of sessions, or of leases.
-  local function is_full(index, of_leases)
+  -- Returns the kind of an entry: of a session, a lease, or a group of reservations.
+  local function kind_of(id)
+    return id >= LEASE_IDS and LEASE or id % 1 == 0 and HOLD or RESERVE
+  end
+
+  -- Returns whether a key has the maximum number of entries of this kind.
+  local function is_full(index, kind)
     local h, count = holds[index], 0
     if not h or h.count < MAX_ENTRIES then
       return false
     end
     local entries = entries_of(index, h)
     for i = 1, #entries do
-      if (entries[i][1] >= LEASE_IDS) == of_leases then count = count + 1 end
+      if kind_of(entries[i][1]) == kind then count = count + 1 end
     end
     return count >= MAX_ENTRIES
   end
@@ -193,9 +199,8 @@ local function make_holds()
     return h
   end
 
-  -- Holds the costs on all limits in `charged_limits` that have a session, or on none. Returns the failures by limit, or
-  -- nil.
-  function this.hold(template, operation, charged_limits)
+  -- Returns the failures of a hold by limit, or nil if it can succeed.
+  function this.check_hold(template, operation, charged_limits)
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
@@ -206,8 +211,8 @@ local function make_holds()
       elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
-        elseif is_full(index, false) then
-          problem = FULL
+        elseif is_full(index, kind_of(-id)) then
+          problem = template.record and TOO_MANY_IDS or FULL
         end
       end
       if problem then
@@ -215,6 +220,13 @@ local function make_holds()
         problems[l] = problem
       end
     end
+    return problems
+  end
+
+  -- Holds the costs on all limits in `charged_limits` that have a session, or on none. Returns the failures by limit, or
+  -- nil.
+  function this.hold(template, operation, charged_limits)
+    local problems = this.check_hold(template, operation, charged_limits)
     if problems then
       return problems
     end
@@ -238,7 +250,7 @@ local function make_holds()
   local function update_in_flight(template, index, p)
     local ids = template.ids
     local ends, entry, position = ids[4] == 1, find(index, ids[1])
-    if not entry and (ends or is_full(index, false)) then
+    if not entry and (ends or is_full(index, HOLD)) then
       return EXPIRED, 0
     end
     local before, h, added, missing = entry and entry[2] or 0, with_holds(index), 0, 0
@@ -303,7 +315,7 @@ local function make_holds()
     return table.concat(parts)
   end
 
-  -- For lease.lua.
+  -- For reservations.lua and lease.lua.
   this.copy, this.find, this.is_full, this.with_holds = copy, find, is_full, with_holds
   this.refresh, this.entries_of = refresh, entries_of
 

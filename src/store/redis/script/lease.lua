@@ -90,7 +90,7 @@ function make_holds()
       kernel.charge(states[index], now, charged, p)
       changed[index] = true
     end
-    if not entry and this.is_full(index, true) then
+    if not entry and this.is_full(index, LEASE) then
       this.extend_lifetime(index, p)
       return FULL, 0, charged, h.cost
     end

@@ -1,7 +1,7 @@
 //! The Lua script that decides inside Redis: its text, its input, its reply, and the replay of its transitions in Rust.
 //!
 //! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua`
-//! the reply, `holds.lua` and `lease.lua` how held costs are stored.
+//! the reply, `holds.lua`, `reservations.lua` and `lease.lua` how held costs are stored.
 //!
 //! # Replay
 //!

@@ -2,7 +2,8 @@
 --
 -- # Input
 --
--- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a list come last. ARGV[1] is
+-- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a list come last. Then come the keys
+-- of reservation ids, which are numbered from 1. ARGV[1] is
 -- packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
@@ -18,14 +19,17 @@
 --
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
---   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update or a lease; of a decision the
---      sum of 1, 2, 4 .. for each limit that keeps units free, and of the next powers of 2 for each limit that has a part
---      in guaranteed shares
+--   d  arg1: the cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the expiry of an update
+--      or a lease; of a decision the sum of 1, 2, 4 .. for each limit that keeps units free, and of the next powers of 2
+--      for each limit that has a part in guaranteed shares
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
 --   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
 --   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
+--   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; the numbers of the record's and of the counts' key; the
+--      time until the expiry; and the maximum number of ids
+--   d  SETTLE: for each limit the actual cost, -1 for the held one; and the number of the record's key
 --   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
 --      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
 --
@@ -34,17 +38,20 @@
 --
 -- # Values
 --
--- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. If costs are held
--- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
+-- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. The end has the
+-- fraction 0.5 if the reason of the block is an escalation. If costs are held on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
+local RESERVE, SETTLE = 9, 10
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
-local LATE = 4 - MAX_EXACT
+local LATE, CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = 4 - MAX_EXACT, 5 - MAX_EXACT, 6 - MAX_EXACT, 7 - MAX_EXACT
+-- In the sum of a decision: the hold's id is remembered, and nothing more is held.
+local REPEATED = 2 ^ 40
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
--- key: of sessions, and of leases.
+-- key: of sessions, of leases, and of groups of reservations.
 local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 11, 5, 64
 
 local limits = #kernels
@@ -63,6 +70,8 @@ end
 
 -- By key index: the state, the end of a block, whether the state has changed, the kernel, and the key's expiry.
 local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
+-- By key index 0.5 if the reason of the block is an escalation, otherwise 0.
+local reasons = { nil, nil, nil, nil }
 local kernel_of_key = { nil, nil, nil, nil }
 expiries = { nil, nil, nil, nil }
 -- By key index the held costs, if there are any; and the number of holds that have expired. holds.lua documents both.
@@ -111,12 +120,12 @@ end
 -- Returns the state in a key's value, or false if the value is not one of this kernel.
 local function decode(index, kernel, value)
   local words = kernel.words
-  expiries[index], blocks[index] = 0, 0
+  expiries[index], blocks[index], reasons[index] = 0, 0, 0
   if not value or #value == 0 then
     return zeros(words)
   end
   local count = #value / 8
-  if count <= words or count % 1 ~= 0 or count > 1000 then
+  if count <= words or count % 1 ~= 0 or count > 1100 then
     return false
   end
   local known = count
@@ -137,13 +146,15 @@ local function decode(index, kernel, value)
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD_WORDS]
-    if not entries or entries > 2 * MAX_ENTRIES or entries % 1 ~= 0
+    if not entries or entries > 3 * MAX_ENTRIES or entries % 1 ~= 0
         or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
       return false
     end
     blocks[index] = s[words + 2]
     holds[index] = decode_holds(s, words, value:sub((words + HELD_WORDS) * 8 + 1))
   end
+  reasons[index] = blocks[index] % 1
+  blocks[index] = blocks[index] - reasons[index]
   expiries[index] = s[words + 1]
   return (not kernel.is_valid or kernel.is_valid(s)) and s
 end
@@ -162,11 +173,12 @@ local function read_list(index, kernel, key)
   return s and kernel.open(s, key, elements) and s
 end
 
-local full_count = 0
+local full_count, key_count = 0, 0
 do
   local counts = { nil, nil, nil, nil }
   for l = 1, limits do
     counts[l], pos = unpack('<H', input, pos)
+    key_count = key_count + counts[l]
     if not kernels[l].is_list then
       full_count = full_count + counts[l]
     end
@@ -212,7 +224,8 @@ local templates = {}
 for index = 1, template_count do
   local op, limit, arg1, arg2
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
-  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false, group = false }
+  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
+  template.group, template.record = false, false
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
@@ -220,7 +233,7 @@ for index = 1, template_count do
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if op <= HOLD and arg1 > 0 then
+  if (op <= HOLD or op == RESERVE) and arg1 > 0 then
     -- By these parameters the limit allows the request. It is charged by the others.
     template.asked = {}
     for l = 1, limits do
@@ -240,10 +253,19 @@ for index = 1, template_count do
       end
     end
   end
-  if op == HOLD or op == UPDATE or op == LEASE then
-    local count = op == HOLD and limits or op == UPDATE and 5 or 7
-    template.ids = { unpack(format(count), input, pos) }
-    pos = template.ids[count + 1]
+  if op == HOLD or op >= UPDATE then
+    local count = op == HOLD and limits or op == UPDATE and 5 or op == LEASE and 7 or limits + (op == RESERVE and 4 or 1)
+    local ids = { unpack(format(count), input, pos) }
+    pos = ids[count + 1]
+    template.ids = ids
+    if op >= RESERVE then
+      template.record = KEYS[key_count + ids[limits + 1]]
+    end
+    if op == RESERVE then
+      -- A hold, and the record of its id.
+      template.op, template.counts = HOLD, KEYS[key_count + ids[limits + 2]]
+      template.lifetime, template.max_ids = ids[limits + 3], ids[limits + 4]
+    end
   end
   templates[index] = template
 end

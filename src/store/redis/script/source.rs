@@ -62,6 +62,7 @@ impl Script {
         if has_leases {
             text.push_str(include_str!("lease.lua"));
         }
+        text.push_str(include_str!("reservations.lua"));
         text.push_str(include_str!("driver.lua"));
         let hash = HashedScript::new(&text).get_hash().to_owned();
         Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }

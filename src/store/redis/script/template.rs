@@ -13,6 +13,10 @@ pub(crate) enum Operation {
     Reset = 6,
     Update = 7,
     Lease = 8,
+    /// A hold with an id.
+    Reserve = 9,
+    /// The settlement of a hold by its id.
+    Settle = 10,
 }
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.
@@ -21,8 +25,9 @@ pub(crate) struct OperationTemplate {
     pub(crate) operation: Operation,
     /// The number of the limit, from 1; 0 for all limits.
     pub(crate) limit: u16,
-    /// The cost of a charge or a set; the time of a block, or of the expiry of a session or a lease; of a decision for each
-    /// limit that keeps units free a bit, then for each limit with a part in shares a bit.
+    /// The cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the time of the expiry of a
+    /// session or a lease; of a decision for each limit that keeps units free a bit, then for each limit with a part in
+    /// shares a bit.
     pub(crate) arg1: u64,
     /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases
     /// hold.

@@ -9,8 +9,8 @@ use super::template::{Operation, OperationTemplate};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::decision::{
-    AcquireOptions, Decision, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, NearLimit, Plan, ShareRole,
-    Verdict,
+    AcquireOptions, BlockReason, Decision, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, NearLimit, Plan,
+    ShareRole, Verdict,
 };
 use crate::error::Error;
 
@@ -20,8 +20,12 @@ pub(crate) struct ScriptVerdict {
     cannot_schedule: bool,
     /// The request would be allowed if leases held nothing.
     is_denied_by_leases: bool,
+    /// The hold's id is remembered, and nothing more is held.
+    is_repeat: bool,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
+    /// For each limit a bit: the reason of the block is an escalation.
+    escalated: u64,
     /// For each limit whose state is too large to travel, the three numbers of its snapshot.
     views: Vec<[u64; 3]>,
 }
@@ -61,6 +65,14 @@ impl ScriptVerdict {
     const UNSUPPORTED: i64 = 3 - (1 << 53);
     /// The decision was not made, because its reply would have come too late.
     const LATE: i64 = 4 - (1 << 53);
+    /// The hold failed: its id is that of a hold with another cost.
+    const CONFLICT: i64 = 5 - (1 << 53);
+    /// The hold is denied: the key has too many ids.
+    const TOO_MANY_IDS: i64 = 6 - (1 << 53);
+    /// The settlement failed: the key has no hold with the id.
+    pub(crate) const UNKNOWN_ID: i64 = 7 - (1 << 53);
+    /// In the flags: the hold's id is remembered, and nothing more is held.
+    const REPEATED: i64 = 1 << 40;
 
     /// Whether a value is in place of a number because a key holds foreign bytes.
     pub(crate) fn is_invalid_state(value: i64) -> bool {
@@ -77,7 +89,7 @@ impl ScriptVerdict {
         let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
-        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::LATE).contains(value)) {
+        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNKNOWN_ID).contains(value)) {
             let has_view = |(index, limit): &(usize, &LimitInfo)| {
                 limit.script.state_encoding() == StateEncoding::Header && replay.applies(*index)
             };
@@ -91,13 +103,25 @@ impl ScriptVerdict {
             values[0] = Self::INVALID_STATE;
         }
         let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
-        // The script has one flag for each limit that applies.
-        let (mut flags, mut blocked) = (flags.unsigned_abs() >> 2, 0);
-        for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
-            blocked |= (flags & 1) << index;
-            flags >>= 1;
-        }
-        Some(Self { values, cannot_schedule, is_denied_by_leases, blocked, views })
+        let is_repeat = flags & Self::REPEATED != 0;
+        // The script has one flag for each limit that applies, and then another one.
+        let mut flags = flags.unsigned_abs() >> 2;
+        let [blocked, escalated] = [(); 2].map(|()| {
+            let mut bits = 0;
+            for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
+                bits |= (flags & 1) << index;
+                flags >>= 1;
+            }
+            bits
+        });
+        Some(Self { values, cannot_schedule, is_denied_by_leases, is_repeat, blocked, escalated, views })
+    }
+
+    /// Returns the reason of the key's block under the limit with this index, if the key is blocked.
+    fn block(&self, index: usize) -> Option<BlockReason> {
+        let has = |bits: u64| bits >> index & 1 != 0;
+        let reason = if has(self.escalated) { BlockReason::Escalation } else { BlockReason::Administrator };
+        has(self.blocked).then_some(reason)
     }
 
     pub(crate) fn has_invalid_state(&self) -> bool {
@@ -107,6 +131,14 @@ impl ScriptVerdict {
     /// Whether the script did not make the decision, because its reply would have come too late.
     pub(crate) fn is_late(&self) -> bool {
         self.values.contains(&Self::LATE)
+    }
+
+    /// Returns how a hold with an id has failed, if it has: by an error, or by a denial.
+    pub(crate) fn failed_reservation(&self, now: Timestamp) -> Option<Result<Decision, Error>> {
+        if self.values.contains(&Self::CONFLICT) {
+            return Some(Err(Error::id_conflict()));
+        }
+        self.values.contains(&Self::TOO_MANY_IDS).then(|| Ok(Decision::too_many_ids(now)))
     }
 
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
@@ -142,7 +174,7 @@ impl ScriptVerdict {
         key: impl Fn(usize) -> &'a [u8],
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
-        let charges = template.operation != Operation::Peek;
+        let charges = template.operation != Operation::Peek && !self.is_repeat;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
         let is_blocked = |index: usize| self.blocked >> index & 1 != 0;
         let mut is_within_share = false;
@@ -213,7 +245,7 @@ impl ScriptVerdict {
             let needs_free = !(is_within_share && limit.share == ShareRole::Common);
             let snapshot = snapshot.keeping_free(kept_free(index).filter(|_| needs_free));
             let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
-            let status = status.with_block(is_blocked(index)).with_borrowing(reading.borrows);
+            let status = status.with_block(self.block(index)).with_borrowing(reading.borrows);
             statuses.push(match &limit.warn_keys {
                 None => status,
                 Some(keys) if charged_after.is_none() => status.with_near(keys.warn_at.level(&marked)),

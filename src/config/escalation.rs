@@ -1,0 +1,119 @@
+//! Escalations in configuration.
+
+use std::time::Duration;
+
+use super::{AlgorithmName, EMPTY, KeyParts, Policy, PolicyFields, with_field};
+use crate::clock::MAX_PERIOD_MICROS;
+use crate::error::Error;
+use crate::limiter::Escalation;
+use crate::quota::read_period;
+use crate::store::DynLimit;
+#[cfg(feature = "redis")]
+use crate::store::RedisLimit;
+
+impl Policy {
+    /// Returns the escalation of the limit's denials, for [`Escalating`](crate::limiter::Escalating), if the limit has one.
+    ///
+    /// The limits that count are those of [`KeyParts::escalation_limits`] or `KeyParts::redis_escalation_limits`.
+    ///
+    /// ```
+    /// use tower_ratelimit::Memory;
+    /// use tower_ratelimit::config::{KeyParts, Policy};
+    /// use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+    ///
+    /// let key_parts = KeyParts::new().add("user", |user: &u64| *user);
+    /// let policies: Vec<Policy> = serde_json::from_str(
+    ///     r#"[{
+    ///         "name": "api", "algorithm": "gcra", "quota": "10/s", "by": "user",
+    ///         "escalate": "20/min", "block_for": ["5m", "1h"], "forget_after": "12h"
+    ///     }]"#,
+    /// )?;
+    /// let mut limiter = BoxLimiter::new(Memory::new(key_parts.limits(&policies)?));
+    /// for policy in &policies {
+    ///     if let Some(escalation) = policy.escalation() {
+    ///         let counts = Memory::new(key_parts.escalation_limits(policy)?);
+    ///         limiter = BoxLimiter::new(Escalating::new(limiter, counts, escalation));
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn escalation(&self) -> Option<Escalation> {
+        self.fields.build_escalation().ok().flatten()
+    }
+
+    /// Returns the policies of the limits that count the denials and blocks of the escalation.
+    fn counts(&self) -> Result<Vec<Self>, Error> {
+        let windows = self.escalation().map(|escalation| escalation.windows());
+        let policy = |(name, unit, window): (&str, &str, crate::FixedWindow)| {
+            Self::try_from(PolicyFields {
+                name: name.to_owned(),
+                algorithm: AlgorithmName::FixedWindow,
+                quota: Some(window.quota()),
+                by: self.by().to_owned(),
+                unit: Some(unit.to_owned()),
+                ..EMPTY
+            })
+        };
+        windows.into_iter().flatten().map(policy).collect()
+    }
+}
+
+impl<Key: ?Sized + 'static> KeyParts<Key> {
+    /// Builds the limits that count the denials and blocks of a policy's [escalation](Policy::escalation), for
+    /// [`Memory`](crate::Memory). There are none without an escalation.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the policy counts by an unknown sub-key.
+    pub fn escalation_limits(&self, policy: &Policy) -> Result<Vec<DynLimit<Key>>, Error> {
+        self.limits(&policy.counts()?)
+    }
+
+    /// Builds the limits that count the denials and blocks of a policy's [escalation](Policy::escalation), for
+    /// [`Redis`](crate::Redis). There are none without an escalation.
+    ///
+    /// # Errors
+    ///
+    /// As [`escalation_limits`](Self::escalation_limits), and if the sub-key was not added with
+    /// [`add_shared`](Self::add_shared).
+    #[cfg(feature = "redis")]
+    pub fn redis_escalation_limits(&self, policy: &Policy) -> Result<Vec<RedisLimit<Key>>, Error> {
+        self.redis_limits(&policy.counts()?)
+    }
+}
+
+impl PolicyFields {
+    /// Returns the escalation, if there is one.
+    pub(super) fn build_escalation(&self) -> Result<Option<Escalation>, Error> {
+        let Some(denials) = self.escalate else {
+            let times = [("block_for", self.block_for.is_some()), ("forget_after", self.forget_after.is_some())];
+            return match times.into_iter().find(|(_, is_set)| *is_set) {
+                Some((field, _)) => Err(Error::config(format!(
+                    "{field}: it has no effect without `escalate`; set `escalate`, as in \"20/min\", or remove it"
+                ))),
+                None => Ok(None),
+            };
+        };
+        if self.shadow {
+            return Err(Error::config("escalate: a shadow denies no request; remove one of the two fields"));
+        }
+        let mut escalation = Escalation::new(self.name.clone(), denials);
+        if let Some(texts) = &self.block_for {
+            let durations = texts.iter().map(|text| read_time("block_for", text)).collect::<Result<Vec<_>, _>>()?;
+            // Whether the blocks are forgotten in time is a matter of the next field.
+            let longest = Duration::from_micros(MAX_PERIOD_MICROS);
+            let forgotten_late = escalation.try_forget_after(longest)?;
+            escalation = with_field("block_for", forgotten_late.try_block_for(durations))?;
+        }
+        let forget_after = self.forget_after.as_ref().map(|text| read_time("forget_after", text)).transpose()?;
+        let forget_after = forget_after.unwrap_or(Escalation::FORGET_AFTER);
+        with_field("forget_after", escalation.try_forget_after(forget_after)).map(Some)
+    }
+}
+
+fn read_time(field: &str, text: &str) -> Result<Duration, Error> {
+    let micros =
+        read_period(text).map_err(|error| Error::config(format!("{field}: {error}; write a time such as \"1h\"")))?;
+    Ok(Duration::from_micros(micros))
+}

@@ -1,0 +1,119 @@
+use std::fmt;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+
+/// The id of a hold that other processes can settle: see [`AcquireOptions::id`](super::AcquireOptions::id).
+///
+/// The value is the first 128 bits of the SHA-256 of the text, so an id has any length, and no store learns the text.
+///
+/// ```
+/// use tower_ratelimit::ReservationId;
+///
+/// assert_eq!(ReservationId::from("req-7f3a"), ReservationId::new(b"req-7f3a"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReservationId([NonZeroU64; 2]);
+
+impl ReservationId {
+    /// In place of the hash of an empty text.
+    const EMPTY: Self = Self([NonZeroU64::MIN; 2]);
+
+    /// Creates an id from text or bytes. A limiter returns an error for an empty id.
+    #[must_use]
+    pub fn new(id: impl AsRef<[u8]>) -> Self {
+        let id = id.as_ref();
+        if id.is_empty() {
+            return Self::EMPTY;
+        }
+        let hash = Sha256::digest(id);
+        let word = |at: usize| {
+            let bytes: [u8; 8] = std::array::from_fn(|byte| hash[at + byte]);
+            NonZeroU64::new(u64::from_be_bytes(bytes)).unwrap_or(NonZeroU64::MAX)
+        };
+        Self([word(0), word(8)])
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        let [high, low] = self.0.map(|word| word.get().to_be_bytes());
+        std::array::from_fn(|byte| if byte < 8 { high[byte] } else { low[byte - 8] })
+    }
+
+    /// Returns an error if the id was made from an empty text.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        if self == Self::EMPTY {
+            return Err(Error::config(
+                "invalid reservation id: it is empty; use a text that is unique for the request",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl From<&str> for ReservationId {
+    fn from(id: &str) -> Self {
+        Self::new(id)
+    }
+}
+
+impl From<&String> for ReservationId {
+    fn from(id: &String) -> Self {
+        Self::new(id)
+    }
+}
+
+impl From<&[u8]> for ReservationId {
+    fn from(id: &[u8]) -> Self {
+        Self::new(id)
+    }
+}
+
+impl fmt::Debug for ReservationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [high, low] = self.0;
+        write!(f, "ReservationId({high:016x}{low:016x})")
+    }
+}
+
+/// The id of a hold, and the time until the hold expires in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Reserve {
+    pub(crate) id: ReservationId,
+    pub(crate) expires_in: u64,
+}
+
+impl Reserve {
+    pub(crate) const DEFAULT_EXPIRY: Duration = Duration::from_secs(10 * 60);
+    pub(crate) const MAX_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
+    /// The default maximum number of remembered ids of a key.
+    pub(crate) const DEFAULT_MAX_IDS: usize = 10_000;
+    /// The maximum of that maximum.
+    pub(crate) const MAX_IDS: usize = 1_000_000;
+
+    /// Returns an error if the id is empty, or the expiry out of range.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        self.id.check()?;
+        let expires_in = Duration::from_micros(self.expires_in);
+        if expires_in < Duration::from_millis(1) || expires_in > Self::MAX_EXPIRY {
+            return Err(Error::config(format!(
+                "invalid `expires_in`: it is {expires_in:?}; use at least 1 ms and at most 24 hours"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks the setting `max_reservation_ids`.
+    pub(crate) fn check_max_ids(max: usize) -> Result<(), Error> {
+        if max == 0 || max > Self::MAX_IDS {
+            return Err(Error::config(format!(
+                "invalid `max_reservation_ids`: it is {max}; use at least 1 and at most {}",
+                Self::MAX_IDS
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+use std::borrow::Borrow;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use pin_project::pin_project;
+
+use super::future::{Acquisition, BoxFuture, LimiterFuture, both_ok};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, check, limiter_methods};
+use crate::decision::{AcquireOptions, BlockReason, Decision};
+use crate::error::Error;
+use crate::escalation::{BLOCKS, DENIALS, Escalation};
+use crate::observe::{Event, Observer, Observers};
+
+/// A limiter that blocks keys which continue to send requests while they are denied: for longer each time.
+///
+/// An [`Escalation`] names a limit of the limiter inside. A second limiter counts the denials of this limit, and the
+/// blocks of each key. Both are in the same store, so with Redis all processes share the counts and the blocks.
+///
+/// ```
+/// use tower_ratelimit::limiter::{Escalating, Escalation};
+/// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::Error> {
+/// let limiter: Memory<str, _> = Memory::new(Limit::new("api", Gcra::new(Quota::per_second(10))));
+/// let escalation = Escalation::new("api", Quota::per_minute(20));
+/// let counts: Memory<str, _> = Memory::new(escalation.limits());
+/// let limiter = Escalating::new(limiter, counts, escalation);
+///
+/// let mut decisions = Vec::new();
+/// for _ in 0..31 {
+///     decisions.push(limiter.check("mallory", 1).await?);
+/// }
+/// // The 21st denial blocks the key for a minute, and says so.
+/// assert_eq!(decisions[29].block_reason(), None);
+/// assert_eq!(decisions[30].block_reason(), Some(BlockReason::Escalation));
+/// assert_eq!(decisions[30].retry_after_secs(), Some(60));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What counts
+///
+/// A denial counts if the limit is the [most restrictive](Decision::most_restrictive) one of the decision, and the key is
+/// not blocked. So these do not count: allowed and exempt requests, denials of a [shadow](crate::Limit::shadow), of another
+/// limit or of a policy, requests of a blocked key, and costs that exceed the limit.
+///
+/// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
+/// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
+/// counts, also of a client that waits after each: allow more denials than such a client meets.
+///
+/// A block applies to the sub-key of its limit. Each block needs its own denials: they count from the start of the last
+/// block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
+/// counts, too, and `unblock` does not. Of denials that are decided concurrently, one blocks the key. The others then
+/// count for the next block.
+///
+/// # What a denial costs
+///
+/// | Request | Calls of the limiter inside | Calls of the counts | In sequence |
+/// |---|---|---|---|
+/// | allowed, or denied without counting | 1 | 0 | 1 |
+/// | of a blocked key | 1; 0 with a [`DeniedCache`](super::DeniedCache) inside | 0 | 1 or 0 |
+/// | a denial that counts | 1 | 1 | 2 |
+/// | the denial that blocks the key | 1, and 1 to block | 2, and 2 to reset | 4 |
+///
+/// In Redis each call in sequence is a round trip. A flood of requests on one key thus costs two round trips for each of
+/// the denials up to the block, and one or none for each later request.
+///
+/// # Where to put it
+///
+/// Around [`DeniedCache`](super::DeniedCache), [`Fallback`](super::Fallback) and [`Chained`](super::Chained): a cache
+/// around this limiter would keep denials from being counted. A layer or a task that
+/// [waits](crate::middleware) asks again after a denial, and each time counts: escalate limits only where denials reach
+/// the client. To escalate several limits, wrap the limiter once for each.
+///
+/// If the counts are unavailable, the denial does not count. If the caller drops the future, a denial may not count; a
+/// block that has begun is set (feature `timer`).
+pub struct Escalating<L, C> {
+    shared: Arc<Shared<L, C>>,
+    observers: Observers,
+}
+
+struct Shared<L, C> {
+    limiter: L,
+    counts: C,
+    escalation: Escalation,
+}
+
+impl<L, C> Escalating<L, C> {
+    /// Escalates denials of `limiter`. `counts` has the limits [`Escalation::limits`] or [`Escalation::limits_by`].
+    pub fn new(limiter: L, counts: C, escalation: Escalation) -> Self {
+        Self { shared: Arc::new(Shared { limiter, counts, escalation }), observers: Observers::default() }
+    }
+
+    /// Adds an observer, which receives an [`Escalated`](Event::Escalated) for each block.
+    #[must_use]
+    pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
+        self.observers.add(observer);
+        self
+    }
+
+    /// Returns the limiter inside, for operations that only its type has.
+    #[must_use]
+    pub fn get_ref(&self) -> &L {
+        &self.shared.limiter
+    }
+
+    limiter_methods!();
+
+    /// Counts a denial, and blocks its key if there are too many. Returns the denial, as of the block.
+    fn count<Key>(&self, key: Key::Owned, denied: Outcome) -> BoxFuture<Result<Outcome, Error>>
+    where
+        Key: ToOwned + ?Sized + 'static,
+        Key::Owned: Send + 'static,
+        L: Limiter<Key>,
+        C: Limiter<Key>,
+    {
+        let this = self.clone();
+        Box::pin(async move {
+            let Outcome { decision, held } = denied;
+            let decision = match this.escalate::<Key>(key).await {
+                Ok(Some(step)) => {
+                    let escalation = &this.shared.escalation;
+                    let (limit, duration) = (escalation.limit(), escalation.duration(step));
+                    this.observers.emit(|| Event::Escalated { limit, duration, step });
+                    decision.into_blocked(limit, duration)
+                }
+                Ok(None) => decision,
+                Err(error) if error.is_unavailable() => decision,
+                Err(error) => {
+                    this.observers.warn(&format!("escalation failed: {error}"));
+                    decision
+                }
+            };
+            Ok(Outcome { decision, held })
+        })
+    }
+
+    /// Returns the number of the block that this denial has led to.
+    async fn escalate<Key>(&self, key: Key::Owned) -> Result<Option<usize>, Error>
+    where
+        Key: ToOwned + ?Sized + 'static,
+        L: Limiter<Key>,
+        C: Limiter<Key>,
+    {
+        let Shared { limiter, counts, escalation } = &*self.shared;
+        let counted = check(counts, key.borrow(), Escalation::denial());
+        if !Escalation::is_exceeded(&counted.await?) {
+            return Ok(None);
+        }
+        let counted = check(counts, key.borrow(), Escalation::block());
+        let Some(step) = escalation.step(&counted.await?) else { return Ok(None) };
+        let (limit, duration, reason) = (escalation.limit(), escalation.duration(step), BlockReason::Escalation);
+        let blocked = limiter.administer(key.borrow(), AdminOperation::Block { limit, duration, reason });
+        // The blocks are forgotten a while after this one, not after the first one.
+        let blocks = AdminOperation::SetUsage { limit: BLOCKS, used: step as u64 };
+        let blocks = counts.administer(key.borrow(), blocks);
+        let denials = counts.administer(key.borrow(), AdminOperation::SetUsage { limit: DENIALS, used: 0 });
+        let done = blocked.join(blocks.join(denials).map_result(both_ok)).complete_on_drop();
+        let (blocked, restarted) = done.await?;
+        blocked.and(restarted)?;
+        Ok(Some(step))
+    }
+}
+
+impl<Key, L, C> Limiter<Key> for Escalating<L, C>
+where
+    Key: ToOwned + ?Sized + 'static,
+    Key::Owned: Send + 'static,
+    L: Limiter<Key>,
+    C: Limiter<Key>,
+{
+    type Future = EscalatingFuture<Key, L, C>;
+
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let pending = match self.shared.limiter.acquire(key, options) {
+            Acquisition::Ready(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
+                let mut future = self.count::<Key>(key.to_owned(), outcome);
+                // Counts in memory are ready.
+                match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(result) => return Acquisition::Ready(result),
+                    Poll::Pending => State::Counting(future),
+                }
+            }
+            Acquisition::Ready(result) => return Acquisition::Ready(result),
+            Acquisition::Pending(future) => State::Deciding { future, then: Some((self.clone(), key.to_owned())) },
+        };
+        Acquisition::Pending(EscalatingFuture { state: pending })
+    }
+
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.shared.limiter.peek(key, options)
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.shared.limiter.limits_of(key, limits);
+    }
+
+    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+        self.shared.limiter.visit_units(visit);
+    }
+
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        let done = self.shared.limiter.administer(key, operation);
+        match operation {
+            AdminOperation::Reset => {
+                let counts = self.shared.counts.administer(key, operation);
+                done.join(counts).map_result(both_ok)
+            }
+            _ => done,
+        }
+    }
+}
+
+impl<L, C> Clone for Escalating<L, C> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), observers: self.observers.clone() }
+    }
+}
+
+impl<L: fmt::Debug, C> fmt::Debug for Escalating<L, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Escalating")
+            .field("limiter", &self.shared.limiter)
+            .field("escalation", &self.shared.escalation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The future of an [`Escalating`] decision.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
+pub struct EscalatingFuture<Key: ToOwned + ?Sized, L: Limiter<Key>, C> {
+    #[pin]
+    state: State<Key, L, C>,
+}
+
+#[pin_project(project = Projection)]
+enum State<Key: ToOwned + ?Sized, L: Limiter<Key>, C> {
+    Deciding {
+        #[pin]
+        future: L::Future,
+        then: Option<(Escalating<L, C>, Key::Owned)>,
+    },
+    Counting(BoxFuture<Result<Outcome, Error>>),
+}
+
+impl<Key, L, C> Future for EscalatingFuture<Key, L, C>
+where
+    Key: ToOwned + ?Sized + 'static,
+    Key::Owned: Send + 'static,
+    L: Limiter<Key>,
+    C: Limiter<Key>,
+{
+    type Output = Result<Outcome, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                Projection::Deciding { future, then } => {
+                    let outcome = ready!(future.poll(cx))?;
+                    match then.take() {
+                        Some((limiter, key)) if limiter.shared.escalation.counts(&outcome.decision) => {
+                            state.set(State::Counting(limiter.count::<Key>(key, outcome)));
+                        }
+                        _ => return Poll::Ready(Ok(outcome)),
+                    }
+                }
+                Projection::Counting(future) => return future.as_mut().poll(cx),
+            }
+        }
+    }
+}

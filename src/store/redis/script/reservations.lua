@@ -1,0 +1,204 @@
+-- Holds with an id, which any process can settle. This code runs only for an operation that names an id.
+--
+-- # Layout
+--
+-- The held costs of all ids of a key that expire together are one entry of the key: a *group*. Its id is its expiry and a
+-- half, which is no whole number, so it is none of a session or a lease. The sums of the entry are 0. So decisions read
+-- no ids, and their work does not grow with the number of ids.
+--
+-- Two more keys belong to an id. Both have the cluster slot of the states:
+--
+-- - The *record*, of doubles: the time at which the id is forgotten, the id of its group, 1 if it is settled, and for each
+--   limit the cost of the request and the held cost (-1 if the limit holds nothing).
+-- - The *counts* of the user's key: for each time at which ids are forgotten, the time and the number of these ids.
+--
+-- # Protocol
+--
+-- A hold without a record adds its costs to the group's entries, and writes the record. A hold with a record changes
+-- nothing. A settlement takes the held costs from the entry and marks the record, so a repeat changes nothing. If the
+-- entry is absent, the held costs were charged at their expiry, and only what exceeds them is charged.
+
+local RECORD_WORDS = 3
+-- The groups of one lifetime that exist at once, as a power of two: an expiry is later by at most an eighth of the time.
+local GROUPS = 16
+
+local function make_reservations(held_costs)
+  local this = {}
+
+  -- Returns the bytes of a key, nil if it is absent, or false if it has another type.
+  local function get(key)
+    local value = redis.pcall('GET', key)
+    if type(value) == 'table' then
+      return false
+    end
+    return value or nil
+  end
+
+  local function put(key, words, lasts_until)
+    local ttl = uses_test_time and TEST_TTL or max(1, ceil((lasts_until - now) / 1000))
+    call('PSETEX', key, ttl, pack(format(#words), table_unpack(words)))
+  end
+
+  -- Returns the record of an id, nil if there is none, or false if the key holds foreign bytes.
+  local function read(template)
+    local value, count = get(template.record), RECORD_WORDS + 2 * limits
+    if not value then
+      return value
+    end
+    if #value ~= count * 8 then
+      return false
+    end
+    local record = { unpack(format(count), value) }
+    record[count + 1] = nil
+    for word = 1, count do
+      if not (record[word] >= -1 and record[word] <= MAX_EXACT) then
+        return false
+      end
+    end
+    if record[1] <= now then
+      return nil
+    end
+    return record
+  end
+
+  -- Returns REPEATED for a hold whose id is remembered, a failure, or nil for a new hold.
+  function this.find(template)
+    local record = read(template)
+    if not record then
+      return record == false and INVALID_STATE or nil
+    end
+    for l = 1, limits do
+      if record[RECORD_WORDS + 2 * l - 1] ~= template[l].cost then
+        return CONFLICT
+      end
+    end
+    return REPEATED
+  end
+
+  -- Adds one id to the counts that are not forgotten. Returns nothing, with nothing written, if there are too many.
+  local function count_id(template, forgotten_at)
+    local value, counts, total, latest = get(template.counts), {}, 1, forgotten_at
+    local found = false
+    if value and #value % 16 == 0 then
+      for at = 1, #value, 16 do
+        local time, ids = unpack('<dd', value, at)
+        if time > now and ids >= 1 and time <= MAX_EXACT and ids <= MAX_EXACT then
+          total, latest = total + ids, max(latest, time)
+          if time == forgotten_at then
+            found, ids = true, ids + 1
+          end
+          counts[#counts + 1] = time
+          counts[#counts + 1] = ids
+        end
+      end
+    end
+    if not found then
+      counts[#counts + 1] = forgotten_at
+      counts[#counts + 1] = 1
+    end
+    if total > template.max_ids or #counts > 4 * MAX_ENTRIES then
+      return
+    end
+    put(template.counts, counts, latest)
+    return true
+  end
+
+  -- Holds the costs, and records the id. Returns the failures by limit, or nil.
+  function this.hold(template, operation, charged_limits, verdicts)
+    local step = 1000
+    while step * GROUPS < template.lifetime do
+      step = step * 2
+    end
+    local expiry = ceil((now + template.lifetime) / step) * step
+    local forgotten_at = expiry + ceil(template.lifetime / step) * step
+    local group, hold = expiry + 0.5, { ids = {}, arg2 = expiry - now, record = true }
+    local record = { forgotten_at, group, 0 }
+    for l = 1, limits do
+      local p, own = template[l], verdicts[l]
+      local holds_cost = template.ids[l] ~= 0
+      hold[l], hold.ids[l] = p, holds_cost and -group or 0
+      record[#record + 1] = p.cost
+      record[#record + 1] = holds_cost and (not p.is_shadow or own == 0 or own < -1) and p.cost or -1
+    end
+    local problems = held_costs.check_hold(hold, operation, charged_limits)
+    if not problems and not count_id(template, forgotten_at) then
+      problems = {}
+      for l = 1, limits do
+        problems[l] = TOO_MANY_IDS
+      end
+    end
+    if problems then
+      return problems
+    end
+    held_costs.hold(hold, operation, charged_limits)
+    put(template.record, record, forgotten_at)
+  end
+
+  -- Settles one limit. Returns the newly released and charged costs.
+  local function settle_limit(index, p, group, held, actual)
+    local kernel, released = kernel_of_key[index], 0
+    local entry, position = held_costs.find(index, group)
+    if entry then
+      local h = holds[index]
+      released = math.min(held, entry[2])
+      entry[2], h.cost = entry[2] - released, h.cost - released
+      if entry[2] == 0 then
+        table.remove(h.entries, position)
+      end
+    else
+      -- The held cost was charged at its expiry.
+      actual = max(0, actual - held)
+    end
+    if kernel.held_until_end or not kernel.charge then
+      actual = 0
+    elseif actual > 0 then
+      kernel.charge(states[index], now, actual, p)
+    end
+    if entry then
+      held_costs.refresh(index, p)
+    elseif actual > 0 then
+      changed[index] = true
+      held_costs.extend_lifetime(index, p)
+    end
+    return released, actual
+  end
+
+  -- Settles a hold with the actual costs, unless it is settled. Returns a failure, or nil.
+  local function settle(template, operation)
+    for l = 1, limits do
+      if not states[operation[l + 1]] then
+        return INVALID_STATE
+      end
+    end
+    for l = 1, limits do
+      held_costs.prepare(operation[l + 1], template[l])
+    end
+    local record = read(template)
+    if not record then
+      return record == false and INVALID_STATE or UNKNOWN_ID
+    end
+    for l = 1, limits do
+      local held, actual, released, charged = record[RECORD_WORDS + 2 * l], template.ids[l], 0, 0
+      if record[3] == 0 and held >= 0 then
+        released, charged = settle_limit(operation[l + 1], template[l], record[2], held, actual < 0 and held or actual)
+      end
+      results[result_count + 1], results[result_count + 2] = released, charged
+      result_count = result_count + 2
+    end
+    if record[3] == 0 then
+      record[3] = 1
+      put(template.record, record, record[1])
+    end
+  end
+
+  -- Settles a hold, and adds the results.
+  function this.run_settlement(template, operation)
+    local problem = settle(template, operation)
+    for _ = 1, problem and 2 * limits or 0 do
+      result_count = result_count + 1
+      results[result_count] = problem
+    end
+  end
+
+  return this
+end
