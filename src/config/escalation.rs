@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{AlgorithmName, EMPTY, KeyParts, Policy, PolicyFields, with_field};
+use super::fields::{PolicyFields, with_field};
+use super::{AlgorithmName, EMPTY, KeyParts, Policy};
 use crate::clock::MAX_PERIOD_MICROS;
 use crate::error::Error;
 use crate::limiter::Escalation;

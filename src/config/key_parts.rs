@@ -267,6 +267,10 @@ where
     }));
     let limit = limit.only_if_some(conditions.when.map(|condition| move |key: &Key| condition(key)));
     let limit = if policy.is_shadow() { limit.shadow() } else { limit };
+    let limit = match policy.guarantee() {
+        Some(sub_keys) => limit.guarantee(sub_keys),
+        None => limit,
+    };
     let limit = limit.warn_at_mark(policy.warn_at().map(WarnAt::new));
     match (policy.fixed_cost(), policy.unit()) {
         (Some(cost), _) => limit.fixed_cost(cost),

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 
-use super::{AlgorithmName, PolicyFields};
+use super::AlgorithmName;
+use super::fields::PolicyFields;
 use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::Quota;
@@ -30,6 +31,7 @@ const FIELDS: &[&str] = &[
     "block_for",
     "forget_after",
     "warn_at",
+    "guarantee",
 ];
 
 /// Before the first field is read. The three required fields are always replaced.
@@ -54,6 +56,7 @@ pub(super) const EMPTY: PolicyFields = PolicyFields {
     block_for: None,
     forget_after: None,
     warn_at: None,
+    guarantee: None,
 };
 
 /// The fields that were read.
@@ -84,6 +87,7 @@ impl Read {
             self.fields.build_escalation()?;
         }
         self.fields.check_mark()?;
+        self.fields.check_guarantee()?;
         if !self.has("algorithm") {
             return Ok(());
         }
@@ -197,6 +201,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
             "block_for" => fields.block_for = read_value(name, value)?,
             "forget_after" => fields.forget_after = read_value(name, value)?,
             "warn_at" => fields.warn_at = Some(WarnAt::new(read_value(name, value)?)),
+            "guarantee" => fields.guarantee = read_value(name, value)?,
             _ => fields.shadow = read_value(name, value)?,
         }
         if let Some(is_read) = read.is_read.get_mut(field) {

@@ -15,8 +15,8 @@ pub(crate) enum LimitCost {
     OfUnit(Unit),
 }
 
-/// Out of line: the loop would force the options of every decision into memory. Row "three limits" of
-/// docs/performance.md: 1169 instructions instead of 533.
+/// Out of line: the loop would force the options of every decision into memory. `scripts/instructions` counts the row
+/// `three-limits`.
 #[cold]
 #[inline(never)]
 fn cost_in(units: UnitCosts, unit: Unit) -> u64 {

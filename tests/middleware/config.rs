@@ -343,6 +343,40 @@ fn configured_mark_is_the_mark_of_the_limit() {
     }
 }
 
+/// A policy with `guarantee` is a guaranteed share of the limit beside it.
+#[test]
+fn configured_guarantee_is_a_share_of_the_other_limit() {
+    let text = "limits = [
+        { name = 'share', algorithm = 'gcra', quota = '10/s', burst = 2, by = 'user', guarantee = 3 },
+        { name = 'all', algorithm = 'gcra', quota = '30/s', burst = 20, by = 'all' },
+    ]";
+    let policies = from_toml(text);
+    assert_eq!([policies[0].guarantee(), policies[1].guarantee()], [Some(3), None]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    // Within its share 2 units, then she borrows what the three bursts leave.
+    assert!(limiter.check(&ALICE, 2).is_allowed());
+    let borrowed = (0..20).filter(|_| limiter.check(&ALICE, 1).is_allowed()).count();
+    assert_eq!(borrowed, 12, "20 - 2 - 3 * 2");
+    assert!(limiter.check(&BOB, 2).is_allowed());
+
+    for (settings, problem) in [
+        ("algorithm = 'gcra'\nguarantee = 0", "guarantee: it is 0"),
+        ("algorithm = 'gcra'\nguarantee = 2\nshadow = true", "guarantee: a shadow guarantees nothing"),
+        ("algorithm = 'gcra'\nguarantee = 2\nkeep_free = { bulk = 1 }", "guarantee: a share keeps no units free"),
+        ("algorithm = 'fixed-window'\nguarantee = 2", "guarantee: it applies to gcra"),
+        ("algorithm = 'leaky-queue'\nguarantee = 2", "guarantee: it applies to gcra"),
+    ] {
+        let error = policy(&format!("name = 'a'\nquota = '1/s'\nby = 'user'\n{settings}")).unwrap_err().to_string();
+        assert!(error.contains(problem), "{settings}: {error}");
+    }
+    let alone =
+        from_toml("limits = [{ name = 'share', algorithm = 'gcra', quota = '1/s', by = 'user', guarantee = 2 }]");
+    let error = Memory::builder(parts().limits(&alone).unwrap()).build().unwrap_err().to_string();
+    assert!(error.contains("guaranteed share \"share\""), "{error}");
+}
+
 #[test]
 fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
@@ -462,7 +496,7 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 17] = [
+const FIELDS: [(&str, &str, &str); 18] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
@@ -480,6 +514,7 @@ const FIELDS: [(&str, &str, &str); 17] = [
     ("shadow", "fixed-window", "bool"),
     ("keep_free", "gcra", "table"),
     ("warn_at", "gcra", "part"),
+    ("guarantee", "gcra", "number"),
 ];
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.

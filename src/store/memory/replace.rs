@@ -96,8 +96,7 @@ type DynLimitTable<Key, S> = Arc<dyn TransactionLimit<Key, S>>;
 
 struct DynTables<Key: ?Sized, S> {
     tables: Vec<DynLimitTable<Key, S>>,
-    /// Without a condition every limit applies, and no decision needs to ask each of them: row "three limits, dynamic" of
-    /// docs/performance.md (3487 instructions instead of 3306).
+    /// Without a condition every limit applies, and no decision needs to ask each of them.
     has_conditions: bool,
 }
 
@@ -216,7 +215,7 @@ fn with_limit_refs<Key: ?Sized, S, T>(
     }
     let mut steps: [LimitStep; INLINE_LIMITS];
     let mut few_steps: [LimitStep; INLINE_LIMITS / 2];
-    // A step is 256 bytes: row "three limits, dynamic" of docs/performance.md.
+    // A step is large, so a few limits initialize no more than they need.
     let steps: &mut [LimitStep] = if count <= INLINE_LIMITS / 2 {
         few_steps = [LimitStep::EMPTY; INLINE_LIMITS / 2];
         &mut few_steps

@@ -1,0 +1,227 @@
+//! The fields of a policy, and what is wrong with them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::{AlgorithmName, BuiltAlgorithm, Policy};
+use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+use crate::decision::WarnAt;
+use crate::error::Error;
+use crate::quota::{Quota, read_period};
+
+/// The fields of a policy in configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct PolicyFields {
+    pub(super) name: String,
+    pub(super) algorithm: AlgorithmName,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) quota: Option<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_duration: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) burst: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_waiting: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) aligned_to_clock: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) blocks: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) weighted: Option<bool>,
+    pub(super) by: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) when: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fixed_cost: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unit: Option<String>,
+    #[serde(skip_serializing_if = "is_false")]
+    pub(super) shadow: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) keep_free: Option<BTreeMap<String, u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) escalate: Option<Quota>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) block_for: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) forget_after: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "write_mark")]
+    pub(super) warn_at: Option<WarnAt>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) guarantee: Option<u64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, clippy::ref_option, reason = "serde's signature")]
+fn write_mark<S: Serializer>(mark: &Option<WarnAt>, serializer: S) -> Result<S::Ok, S::Error> {
+    mark.map(WarnAt::part).serialize(serializer)
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl TryFrom<PolicyFields> for Policy {
+    type Error = Error;
+
+    fn try_from(fields: PolicyFields) -> Result<Self, Error> {
+        fields.check_name()?;
+        fields.check_cost()?;
+        fields.check_mark()?;
+        fields.check_guarantee()?;
+        fields.reject_inapplicable()?;
+        fields.build_escalation()?;
+        let algorithm = fields.build()?;
+        Ok(Self { fields, algorithm })
+    }
+}
+
+impl From<Policy> for PolicyFields {
+    fn from(policy: Policy) -> Self {
+        policy.fields
+    }
+}
+
+impl PolicyFields {
+    pub(super) fn check_name(&self) -> Result<(), Error> {
+        if self.name.is_empty() {
+            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_cost(&self) -> Result<(), Error> {
+        match &self.unit {
+            Some(unit) if unit.is_empty() => {
+                Err(Error::config("unit: it is empty; name what the limit counts, as in \"input\""))
+            }
+            Some(_) if self.fixed_cost.is_some() => {
+                Err(Error::config("unit: a limit with `fixed_cost` has no unit; remove one of the two"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_mark(&self) -> Result<(), Error> {
+        match self.warn_at {
+            Some(mark) if !mark.is_valid() => {
+                Err(Error::config("warn_at: it is not above 0 and at most 1; set a part of the limit, such as 0.8"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_guarantee(&self) -> Result<(), Error> {
+        match self.guarantee {
+            Some(0) => Err(Error::config("guarantee: it is 0; set the number of sub-keys that have a share")),
+            Some(_) if self.shadow => {
+                Err(Error::config("guarantee: a shadow guarantees nothing; remove one of the two fields"))
+            }
+            Some(_) if self.keep_free.is_some() => {
+                Err(Error::config("guarantee: a share keeps no units free itself; set `keep_free` at the common limit"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn build(&self) -> Result<BuiltAlgorithm, Error> {
+        let quota = || self.quota.ok_or_else(|| Error::config("quota: it is missing; set it, as in \"100/min\""));
+        Ok(match self.algorithm {
+            AlgorithmName::Gcra => {
+                let gcra = with_field("quota", Gcra::try_new(quota()?))?;
+                BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
+            }
+            AlgorithmName::TokenBucket => {
+                let bucket = with_field("quota", TokenBucket::try_new(quota()?))?;
+                BuiltAlgorithm::TokenBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
+            }
+            AlgorithmName::LeakyBucket => {
+                let bucket = with_field("quota", LeakyBucket::try_new(quota()?))?;
+                BuiltAlgorithm::LeakyBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
+            }
+            AlgorithmName::LeakyQueue => {
+                let queue = with_field("quota", LeakyQueue::try_new(quota()?))?;
+                let queue = self.max_waiting.map_or(Ok(queue), |waiting| queue.try_max_waiting(waiting));
+                BuiltAlgorithm::LeakyQueue(with_field("max_waiting", queue)?)
+            }
+            AlgorithmName::FixedWindow => {
+                let window = FixedWindow::new(quota()?);
+                let aligned = self.aligned_to_clock == Some(true);
+                BuiltAlgorithm::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
+            }
+            AlgorithmName::SlidingWindow => {
+                let window = SlidingWindow::new(quota()?);
+                let window = with_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
+                let weighted = self.weighted == Some(true);
+                let window = if weighted { window.try_weighted() } else { Ok(window) };
+                BuiltAlgorithm::SlidingWindow(with_field("weighted", window)?)
+            }
+            AlgorithmName::SlidingLog => {
+                BuiltAlgorithm::SlidingLog(with_field("quota", SlidingLog::try_new(quota()?))?)
+            }
+            AlgorithmName::InFlight => BuiltAlgorithm::InFlight(self.build_in_flight()?),
+        })
+    }
+
+    fn build_in_flight(&self) -> Result<InFlight, Error> {
+        let max = self.max.ok_or_else(|| Error::config("max: it is missing; set the maximum of requests at once"))?;
+        let in_flight = with_field("max", InFlight::try_new(max))?;
+        let Some(text) = &self.max_duration else { return Ok(in_flight) };
+        let micros = read_period(text)
+            .map_err(|error| Error::config(format!("max_duration: {error}; write a time such as \"1h\"")))?;
+        with_field("max_duration", in_flight.try_max_duration(Duration::from_micros(micros)))
+    }
+
+    pub(super) fn reject_inapplicable(&self) -> Result<(), Error> {
+        use AlgorithmName::{
+            FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
+        };
+
+        if self.algorithm == InFlight && self.quota.is_some() {
+            return Err(Error::config("quota: it does not apply to in-flight; set `max` instead"));
+        }
+        if self.algorithm == LeakyQueue && self.keep_free.is_some() {
+            return Err(Error::config(
+                "keep_free: it does not apply to leaky-queue; remove it or change the algorithm",
+            ));
+        }
+        let fields: [(&str, bool, &[AlgorithmName], &str); 8] = [
+            ("max", self.max.is_some(), &[InFlight], "in-flight"),
+            ("max_duration", self.max_duration.is_some(), &[InFlight], "in-flight"),
+            ("burst", self.burst.is_some(), &[Gcra, TokenBucket, LeakyBucket], "gcra, token-bucket and leaky-bucket"),
+            ("max_waiting", self.max_waiting.is_some(), &[LeakyQueue], "leaky-queue"),
+            ("aligned_to_clock", self.aligned_to_clock.is_some(), &[FixedWindow], "fixed-window"),
+            ("blocks", self.blocks.is_some(), &[SlidingWindow], "sliding-window"),
+            ("weighted", self.weighted.is_some(), &[SlidingWindow], "sliding-window"),
+            (
+                "guarantee",
+                self.guarantee.is_some(),
+                &[Gcra, TokenBucket, LeakyBucket, SlidingWindow, SlidingLog, InFlight],
+                "gcra, token-bucket, leaky-bucket, sliding-window, sliding-log and in-flight",
+            ),
+        ];
+        for (field, is_set, owners, names) in fields {
+            if is_set && !owners.contains(&self.algorithm) {
+                return Err(Error::config(format!(
+                    "{field}: it applies to {names} only; remove it or change the algorithm"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prefixes an error with the name of a field.
+pub(super) fn with_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
+    result.map_err(|error| Error::config(format!("{field}: {error}")).with_source(error))
+}
