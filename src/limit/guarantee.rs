@@ -72,8 +72,8 @@ pub(super) fn check_shares(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, 
     Ok(Some(shares))
 }
 
-const NO_CAPACITY: &str = "its algorithm cannot guarantee shares; use one bucket (`Gcra`, `TokenBucket`, \
-                           `LeakyBucket`), strict `SlidingWindow`, `SlidingLog` or `InFlight` for all keys";
+const NO_CAPACITY: &str = "its algorithm cannot guarantee shares; use a bucket, a strict sliding window, a sliding log or a \
+                           limit on requests in flight, the same for all keys";
 
 /// Checks that a common limit can serve all shares at once.
 fn check_common(share: &str, sub_keys: u64, own: ShareCapacity, common: &LimitFacts<'_>) -> Result<(), Error> {
