@@ -191,7 +191,7 @@ impl Algorithm for InFlight {
     }
 
     fn share_capacity(&self) -> Option<ShareCapacity> {
-        let family = ShareFamily::InFlight { max_duration: self.max_duration };
+        let family = ShareFamily::Flights { max_duration: self.max_duration };
         // Requests in flight have no rate.
         Some(ShareCapacity { family, limit: 0, period: 0, max: self.max })
     }

@@ -341,7 +341,7 @@ mod sealed {
         Bucket,
         Window { period: u64, blocks: u64 },
         Log { period: u64 },
-        InFlight { max_duration: u64 },
+        Flights { max_duration: u64 },
     }
 }
 pub(crate) use self::sealed::{InLine, ShareCapacity, ShareFamily};

@@ -85,10 +85,12 @@ fn check_common(share: &str, sub_keys: u64, own: ShareCapacity, common: &LimitFa
         return refuse(match own.family {
             ShareFamily::Bucket => "the share is a bucket; use a bucket for this limit, too",
             ShareFamily::Window { .. } => {
-                "the share is a strict `SlidingWindow`; use one of the same period and number of blocks"
+                "the share is a strict sliding window; use one of the same period and number of blocks"
             }
-            ShareFamily::Log { .. } => "the share is a `SlidingLog`; use one of the same period",
-            ShareFamily::InFlight { .. } => "the share is `InFlight`; use `InFlight` with the same `max_duration`",
+            ShareFamily::Log { .. } => "the share is a sliding log; use one of the same period",
+            ShareFamily::Flights { .. } => {
+                "the share limits requests in flight; use such a limit with the same `max_duration`"
+            }
         });
     }
     let fits = |own: u64, own_factor: u64, whole: u64, whole_factor: u64| {

@@ -71,7 +71,9 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
             let (ours, theirs) = held.swap_remove(random.index(held.len()));
             let actual = random.below(5);
             ready(ours.settle(actual));
-            theirs.into_iter().for_each(|held| ready(held.settle(actual)));
+            for held in theirs {
+                ready(held.settle(actual));
+            }
             continue;
         }
         // The last tenant has no share.
@@ -153,7 +155,7 @@ fn shares_and_borrowers_decide_as_documented_after_resets_and_surcharges() {
 
 /// The theorem: without surcharges and resets, the common limit allows each request that its share allows. Its assertion is
 /// the invariant: the usage above what borrowers may use is at most the usage of all shares.
-fn check_invariant<A: Algorithm + Clone>(share: A, all: A, max_share: u64, seed: u64) -> [u64; 2] {
+fn check_invariant<A: Algorithm + Clone>(share: &A, all: &A, max_share: u64, seed: u64) -> [u64; 2] {
     let clock = ManualClock::new();
     let limiter = Memory::builder(limits(share.clone(), all.clone(), TENANTS)).clock(clock.clone()).build();
     let limiter = limiter.expect("limits");
@@ -197,13 +199,13 @@ fn common_limit_allows_what_a_share_allows() {
     let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
     let run = |counts: [u64; 2]| assert!(counts.iter().all(|count| *count > 30), "{counts:?}");
     for seed in 1..=20 {
-        run(check_invariant(Gcra::new(quota(5, 2_000)).burst(5), Gcra::new(quota(20, 2_000)).burst(27), 5, seed));
+        run(check_invariant(&Gcra::new(quota(5, 2_000)).burst(5), &Gcra::new(quota(20, 2_000)).burst(27), 5, seed));
         let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
-        run(check_invariant(SlidingWindow::new(share), SlidingWindow::new(all), 5, seed));
-        run(check_invariant(SlidingLog::new(share), SlidingLog::new(all), 5, seed));
+        run(check_invariant(&SlidingWindow::new(share), &SlidingWindow::new(all), 5, seed));
+        run(check_invariant(&SlidingLog::new(share), &SlidingLog::new(all), 5, seed));
     }
     for seed in 1..=5 {
-        check_invariant(InFlight::new(5), InFlight::new(27), 5, seed);
+        check_invariant(&InFlight::new(5), &InFlight::new(27), 5, seed);
     }
 }
 
@@ -235,9 +237,13 @@ fn serve(limiter: &Memory<Call, Vec<DynLimit<Call>>, ManualClock>, clock: &Manua
         }
         clock.advance(Duration::from_micros(500));
     }
-    let part = |(served, asked): (&u64, &u64)| *served as f64 / *asked as f64;
-    let least = served_by.iter().zip(&asked_by).map(part).fold(1.0, f64::min);
-    (served as f64 / (60 * RATE) as f64, least)
+    let least = served_by.iter().zip(&asked_by).map(|(served, asked)| part(*served, *asked)).fold(1.0, f64::min);
+    (part(served, 60 * RATE), least)
+}
+
+fn part(served: u64, asked: u64) -> f64 {
+    let [served, asked] = [served, asked].map(|units| f64::from(u32::try_from(units).expect("a test of seconds")));
+    served / asked
 }
 
 #[test]
@@ -300,16 +306,18 @@ fn error_of(limits: Vec<DynLimit<Call>>) -> String {
     MemoryBuilder::new(limits).build().map(drop).expect_err("a misconfigured share").to_string()
 }
 
+/// Checks the error of a share for `count` sub-keys beside a common limit.
+fn check<A: Algorithm, B: Algorithm>(share: A, all: B, count: u64, expected: &str) {
+    let share = DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(count));
+    let error = error_of(vec![share, DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()))]);
+    assert!(error.contains(expected), "{error}");
+}
+
 #[test]
 fn shares_that_cannot_be_guaranteed_are_errors_when_built() {
     let gcra = |limit, burst| Gcra::new(Quota::per_second(limit)).burst(burst);
     let log = |limit, seconds| SlidingLog::new(Quota::new(limit, Duration::from_secs(seconds)));
     let window = |limit| SlidingWindow::new(Quota::per_second(limit));
-    fn check<A: Algorithm, B: Algorithm>(share: A, all: B, count: u64, expected: &str) {
-        let share = DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(count));
-        let error = error_of(vec![share, DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()))]);
-        assert!(error.contains(expected), "{error}");
-    }
     check(gcra(1, 1), gcra(8, 8), 0, "\"share\": there are 0 sub-keys");
     check(gcra(2, 1), gcra(8, 8), 5, "\"all\" beside the guaranteed share \"share\": the rates of all shares add up");
     check(gcra(1, 2), gcra(8, 8), 5, "the bursts of all shares add up");
