@@ -73,7 +73,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// Around [`DeniedCache`](super::DeniedCache), [`Fallback`](super::Fallback) and [`Chained`](super::Chained): a cache
 /// around this limiter would keep denials from being counted. A layer or a task that
-/// [waits](crate::middleware) asks again after a denial, and each time counts: escalate limits only where denials reach
+/// [waits](crate::RateLimitLayer::max_wait) asks again after a denial, and each time counts: escalate limits only where denials reach
 /// the client. To escalate several limits, wrap the limiter once for each.
 ///
 /// If the counts are unavailable, the denial does not count. If the caller drops the future, a denial may not count; a
