@@ -1,15 +1,16 @@
 //! The part of one process in a configured limit.
 
 use super::Policy;
+use super::fields::with_field;
 use crate::error::Error;
 
 impl Policy {
     /// Returns this policy for one of several processes, none of which sees the others' requests: the fallback of each
     /// process while Redis is unavailable, for example.
     ///
-    /// The quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says. The fields `burst`, `max`, `max_waiting` and `keep_free`
-    /// are divided and rounded down; `burst` and `max` are at least one. With more processes than units of `burst` or
-    /// `max`, all processes together may therefore admit more at once than the policy says.
+    /// The quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says. The fields `burst`, `max`,
+    /// `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
+    /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says.
     ///
     /// ```
     /// use tower_ratelimit::config::Policy;
@@ -36,8 +37,7 @@ impl Policy {
         let part = |units: u64| units / processes;
         let mut fields = self.fields.clone();
         if let Some(quota) = fields.quota {
-            let divided = quota.divided_by(processes);
-            fields.quota = Some(divided.map_err(|error| Error::config(format!("quota: {error}")).with_source(error))?);
+            fields.quota = Some(with_field("quota", quota.divided_by(processes))?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
         fields.max = fields.max.map(|max| part(max).max(1));

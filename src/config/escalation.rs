@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::fields::{PolicyFields, with_field};
+use super::fields::{PolicyFields, read_time, with_field};
 use super::{AlgorithmName, EMPTY, KeyParts, Policy};
 use crate::clock::MAX_PERIOD_MICROS;
 use crate::error::Error;
 use crate::limiter::Escalation;
-use crate::quota::read_period;
 use crate::store::DynLimit;
 #[cfg(feature = "redis")]
 use crate::store::RedisLimit;
@@ -111,10 +110,4 @@ impl PolicyFields {
         let forget_after = forget_after.unwrap_or(Escalation::FORGET_AFTER);
         with_field("forget_after", escalation.try_forget_after(forget_after)).map(Some)
     }
-}
-
-fn read_time(field: &str, text: &str) -> Result<Duration, Error> {
-    let micros =
-        read_period(text).map_err(|error| Error::config(format!("{field}: {error}; write a time such as \"1h\"")))?;
-    Ok(Duration::from_micros(micros))
 }

@@ -177,9 +177,7 @@ impl PolicyFields {
         let max = self.max.ok_or_else(|| Error::config("max: it is missing; set the maximum of requests at once"))?;
         let in_flight = with_field("max", InFlight::try_new(max))?;
         let Some(text) = &self.max_duration else { return Ok(in_flight) };
-        let micros = read_period(text)
-            .map_err(|error| Error::config(format!("max_duration: {error}; write a time such as \"1h\"")))?;
-        with_field("max_duration", in_flight.try_max_duration(Duration::from_micros(micros)))
+        with_field("max_duration", in_flight.try_max_duration(read_time("max_duration", text)?))
     }
 
     pub(super) fn reject_inapplicable(&self) -> Result<(), Error> {
@@ -222,6 +220,16 @@ impl PolicyFields {
 }
 
 /// Prefixes an error with the name of a field.
-pub(super) fn with_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
+pub(super) fn with_field<T, E>(field: &str, result: Result<T, E>) -> Result<T, Error>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
     result.map_err(|error| Error::config(format!("{field}: {error}")).with_source(error))
+}
+
+/// Reads a duration.
+pub(super) fn read_time(field: &str, text: &str) -> Result<Duration, Error> {
+    let micros =
+        read_period(text).map_err(|error| Error::config(format!("{field}: {error}; write a time such as \"1h\"")))?;
+    Ok(Duration::from_micros(micros))
 }

@@ -17,9 +17,7 @@ impl<T> ColdDrop<T> {
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()
     }
-}
 
-impl<T> ColdDrop<T> {
     pub(super) fn as_mut(&mut self) -> Option<&mut T> {
         self.0.as_mut()
     }

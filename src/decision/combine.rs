@@ -106,20 +106,9 @@ impl LimitReading {
         LimitNumbers { snapshot: self.snapshot, near: self.near }
     }
 
-    /// Returns the reading of a shadow whose table has no slot for the key.
+    /// Returns the reading of a shadow or a share whose table has no slot for the key.
     pub(crate) fn without_slot(self) -> Self {
         Self { counting: Counting::NoSlot, ..self }
-    }
-
-    /// Returns the numbers after a charge or a hold. `signal` returns the near-limit signal.
-    pub(crate) fn numbers_after(
-        &self,
-        all: LazySnapshot,
-        signal: impl FnOnce(NearLimit, &LazySnapshot) -> NearLimit,
-    ) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(self.kept_free));
-        let near = signal(self.near, if self.share == ShareRole::None { &snapshot } else { &all });
-        LimitNumbers { snapshot, near }
     }
 
     /// Returns the wait of a caller that accepts no delay.

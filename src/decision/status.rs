@@ -114,7 +114,7 @@ impl LimitStatus {
         self.block
     }
 
-    /// Sets whether the limit did not count an allowed request.
+    /// Sets whether the request borrows, so that the limit, a share, has no part in the decision.
     #[inline]
     pub(crate) fn with_borrowing(mut self, is_borrowing: bool) -> Self {
         self.is_borrowing = is_borrowing;
@@ -132,6 +132,7 @@ impl LimitStatus {
         self.is_borrowing
     }
 
+    /// Sets whether the limit did not count an allowed request.
     pub(crate) fn with_uncounted(mut self, is_uncounted: bool) -> Self {
         self.is_uncounted = is_uncounted;
         self

@@ -16,14 +16,16 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Returns whether a limit of this cost is beside the shares.
-    pub(crate) fn is_beside(self, role: ShareRole, cost: LimitCost) -> bool {
+    fn is_beside(self, role: ShareRole, cost: LimitCost) -> bool {
         role != ShareRole::Share && cost == self.cost
     }
 
-    /// Returns the units that requests which borrow keep free.
-    pub(crate) const fn kept(self) -> u64 {
-        self.kept
+    /// Sets the role of a limit of this cost, if it is beside the shares, and the units that it keeps free from requests
+    /// that borrow.
+    pub(crate) fn place_limit(self, cost: LimitCost, role: &mut ShareRole, units: &mut u64) {
+        if self.is_beside(*role, cost) {
+            (*role, *units) = (ShareRole::Common, self.kept);
+        }
     }
 }
 

@@ -83,7 +83,7 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
 impl<A: Algorithm> Transition<'_, A> {
     /// Decides on a state, as if the costs that are `held` on the key were charged.
     ///
-    /// The key is blocked for `blocked`, which is zero for most keys.
+    /// `block` is the time until the block of the key ends, and its reason. Most keys are not blocked.
     // Without inlining of this function and `charge`, 3662 instructions instead of 3405: row "three limits, dynamic" of
     // docs/performance.md.
     #[inline(always)]
@@ -91,10 +91,11 @@ impl<A: Algorithm> Transition<'_, A> {
         &self,
         state: &A::State,
         held: u64,
-        blocked: Duration,
+        block: Option<(Duration, BlockReason)>,
         now: Timestamp,
         mode: ReadMode,
     ) -> LimitReading {
+        let (blocked, block_reason) = block.unwrap_or_default();
         let &Self { algorithm, options, is_hold, shadow, kept_free, share, warn_at } = self;
         let (cost, holds) = (options.cost, options.hold);
         // A hold changes no state, so no later start can be scheduled.
@@ -146,7 +147,7 @@ impl<A: Algorithm> Transition<'_, A> {
             holds,
             held,
             blocked: micros_floor(blocked),
-            block_reason: BlockReason::default(),
+            block_reason,
             supports_scheduling,
             shadow,
             share,

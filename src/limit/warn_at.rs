@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Limit;
 use crate::clock::Timestamp;
-use crate::decision::{LazySnapshot, NearLimit, WarnAt};
+use crate::decision::{LazySnapshot, LimitNumbers, LimitReading, NearLimit, ShareRole, WarnAt};
 
 impl<A, P> Limit<A, P> {
     /// Signals when a charge brings the usage of a key to this part of the limit: 0.8 is 80 %.
@@ -57,6 +57,23 @@ impl<A, P> Limit<A, P> {
     pub(crate) fn warn_at_mark(mut self, mark: Option<WarnAt>) -> Self {
         self.warning = mark.map(|mark| Warning(Arc::new(WarnKeys::new(mark))));
         self
+    }
+
+    /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark. `all` are the numbers with
+    /// the units that are kept free, and `key` identifies the limit's key.
+    #[inline]
+    pub(crate) fn numbers_after(
+        &self,
+        reading: &LimitReading,
+        all: LazySnapshot,
+        key: impl Hash,
+        now: Timestamp,
+    ) -> LimitNumbers {
+        let snapshot = all.keeping_free(Some(reading.kept_free));
+        // Beside a share, a mark is a part of the whole limit.
+        let marked = if reading.share == ShareRole::None { &snapshot } else { &all };
+        let near = self.warn_keys().map_or(reading.near, |keys| keys.charged(reading.near, marked, key, now));
+        LimitNumbers { snapshot, near }
     }
 
     /// Returns the mark, with the keys that have crossed it.

@@ -8,7 +8,7 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture, both_ok};
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods, options_for_both};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
@@ -97,19 +97,13 @@ impl<A, B> Chained<A, B> {
 }
 
 impl<A, B> Chained<A, B> {
-    /// Checks that a limit of one of the limiters names each unit. Each limiter then charges the units of its limits.
     #[inline]
     fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
     where
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
-        options.check_no_id("`Chained`")?;
-        options.check_units(|visit| {
-            self.first.visit_units(visit);
-            self.second.visit_units(visit);
-        })?;
-        Ok(options.with_known_units())
+        options_for_both("`Chained`", &self.first, &self.second, options)
     }
 
     fn after_first<Key>(

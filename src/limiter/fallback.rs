@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods, options_for_both};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
@@ -54,19 +54,13 @@ impl<P, S> Fallback<P, S> {
 
     limiter_methods!();
 
-    /// Checks that a limit of one of the limiters names each unit. Each limiter then charges the units of its limits.
     #[inline]
     fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
     where
         P: Limiter<Key>,
         S: Limiter<Key>,
     {
-        options.check_no_id("`Fallback`")?;
-        options.check_units(|visit| {
-            self.primary.visit_units(visit);
-            self.secondary.visit_units(visit);
-        })?;
-        Ok(options.with_known_units())
+        options_for_both("`Fallback`", &self.primary, &self.secondary, options)
     }
 }
 

@@ -32,6 +32,21 @@ impl<'a> LimitsOfKey<'a> {
         self.add_limit(name, sub_key, LimitCost::OfRequest, None);
     }
 
+    /// Adds a limit that keeps units free from the requests of some keys: requests wait behind requests of their class only.
+    pub(crate) fn add_class(
+        &mut self,
+        name: &str,
+        sub_key: &(impl Hash + ?Sized),
+        kept_free: Option<u64>,
+        cost: LimitCost,
+        max_waiting: Option<u64>,
+    ) {
+        match kept_free.unwrap_or_default() {
+            0 => self.add_limit(name, sub_key, cost, max_waiting),
+            kept_free => self.add_limit(name, &(kept_free, sub_key), cost, max_waiting),
+        }
+    }
+
     pub(crate) fn add_limit(
         &mut self,
         name: &str,

@@ -187,6 +187,32 @@ macro_rules! limiter_methods {
 
 pub(crate) use limiter_methods;
 
+/// Returns the options for two limiters inside of the limiter `name`, which supports no reservation ids. Each of the two
+/// charges the units of its limits.
+///
+/// # Errors
+///
+/// Returns an error if neither has a limit that names a unit of the costs, or if there is an id.
+#[inline]
+pub(super) fn options_for_both<Key, A, B>(
+    name: &str,
+    first: &A,
+    second: &B,
+    options: AcquireOptions,
+) -> Result<AcquireOptions, Error>
+where
+    Key: ?Sized,
+    A: Limiter<Key>,
+    B: Limiter<Key>,
+{
+    options.check_no_id(name)?;
+    options.check_units(|visit| {
+        first.visit_units(visit);
+        second.visit_units(visit);
+    })?;
+    Ok(options.with_known_units())
+}
+
 /// Decides for a caller that keeps no guard.
 pub(crate) fn check<Key, L>(limiter: &L, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision>
 where

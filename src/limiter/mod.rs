@@ -55,6 +55,7 @@ pub use self::held::Held;
 pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
+use self::methods::options_for_both;
 pub(crate) use self::methods::{check, limiter_methods};
 pub use self::observed::Observed;
 pub use self::outcome::Outcome;

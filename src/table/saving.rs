@@ -72,7 +72,7 @@ impl Drop for TableReading<'_> {
     }
 }
 
-/// What the reading of a table finds. The words are those of [`State::save`].
+/// What the reading of a table finds. The words are those of [`State::to_stored`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SavedItem<'a> {
     /// A key that is not idle, or has a held amount.

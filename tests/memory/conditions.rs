@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Chained, DeniedCache, Held, Limiter};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
 };
 
+use crate::immediate::{acquire, ready};
 use crate::random::Random;
 
 /// For each limit a bit: the limit applies.
@@ -29,15 +30,6 @@ const NAMES: [&str; LIMITS] = ["bucket", "window", "log", "flights", "all"];
 
 fn quota() -> Quota {
     Quota::new(4, Duration::from_secs(2))
-}
-
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
 }
 
 /// A limit by itself, for all keys.

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, Limiter};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
 };
 
+use crate::immediate::{acquire, ready};
 use crate::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,15 +23,6 @@ const NAMES: [&str; 4] = ["bucket", "window", "third", "user"];
 
 fn quota() -> Quota {
     Quota::new(6, Duration::from_secs(2))
-}
-
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
 }
 
 /// The third limit of a schedule.

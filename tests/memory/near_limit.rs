@@ -1,46 +1,19 @@
 //! The near-limit signal: marks, crossings and their events, against a model that counts usage by itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Chained, Held, Limiter, LimiterFuture, Observed, Outcome};
-use tower_ratelimit::observe::{Event, Observer};
+use tower_ratelimit::limiter::{Chained, Held, Limiter, Observed};
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus,
     ManualClock, Memory, Quota, Timestamp,
 };
 
+use crate::immediate::{acquire, ready};
+use crate::near_events::Events;
 use crate::random::Random;
 
 const MINUTE: u64 = 60_000_000;
-
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
-}
-
-/// The names of the limits in the events `NearLimit`.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<String>>>);
-
-impl Observer for Events {
-    fn observe(&self, event: &Event<'_>) {
-        if let Event::NearLimit { limit, .. } = event {
-            self.0.lock().expect("no panic").push((*limit).to_owned());
-        }
-    }
-}
-
-impl Events {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().expect("no panic"))
-    }
-}
 
 /// A limit of the model: its usage is the sum of what is held, and of what a bucket or a window has counted.
 #[derive(Clone, Copy)]

@@ -2,6 +2,10 @@
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
+    pub(crate) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -11,7 +11,8 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-use crate::reservation_model::{LIMIT, MAX_IDS, Random, clock, compare};
+use crate::random::Random;
+use crate::reservation_model::{LIMIT, MAX_IDS, clock, compare};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HUNDRED: Quota = Quota::per_day(LIMIT);
@@ -43,7 +44,7 @@ async fn reservation_id_keeps_the_bound_of_the_bucket() {
     const BURST: u64 = 50;
     let (mut holds, mut late) = (0, 0);
     for seed in 0..300 {
-        let (mut random, clock) = (Random(seed), ManualClock::new());
+        let (mut random, clock) = (Random::new(seed), ManualClock::new());
         let limiter = Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).clock(clock.clone());
         let limiter: Memory<str, _, _> = limiter.build().expect("limits");
         // The start and the cost of each admitted request, surcharges apart.

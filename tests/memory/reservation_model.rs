@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tower_ratelimit::{AcquireOptions, BoxLimiter, Costs, Limiter, ManualClock, Timestamp};
 
+use crate::random::Random;
+
 /// All times are multiples of this span, for which Redis rounds no expiry.
 pub(crate) const SPAN: u64 = 4_096_000;
 /// The times until an expiry.
@@ -13,19 +15,6 @@ const LIFETIMES: [u64; 2] = [4 * SPAN, 16 * SPAN];
 pub(crate) const LIMIT: u64 = 100;
 pub(crate) const MAX_IDS: usize = 4;
 const KEYS: [&str; 2] = ["alice", "bob"];
-
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 pub(crate) fn clock() -> ManualClock {
     let clock = ManualClock::new();
@@ -219,7 +208,7 @@ pub(crate) async fn compare(
     seed: u64,
     seen: &mut HashMap<String, u64>,
 ) {
-    let (mut random, mut model, mut trace) = (Random(seed), Model::default(), Vec::new());
+    let (mut random, mut model, mut trace) = (Random::new(seed), Model::default(), Vec::new());
     for _ in 0..60 {
         let operation = Operation::random(&mut random);
         trace.push(operation);

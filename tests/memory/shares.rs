@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, DeniedCache, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, Held, Limiter, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, ManualClock, Memory,
     MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
+use crate::immediate::{acquire, ready};
 use crate::random::Random;
 
 /// A call of a tenant. Tenants from 100 have no share.
@@ -30,15 +31,6 @@ fn limits<A: Algorithm>(share: A, all: A, guarantee: u64) -> Vec<DynLimit<Call>>
         DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(guarantee)),
         DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()).keep_free_by(|call: &Call| call.kept)),
     ]
-}
-
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
 }
 
 fn micros(wait: Option<Duration>) -> Option<u128> {

@@ -43,6 +43,8 @@ mod leases;
 mod link;
 mod load;
 mod lua;
+#[path = "../memory/near_events.rs"]
+mod near_events;
 mod near_limit;
 mod open_loop;
 mod order;

@@ -1,10 +1,8 @@
 //! The near-limit signal in Redis. `differential` compares the statuses with those of memory.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tower_ratelimit::limiter::{Held, Observed};
-use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, Quota, Redis,
     SlidingLog,
@@ -12,26 +10,9 @@ use tower_ratelimit::{
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::leases::{decide, direct, leased, until_leased};
+use crate::near_events::Events;
 use crate::random::Random;
 use crate::server::Server;
-
-/// The names of the limits in the events `NearLimit`.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<String>>>);
-
-impl Observer for Events {
-    fn observe(&self, event: &Event<'_>) {
-        if let Event::NearLimit { limit, .. } = event {
-            self.0.lock().expect("no panic").push((*limit).to_owned());
-        }
-    }
-}
-
-impl Events {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().expect("no panic"))
-    }
-}
 
 /// Random charges, holds and settlements of four users, who cross the marks of a bucket, of a log and of a common window.
 #[tokio::test]

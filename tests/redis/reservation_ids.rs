@@ -14,7 +14,8 @@ use crate::child::{Child, child_task, command};
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::proxy::Proxy;
-use crate::reservation_model::{LIMIT, MAX_IDS, Operation, Random, SPAN, clock, compare, remaining};
+use crate::random::Random;
+use crate::reservation_model::{LIMIT, MAX_IDS, Operation, SPAN, clock, compare, remaining};
 use crate::server::Server;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -93,7 +94,7 @@ async fn reservation_id_decides_as_in_memory_under_every_algorithm() {
             ),
         ];
         for (kind, (redis, memory)) in pairs.iter().enumerate() {
-            let (mut random, mut trace) = (Random(seed), Vec::new());
+            let (mut random, mut trace) = (Random::new(seed), Vec::new());
             for _ in 0..40 {
                 let mut operation = Operation::random(&mut random);
                 if kind == 3 && matches!(operation, Operation::Check { .. }) {

@@ -221,8 +221,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         mode: ReadMode,
     ) -> Result<LimitReading, Error> {
         let Stored { state, block } = self.decode(stored)?;
-        let reading = self.transition(options).read(&state, 0, block.remaining(now), now, mode);
-        Ok(LimitReading { block_reason: block.reason(), ..reading })
+        Ok(self.transition(options).read(&state, 0, block.remaining(now), now, mode))
     }
 
     fn charge(
@@ -239,10 +238,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
             stored.state.apply(next);
         }
         let snapshot = transition.snapshot(&stored.state, 0, now);
-        let numbers = reading.numbers_after(snapshot, |near, snapshot| match self.limit.warn_keys() {
-            Some(keys) => keys.charged(near, snapshot, &self.warn_key, now),
-            None => near,
-        });
+        let numbers = self.limit.numbers_after(reading, snapshot, &self.warn_key, now);
         Ok((self.write(&stored, now)?, numbers))
     }
 

@@ -40,19 +40,12 @@ impl Block {
         if duration == 0 { Self::NONE } else { Self { until: until.as_micros(), duration: reason.pack(duration) } }
     }
 
-    pub(super) fn reason(self) -> BlockReason {
-        BlockReason::unpack(self.duration).1
-    }
-
-    /// Returns the time until the block ends: zero if it does not count, because the clock has stepped back by more than
-    /// its duration.
-    pub(super) fn remaining(self, now: Timestamp) -> Duration {
+    /// Returns the time until the block ends, and its reason. `None` if it has ended, or does not count, because the clock
+    /// has stepped back by more than its duration.
+    pub(super) fn remaining(self, now: Timestamp) -> Option<(Duration, BlockReason)> {
         let until = Timestamp::from_micros(self.until);
-        if until > latest_end(now, BlockReason::unpack(self.duration).0) {
-            Duration::ZERO
-        } else {
-            until.saturating_since(now)
-        }
+        let (duration, reason) = BlockReason::unpack(self.duration);
+        (until > now && until <= latest_end(now, duration)).then(|| (until.saturating_since(now), reason))
     }
 }
 
@@ -87,7 +80,7 @@ impl<S: State> Stored<S> {
 
     /// Returns the bytes, unless the state is too long.
     pub(super) fn encode(&self, name: &str, now: Timestamp) -> Option<Vec<u8>> {
-        let Block { until, duration } = if self.block.remaining(now).is_zero() { Block::NONE } else { self.block };
+        let Block { until, duration } = if self.block.remaining(now).is_none() { Block::NONE } else { self.block };
         let mut numbers = vec![until, duration];
         self.state.to_stored(&mut numbers);
         let body: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();

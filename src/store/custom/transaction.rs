@@ -141,14 +141,14 @@ impl StoreTransaction {
         operation: AdminOperation<'_>,
     ) -> Result<Vec<Option<StoreWrite>>, Error> {
         let (states, now) = (self.states(states)?, now.min(Timestamp::MAX));
-        if let AdminOperation::Settle { .. } = operation {
-            return Err(Error::unsupported(
-                "settling failed: `StoreLimits` does not support reservation ids; use `Memory` or `Redis`",
-            ));
-        }
         let name = match operation {
             AdminOperation::SetUsage { limit, .. } | AdminOperation::Block { limit, .. } => Some(limit),
-            AdminOperation::Reset | AdminOperation::Settle { .. } => None,
+            AdminOperation::Reset => None,
+            AdminOperation::Settle { .. } => {
+                return Err(Error::unsupported(
+                    "settling failed: `StoreLimits` does not support reservation ids; use `Memory` or `Redis`",
+                ));
+            }
         };
         if let Some(name) = name
             && !self.limits.iter().any(|limit| limit.name().as_str() == name)

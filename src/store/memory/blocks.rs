@@ -80,21 +80,12 @@ impl Blocks {
         reason: BlockReason,
         max_keys: usize,
     ) {
-        let mut flagged = self.flagged();
-        let sets = states.candidate_sets(fingerprint(hash));
         if until > now {
-            let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
             let duration = until.as_micros() - now.as_micros();
-            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _, token| {
-                *table.edit(slot, token) = [until.as_micros(), reason.pack(duration)];
-            });
-            debug_assert!(blocked.is_ok(), "a table that evicts has space");
-            for set in sets {
-                let end = flagged.entry(set).or_default();
-                *end = until.as_micros().max(*end);
-            }
-            states.set_blocked(hash);
+            self.insert(states, hash, [until.as_micros(), reason.pack(duration)], now, max_keys);
         } else if let Some(table) = self.table.get() {
+            let mut flagged = self.flagged();
+            let sets = states.candidate_sets(fingerprint(hash));
             table.remove(hash);
             let mut latest = [0; 2];
             table.for_each_live(now.as_micros(), |fingerprint, end, _| {
@@ -113,6 +104,21 @@ impl Blocks {
                 }
             }
         }
+    }
+
+    /// Blocks a key until `block[0]`, a time in the future. `block[1]` is the duration and the reason.
+    fn insert<C: AtomicState>(&self, states: &Table<C>, hash: u64, block: [u64; 2], now: Timestamp, max_keys: usize) {
+        let mut flagged = self.flagged();
+        let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
+        let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction { now }), |table, slot, _, token| {
+            *table.edit(slot, token) = block;
+        });
+        debug_assert!(blocked.is_ok(), "a table that evicts has space");
+        for set in states.candidate_sets(fingerprint(hash)) {
+            let end = flagged.entry(set).or_default();
+            *end = block[0].max(*end);
+        }
+        states.set_blocked(hash);
     }
 
     /// Runs `f` on each blocked key, with the end and the duration of its block.
@@ -139,16 +145,8 @@ impl Blocks {
         now: Timestamp,
         max_keys: usize,
     ) {
-        let until = Timestamp::from_micros(block[0]);
-        if until > now {
-            self.set(states, fingerprint, now, until, BlockReason::default(), max_keys);
-            if let Some(table) = self.table.get() {
-                let policy = BlockEviction { now };
-                let blocked = table.update(fingerprint, now.as_micros(), Some(&policy), |table, slot, _, token| {
-                    *table.edit(slot, token) = block;
-                });
-                debug_assert!(blocked.is_ok(), "a table that evicts has space");
-            }
+        if Timestamp::from_micros(block[0]) > now {
+            self.insert(states, fingerprint, block, now, max_keys);
         }
     }
 

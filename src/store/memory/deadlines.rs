@@ -178,9 +178,9 @@ impl Default for Deadlines {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::clock::ManualClock;
 
     const TOKEN: LockToken = LockToken::without_set();
-    use crate::clock::ManualClock;
 
     /// Pseudo-random numbers, equal in each run.
     struct Random(u64);

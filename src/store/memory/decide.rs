@@ -2,9 +2,8 @@
 //!
 //! The operation is the same for a present and an absent key: find the entry, decide, lock what was read, store,
 //! unlock. What the fast path does not handle, it leaves to the [transaction](super::transaction): shadow limits, limits
-//! with a mark, limits that keep units free, keys beside blocked keys or held costs in a set of the table, costs in units, readings from a
-//! clock that stepped back, and with several limits every request that is not
-//! allowed immediately.
+//! with a mark, limits that keep units free, keys beside blocked keys or held costs in a set of the table, costs in units,
+//! readings from a clock that stepped back, and with several limits every request that is not allowed immediately.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};

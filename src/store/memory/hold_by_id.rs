@@ -88,15 +88,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Charges the holds with an id that have expired.
-    #[cold]
+    #[inline]
     pub(super) fn end_due<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self) {
-        self.end_expired::<Key, L>(&mut self.reservations.lock(), read_clock(&self.clock));
+        if self.reservations.is_due(|| read_clock(&self.clock)) {
+            self.end_expired::<Key, L>(&mut self.reservations.lock(), read_clock(&self.clock));
+        }
     }
 
+    #[cold]
     fn end_expired<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self, records: &mut Records, now: Timestamp) {
-        if !self.reservations.is_due(|| now) {
-            return;
-        }
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
             let _ = self.settle_limits::<Key, L>(limits, |limit| if limit.until_end { 0 } else { limit.held });

@@ -205,10 +205,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark.
     #[inline]
     pub(super) fn numbers_after_charge(&self, read: &LimitRead, snapshot: LazySnapshot) -> LimitNumbers {
-        read.reading.numbers_after(snapshot, |near, snapshot| match self.limit.warn_keys() {
-            Some(keys) => keys.charged(near, snapshot, read.location.hash(), read.now),
-            None => near,
-        })
+        self.limit.numbers_after(&read.reading, snapshot, read.location.hash(), read.now)
     }
 
     /// Decides on a state.
@@ -225,10 +222,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     where
         P: SubKeyOf<Key>,
     {
-        let blocked = self.blocks.remaining(&self.table, location, context.now, context.clock);
-        let (blocked, block_reason) = blocked.unwrap_or_default();
-        let transition = self.limit.transition(algorithm, context.key, context.options);
-        LimitReading { block_reason, ..transition.read(state, held, blocked, now, mode) }
+        let block = self.blocks.remaining(&self.table, location, context.now, context.clock);
+        self.limit.transition(algorithm, context.key, context.options).read(state, held, block, now, mode)
     }
 }
 
@@ -397,14 +392,9 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         let max_waiting = algorithm.max_waiting();
         let (name, cost) = (self.limit.name(), self.limit.cost());
-        // Requests wait behind requests of their class only.
-        let kept_free = self.limit.kept_free(key).unwrap_or_default();
+        let kept_free = self.limit.kept_free(key);
         self.limit.sub_key().with_sub_key(key, |sub_key| {
-            if kept_free == 0 {
-                limits.add_limit(name, sub_key, cost, max_waiting);
-            } else {
-                limits.add_limit(name, &(kept_free, sub_key), cost, max_waiting);
-            }
+            limits.add_class(name, sub_key, kept_free, cost, max_waiting);
         });
     }
 }

@@ -175,14 +175,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         &self.shared
     }
 
-    /// Charges the holds with an id that have expired.
-    #[inline]
-    fn end_due(&self) {
-        if self.shared.reservations.is_due(|| self.now()) {
-            self.shared.end_due::<Key, L>();
-        }
-    }
-
     pub(super) fn tables(&self) -> &L::Tables {
         &self.shared.tables
     }
@@ -225,7 +217,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             Ok(decision) => decision,
             Err(_) if self.check_units(options).is_err() => Decision::by_policy(context.now, Verdict::ExceedsLimit),
             Err(error) => {
-                self.end_due();
+                self.shared.end_due::<Key, L>();
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
                 // too. Row "hot key" of docs/performance.md.
                 let (decision, held) = L::acquire(&self.shared.tables, context, error);
@@ -286,7 +278,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
-        self.end_due();
+        self.shared.end_due::<Key, L>();
         L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
@@ -315,7 +307,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if let Some(reserve) = options.reserve() {
             return self.hold_with_id(key, options, reserve);
         }
-        self.end_due();
+        self.shared.end_due::<Key, L>();
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
         Ok(Outcome::of_store(decision, held))
@@ -368,9 +360,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         limits: &[HeldLimit],
         actual: impl Fn(&HeldLimit) -> u64,
     ) -> Result<(), Error> {
-        if self.reservations.is_due(|| read_clock(&self.clock)) {
-            self.end_due::<Key, L>();
-        }
+        self.end_due::<Key, L>();
         self.settle_limits::<Key, L>(limits, actual)
     }
 
@@ -456,7 +446,7 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.end_due();
+        self.shared.end_due::<Key, L>();
         let peeked = self.check_units(options).map(|()| L::peek(&self.shared.tables, self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
@@ -472,7 +462,7 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.end_due();
+        self.shared.end_due::<Key, L>();
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {

@@ -58,7 +58,7 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
         let chosen = self.limit.algorithm().select(caller);
         let (state, held) = self.stored(caller, chosen.borrow());
         let transition = self.limit.transition(chosen.borrow(), caller, options);
-        transition.read(&state, held, Duration::ZERO, now, ReadMode::Together)
+        transition.read(&state, held, None, now, ReadMode::Together)
     }
 
     fn charge(

@@ -185,7 +185,7 @@ pub(super) struct LimitStep {
     pub(super) charge: Option<LimitCharge>,
     /// `None` before the charge, and if nothing is charged.
     pub(super) result: Option<LimitResult>,
-    /// The limit is a shadow, and its table has no slot for the key. This holds for all later readings.
+    /// The limit is a shadow or a share, and its table has no slot for the key. This holds for all later readings.
     pub(super) has_no_slot: bool,
 }
 

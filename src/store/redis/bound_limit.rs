@@ -103,12 +103,8 @@ where
         let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
         let mut sub_key = KeyWriter::new();
         self.encode(key, &mut sub_key);
-        let (name, sub_key, cost) = (self.0.name_handle().as_str(), sub_key.as_str(), self.0.cost());
-        // Requests wait behind requests of their class only.
-        match self.kept_free(key).unwrap_or_default() {
-            0 => limits.add_limit(name, sub_key, cost, max_waiting),
-            kept_free => limits.add_limit(name, &(kept_free, sub_key), cost, max_waiting),
-        }
+        let (name, kept_free) = (self.0.name_handle().as_str(), self.kept_free(key));
+        limits.add_class(name, sub_key.as_str(), kept_free, self.0.cost(), max_waiting);
     }
 }
 

@@ -59,10 +59,8 @@ impl LimitInfo {
 
     /// Sets the part of the limit in the guaranteed shares of its limiter.
     pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
-        if let Some(shares) = shares
-            && shares.is_beside(self.share, self.cost)
-        {
-            (self.share, self.share_units) = (ShareRole::Common, shares.kept());
+        if let Some(shares) = shares {
+            shares.place_limit(self.cost, &mut self.share, &mut self.share_units);
         }
     }
 
