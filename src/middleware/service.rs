@@ -82,32 +82,25 @@ where
 
     fn call(&mut self, mut request: Request) -> Self::Future {
         let config = &self.config;
-        let key = match config.extractor.extract(&request) {
-            Extracted::Key(key) => key,
-            Extracted::Missing(missing) if config.rejects(&missing) => {
-                return reject(&mut self.inner, config, request, Rejection::MissingKey(missing));
-            }
-            unlimited => {
-                emit_unlimited(&config.observers, &unlimited);
-                let context = config.responder.on_allowed(&mut request, None);
-                return ResponseFuture::forwarded(self.inner.call(request), context);
-            }
+        let extracted = config.extractor.extract(&request);
+        // Hot path (bench row `service allowed`). Do not move `request`, `extracted` or `acquired` (each memcpy costs a
+        // large share of the decision, and waits for the stores before it), and do not borrow `options`: it would be
+        // spilled field by field and reloaded as a whole, which stalls.
+        let Extracted::Key(key) = &extracted else {
+            return call_without_key(&mut self.inner, config, request, extracted);
         };
         let cost = config.cost_policy.cost(&request);
         let mut first_delay = first_delay::<Request, (S, K, A, R, T, E)>(config, &request);
         if config.wait.queues.is_active() {
-            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, &key) {
-                return call_behind_others(&mut self.inner, config, request, key, cost, queue);
+            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, key) {
+                return call_behind_others(&mut self.inner, config, request, extracted, cost, queue);
             }
             first_delay = config.wait.while_active(first_delay);
         }
         let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, cost, first_delay);
-        // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
-        // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
-        // which stalls.
-        let acquired = config.limiter.acquire(&key, options);
+        let acquired = config.limiter.acquire(key, options);
         if config.observers.can_warn() {
-            observe_first::<Request, (S, K, A, R, T, E)>(config, &request, &key);
+            observe_first::<Request, (S, K, A, R, T, E)>(config, &request, key);
         }
         if T::NEEDS_HOLD || E::TRACKS {
             return match acquired {
@@ -116,7 +109,7 @@ where
                 {
                     let Outcome { decision, held } = outcome;
                     config.observers.emit(|| decided_event(&decision, None));
-                    let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, &key));
+                    let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, key));
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
                         config,
                         &mut self.inner,
@@ -126,7 +119,7 @@ where
                         queues,
                     ))
                 }
-                acquired => call_slow(&mut self.inner, config, request, key, cost, acquired),
+                acquired => call_slow(&mut self.inner, config, request, extracted, cost, acquired),
             };
         }
         let mut context = match &acquired {
@@ -136,10 +129,30 @@ where
                 config.observers.emit(|| decided_event(decision, None));
                 config.responder.on_allowed(&mut request, applied(decision))
             }
-            _ => return call_slow(&mut self.inner, config, request, key, cost, acquired),
+            _ => return call_slow(&mut self.inner, config, request, extracted, cost, acquired),
         };
         observe_context::<Request, (S, K, A, R, T, E)>(config, &mut context);
         ResponseFuture::forwarded(self.inner.call(request), context)
+    }
+}
+
+/// Handles a request that has no key, or is exempt.
+#[inline(never)]
+fn call_without_key<Request: 'static, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &Arc<ConfigOf<Request, P>>,
+    mut request: Request,
+    extracted: Extracted<P::Key>,
+) -> ResponseFuture<Request, P> {
+    match extracted {
+        Extracted::Missing(missing) if config.rejects(&missing) => {
+            reject(inner, config, request, Rejection::MissingKey(missing))
+        }
+        unlimited => {
+            emit_unlimited(&config.observers, &unlimited);
+            let context = config.responder.on_allowed(&mut request, None);
+            ResponseFuture::forwarded(inner.call(request), context)
+        }
     }
 }
 
@@ -164,10 +177,11 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     inner: &mut P::Service,
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
-    key: P::Key,
+    extracted: Extracted<P::Key>,
     cost: P::Cost,
     queue: u64,
 ) -> ResponseFuture<Request, P> {
+    let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
     let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     match join_existing::<Request, P>(config, &request, key, options, queue) {
@@ -181,7 +195,7 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
         // The queue has ended.
         Err(key) => {
             let acquired = config.limiter.acquire(&key, options);
-            call_slow(inner, config, request, key, cost, acquired)
+            call_slow(inner, config, request, Extracted::Key(key), cost, acquired)
         }
     }
 }
@@ -192,10 +206,11 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     inner: &mut P::Service,
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
-    key: P::Key,
+    extracted: Extracted<P::Key>,
     cost: P::Cost,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
+    let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
     let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
