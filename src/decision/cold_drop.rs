@@ -7,8 +7,6 @@
 pub struct ColdDrop<T>(Option<T>);
 
 impl<T> ColdDrop<T> {
-    pub(super) const EMPTY: Self = Self(None);
-
     pub(super) const fn new(value: T) -> Self {
         Self(Some(value))
     }
@@ -16,10 +14,6 @@ impl<T> ColdDrop<T> {
     #[inline]
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()
-    }
-
-    pub(super) fn as_mut(&mut self) -> Option<&mut T> {
-        self.0.as_mut()
     }
 }
 

@@ -5,16 +5,17 @@
 //! as a chain of limiters, merges whole decisions: [`Decision::merge`].
 
 use std::cmp::Reverse;
+use std::iter;
 use std::time::Duration;
 
 use super::block::BlockReason;
-use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
 use super::near::NearLimit;
 use super::options::{AcquireOptions, Detail};
 use super::shares::ShareRole;
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
+use super::status_list::StatusList;
 use super::verdict::{PackedVerdict, Verdict};
 use super::{Decision, DecisionSource};
 use crate::clock::Timestamp;
@@ -262,7 +263,7 @@ impl Plan {
             list(parts.map(P::into_status).collect(), lists_all)
         } else {
             let strictest = if self.limits == 1 { parts.next() } else { most_restrictive(parts) };
-            (strictest.map(P::into_status), ColdDrop::EMPTY)
+            (strictest.map(P::into_status), StatusList::EMPTY)
         };
         Decision {
             verdict: PackedVerdict::pack(self.verdict),
@@ -353,8 +354,9 @@ fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P
     let rank = |part: &P| (strictness(part.verdict()), Reverse(part.remaining()));
     let mut parts = parts.filter(|part| !part.is_shadow() && !part.is_borrowing());
     let first = parts.next()?;
+    let Some(second) = parts.next() else { return Some(first) };
     let mut strictest = (rank(&first), first);
-    for part in parts {
+    for part in iter::once(second).chain(parts) {
         let rank = rank(&part);
         if rank > strictest.0 {
             strictest = (rank, part);
@@ -372,15 +374,16 @@ pub(super) fn strictness(verdict: Verdict) -> (u8, Duration) {
     }
 }
 
-type Listed = ColdDrop<Box<Vec<LimitStatus>>>;
-
 /// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one, the
 /// shadows, and those that are near.
 #[cold]
-fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>, Listed) {
-    let strictest = most_restrictive(statuses.iter().enumerate());
+fn list(mut statuses: StatusList, lists_all: bool) -> (Option<LimitStatus>, StatusList) {
+    let listed = statuses.get().unwrap_or_default();
+    let strictest = most_restrictive(listed.iter().enumerate());
     let (index, strictest) = strictest.map_or((None, None), |(index, status)| (Some(index), Some(status.clone())));
-    if !lists_all {
+    // Beside shadows alone, the one enforced limit is the most restrictive one.
+    let is_one_beside_shadows = index.is_some() && listed.iter().filter(|status| !status.is_shadow()).nth(1).is_none();
+    if !lists_all && !is_one_beside_shadows {
         let mut next = 0..;
         statuses.retain_mut(|status| {
             let is_listed = next.next() == index || status.is_shadow();
@@ -390,8 +393,9 @@ fn list(mut statuses: Vec<LimitStatus>, lists_all: bool) -> (Option<LimitStatus>
             is_listed || status.is_near_limit()
         });
     }
-    let is_listed_by_itself = !lists_all && index.is_some() && statuses.len() == 1;
-    (strictest, if is_listed_by_itself { ColdDrop::EMPTY } else { ColdDrop::new(Box::new(statuses)) })
+    let count = statuses.get().map_or(0, <[_]>::len);
+    let is_listed_by_itself = !lists_all && index.is_some() && count == 1;
+    (strictest, if is_listed_by_itself { StatusList::EMPTY } else { statuses })
 }
 
 impl DecisionPart for (usize, &LimitStatus) {
@@ -418,7 +422,8 @@ impl DecisionPart for (usize, &LimitStatus) {
 
 impl AcquireOptions {
     /// Returns whether the decision of several limits lists all of them.
-    fn lists_all(self, verdict: Verdict) -> bool {
+    #[inline]
+    pub(crate) fn lists_all(self, verdict: Verdict) -> bool {
         match self.detail {
             Detail::MostRestrictive => false,
             Detail::AllIfDenied => !verdict.is_allowed(),
@@ -428,11 +433,24 @@ impl AcquireOptions {
 }
 
 impl Decision {
+    /// Creates the decision of limits that all allow the request now, and of which some are listed: all, or as
+    /// [`Plan::decide`] lists them if there are shadows.
+    pub(crate) fn of_listed(
+        decided_at: Timestamp,
+        supports_scheduling: bool,
+        statuses: StatusList,
+        lists_all: bool,
+    ) -> Self {
+        let (most_restrictive, all_limits) = list(statuses, lists_all);
+        let decision = Self::by_policy(decided_at, Verdict::Allowed).with_source(DecisionSource::Store);
+        Self { supports_scheduling, most_restrictive, all_limits, ..decision }
+    }
+
     /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
     pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
         let verdicts = limits.iter().filter(|status| !status.is_shadow()).map(LimitStatus::verdict);
         let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);
-        let (most_restrictive, all_limits) = list(limits, true);
+        let (most_restrictive, all_limits) = list(limits.into_iter().collect(), true);
         let decision = Self::by_policy(decided_at, verdict).with_source(DecisionSource::Store);
         Self { most_restrictive, all_limits, ..decision }
     }
@@ -447,7 +465,7 @@ impl Decision {
         // Otherwise the verdict is that of a policy, which has no limit.
         if listed.verdict() == verdict {
             (decision.most_restrictive, decision.all_limits) =
-                list(listed.limits().to_vec(), options.lists_all(verdict));
+                list(listed.limits().iter().cloned().collect(), options.lists_all(verdict));
         }
         // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
         let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());

@@ -11,6 +11,7 @@ mod reservation_id;
 mod shares;
 mod snapshot;
 mod status;
+mod status_list;
 mod unit;
 mod verdict;
 
@@ -18,7 +19,6 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::block::BlockReason;
-use self::cold_drop::ColdDrop;
 pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
@@ -31,6 +31,7 @@ pub(crate) use self::shares::{ShareRole, combine_shares};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, first_invalid_name_char};
+pub(crate) use self::status_list::StatusList;
 pub(crate) use self::unit::Unit;
 use self::verdict::PackedVerdict;
 pub use self::verdict::Verdict;
@@ -90,11 +91,7 @@ pub struct Decision {
     flags: DecisionFlags,
     decided_at: Timestamp,
     most_restrictive: Option<LimitStatus>,
-    #[allow(
-        clippy::box_collection,
-        reason = "one word instead of three in every decision; few decisions list their limits"
-    )]
-    all_limits: ColdDrop<Box<Vec<LimitStatus>>>,
+    all_limits: StatusList,
 }
 
 /// Two decisions are equal if their public values are: what a guard holds is no part of the decision.
@@ -122,7 +119,7 @@ impl Decision {
             flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::EMPTY,
+            all_limits: StatusList::EMPTY,
         }
     }
 
@@ -136,7 +133,7 @@ impl Decision {
             flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::EMPTY,
+            all_limits: StatusList::EMPTY,
         }
     }
 
@@ -149,9 +146,7 @@ impl Decision {
             flags: self.flags,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
-            all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
-                ColdDrop::new(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
-            }),
+            all_limits: self.all_limits.map(|status| status.aged_by(elapsed)),
         }
     }
 
@@ -164,7 +159,7 @@ impl Decision {
             flags: DecisionFlags::NONE,
             decided_at,
             most_restrictive: None,
-            all_limits: ColdDrop::EMPTY,
+            all_limits: StatusList::EMPTY,
         }
     }
 
@@ -238,8 +233,7 @@ impl Decision {
     /// Returns a peek of cost 0 as the decision on the repeat of a hold, which is allowed.
     pub(crate) fn into_repeat(mut self) -> Self {
         self.verdict = PackedVerdict::pack(Verdict::Allowed);
-        let all = self.all_limits.as_mut().into_iter().flat_map(|limits| limits.iter_mut());
-        for limit in self.most_restrictive.iter_mut().chain(all) {
+        for limit in self.most_restrictive.iter_mut().chain(self.all_limits.iter_mut()) {
             limit.verdict = PackedVerdict::pack(Verdict::Allowed);
         }
         self
@@ -276,7 +270,7 @@ impl Decision {
 
     /// Returns the decision with the most restrictive limit only.
     pub(crate) fn most_restrictive_only(&self) -> Self {
-        Self { all_limits: ColdDrop::EMPTY, ..self.clone() }
+        Self { all_limits: StatusList::EMPTY, ..self.clone() }
     }
 
     /// Returns whether the request is allowed, now or after [`delay`](Self::delay).
@@ -351,10 +345,7 @@ impl Decision {
         Self {
             verdict: PackedVerdict::pack(verdict),
             most_restrictive: self.most_restrictive.map(block),
-            all_limits: self
-                .all_limits
-                .get()
-                .map_or(ColdDrop::EMPTY, |limits| ColdDrop::new(Box::new(limits.iter().cloned().map(block).collect()))),
+            all_limits: self.all_limits.map(|status| block(status.clone())),
             ..self
         }
     }

@@ -25,7 +25,7 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp, Quota,
+    AcquireOptions, ClientIp, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp, Quota,
     RateLimitLayer, SlidingWindow, TokenBucket,
 };
 
@@ -223,6 +223,27 @@ fn decisions_of_four_to_eight_limits_allocate_nothing() {
             let of = |index: usize| Limit::new(format!("limit {index}"), Gcra::new(Quota::per_hour(limit)));
             (0..count).map(|index| DynLimit::new(of(index))).collect()
         });
+    }
+}
+
+/// A decision that lists limits takes the list of an earlier decision of the thread.
+#[test]
+fn decisions_beside_shadows_and_of_all_limits_allocate_nothing() {
+    let limit = |name: &'static str| Limit::new(name, Gcra::new(Quota::per_hour(3000)));
+    let limits = || (limit("enforced"), limit("shadow").shadow());
+    let tuple = Memory::<u64, _>::new(limits());
+    let list: Memory<u64> = Memory::new(vec![DynLimit::new(limits().0), DynLimit::new(limits().1)]);
+    for detail in [Detail::MostRestrictive, Detail::All] {
+        let options = AcquireOptions::default().detail(detail);
+        let decide = || {
+            for _ in 0..1000 {
+                assert_eq!(tuple.check(&7, options).limits().len(), 2);
+                assert_eq!(list.check(&7, options).limits().len(), 2);
+            }
+        };
+        // The first decision of the thread allocates the list, and the last ones are denied.
+        decide();
+        assert_eq!(measure(decide).count_total, 0, "{detail:?}");
     }
 }
 

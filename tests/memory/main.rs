@@ -16,6 +16,7 @@ mod immediate;
 mod in_flight;
 mod kept_free;
 mod linearizability;
+mod listed_limits;
 mod near_events;
 mod near_limit;
 mod overdue;

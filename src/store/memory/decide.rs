@@ -1,7 +1,7 @@
 //! The fast path of limits whose types are known: one limit, or several limits in a tuple.
 //!
 //! The operation is the same for a present and an absent key: find the entry, decide, lock what was read, store,
-//! unlock. What the fast path does not handle, it leaves to the [transaction](super::transaction): shadow limits, limits
+//! unlock. What the fast path does not handle, it leaves to the [transaction](super::transaction): a lone shadow limit, limits
 //! with a mark, limits that keep units free, keys beside blocked keys or held costs in a set of the table, costs in units,
 //! readings from a clock that stepped back, and with several limits every request that is not allowed immediately.
 
@@ -13,7 +13,7 @@ use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use super::transaction_limit::TransactionLimit;
 use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, LazySnapshot, LimitStatus, Name, ShareRole};
+use crate::decision::{Decision, LazySnapshot, LimitStatus, Name, ShareRole, StatusList, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
@@ -220,9 +220,16 @@ pub(super) struct Prepared<'a, Chosen, A: Algorithm> {
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
     name: &'a Name,
-    /// A share, and the limits beside a share, schedule nothing.
-    schedules: bool,
+    /// A share, and the limits beside a share, schedule nothing. A shadow does not prevent the others from it.
+    schedules: Schedules,
     chosen: Chosen,
+}
+
+/// Whether a limit that allows the request now schedules later starts, and whether it is a shadow.
+#[derive(Clone, Copy)]
+struct Schedules {
+    never: bool,
+    is_shadow: bool,
 }
 
 impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
@@ -241,7 +248,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         P::SubKey: Hash,
         S: BuildHasher,
     {
-        if !limit.allows_fast_path::<Key>() {
+        if !limit.allows_fast_path_beside_others::<Key>() {
             return None;
         }
         let entry = limit.table.find(limit.key_hash(context.key, context.hasher)?, state).ok()?;
@@ -257,7 +264,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
             Some(Step::Allow { next, delay: 0 }) => {
                 // As in `store`: row "three limits" of docs/performance.md.
                 let preview = preview(chosen.borrow(), &next, context.now);
-                let schedules = limit.limit.share() == ShareRole::None;
+                let schedules =
+                    Schedules { never: limit.limit.share() != ShareRole::None, is_shadow: limit.limit.is_shadow() };
                 Some(Self { entry, next, preview, name: limit.limit.name_handle(), schedules, chosen })
             }
             _ => None,
@@ -278,7 +286,7 @@ pub(super) struct LockedLimit<'a, Chosen, A: Algorithm> {
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
     name: &'a Name,
-    schedules: bool,
+    schedules: Schedules,
     chosen: Chosen,
 }
 
@@ -299,7 +307,9 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
             }
             None => entry.store(present, next, |state| algorithm.snapshot(state, now)),
         };
-        (entry, Charged { name, snapshot, supports_scheduling: schedules && algorithm.supports_scheduling() })
+        let Schedules { never, is_shadow } = schedules;
+        let supports_scheduling = is_shadow || !never && algorithm.supports_scheduling();
+        (entry, Charged { name, snapshot, is_shadow, supports_scheduling })
     }
 }
 
@@ -307,6 +317,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
 pub(super) struct Charged<'a> {
     name: &'a Name,
     snapshot: LazySnapshot,
+    pub(super) is_shadow: bool,
     pub(super) supports_scheduling: bool,
 }
 
@@ -318,8 +329,22 @@ impl Charged<'_> {
 
     #[inline]
     pub(super) fn status(&self) -> LimitStatus {
-        LimitStatus::from_wait(self.name.clone(), 0, self.snapshot)
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
     }
+}
+
+/// Builds the decision of limits that were charged, and that the decision lists: all, or as there are shadows.
+// Out of line, so that decisions that list nothing keep their limits in registers: row "three limits".
+#[cold]
+#[inline(never)]
+pub(super) fn listed<const COUNT: usize>(
+    charged: [Charged<'_>; COUNT],
+    now: Timestamp,
+    supports_scheduling: bool,
+    lists_all: bool,
+) -> Decision {
+    let statuses = charged.iter().map(Charged::status).collect();
+    Decision::of_listed(now, supports_scheduling, statuses, lists_all)
 }
 
 /// What a decision over limits of any types has charged on the fast path.
@@ -327,23 +352,37 @@ impl Charged<'_> {
 pub struct Charges<'a> {
     /// The most restrictive limit so far, and its remaining.
     least: Option<(u64, Charged<'a>)>,
+    /// The limits in the reverse order, if the decision lists them.
+    listed: Option<StatusList>,
     supports_scheduling: bool,
 }
 
 impl<'a> Charges<'a> {
-    pub(super) const NONE: Self = Self { least: None, supports_scheduling: true };
+    /// Returns the charges before the first one. `lists` says whether the decision lists limits.
+    #[inline]
+    pub(super) fn none(lists: bool) -> Self {
+        Self { least: None, listed: lists.then(StatusList::new), supports_scheduling: true }
+    }
 
     /// Adds a limit. The limits are charged from the last to the first: of equals, the first is the most restrictive.
     #[inline]
     fn add(&mut self, charged: Charged<'a>) {
         self.supports_scheduling &= charged.supports_scheduling;
+        if let Some(listed) = &mut self.listed {
+            listed.push(charged.status());
+            return;
+        }
         let remaining = charged.remaining();
         if self.least.as_ref().is_none_or(|(least, _)| remaining <= *least) {
             self.least = Some((remaining, charged));
         }
     }
 
-    pub(super) fn into_decision(self, now: Timestamp) -> Option<Decision> {
+    pub(super) fn into_decision(self, now: Timestamp, lists_all: bool) -> Option<Decision> {
+        if let Some(mut listed) = self.listed {
+            listed.reverse();
+            return Some(Decision::of_listed(now, self.supports_scheduling, listed, lists_all));
+        }
         let (_, least) = self.least?;
         Some(Decision::from_store(now, self.supports_scheduling, least.status()))
     }

@@ -33,6 +33,7 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one, too.
     pub(super) held_algorithms: Arc<HeldAlgorithms<C::Algorithm>>,
     capacity: Capacity,
+    has_mark: bool,
     /// The limit is no shadow, and has no mark.
     is_plain: bool,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
@@ -109,8 +110,9 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        let is_plain = !limit.is_shadow() && limit.warn_keys().is_none();
-        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, is_plain, max_reset })
+        let has_mark = limit.warn_keys().is_some();
+        let is_plain = !limit.is_shadow() && !has_mark;
+        Ok(Self { limit, table, blocks, deadlines, held_algorithms, capacity, has_mark, is_plain, max_reset })
     }
 }
 
@@ -142,10 +144,25 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     where
         P: SubKeyOf<Key>,
     {
+        self.is_plain && self.decides_by_states()
+    }
+
+    /// As [`allows_fast_path`](Self::allows_fast_path), for one limit of several, which may be a shadow.
+    #[inline]
+    pub(super) fn allows_fast_path_beside_others<Key: ?Sized>(&self) -> bool
+    where
+        P: SubKeyOf<Key>,
+    {
+        !self.has_mark && self.decides_by_states()
+    }
+
+    #[inline]
+    fn decides_by_states<Key: ?Sized>(&self) -> bool
+    where
+        P: SubKeyOf<Key>,
+    {
         // A request that all limits allow now is within its share, and so needs no free units beside a share.
-        !C::Algorithm::HELD_UNTIL_END
-            && self.is_plain
-            && (!self.limit.sub_key().keeps_free() || self.limit.share() == ShareRole::Common)
+        !C::Algorithm::HELD_UNTIL_END && (!self.limit.sub_key().keeps_free() || self.limit.share() == ShareRole::Common)
     }
 
     pub(super) fn eviction_policy<'a>(

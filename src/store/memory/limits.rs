@@ -5,7 +5,7 @@ use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::algorithm::{Algorithm, AtomicState};
-use crate::decision::{Decision, Detail};
+use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_limits};
 use crate::table::LookupError;
@@ -124,7 +124,7 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.detail == Detail::All || options.hold || options.has_units() {
+                if options.hold || options.has_units() {
                     return Err(LookupError::NotApplicable);
                 }
                 let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
@@ -134,13 +134,18 @@ macro_rules! tuple {
                 // All limits stay locked until all are charged.
                 $(let $table = $table.charge(now, &mut states.$index);)+
                 $(let $table = { drop($table.0); $table.1 };)+
+                let supports_scheduling = true $(&& $table.supports_scheduling)+;
+                let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
+                if lists_all $(|| $table.is_shadow)+ {
+                    return Ok(decide::listed([$($table),+], now, supports_scheduling, lists_all));
+                }
                 // The most restrictive limit has the least remaining. Of equals, it is the first one.
                 let least = [$($table.remaining()),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);
                 let status = match least.map_or(0, |(index, _)| index) {
                     $($index => $table.status(),)+
                     _ => unreachable!("there are no more limits"),
                 };
-                Ok(Decision::from_store(now, true $(&& $table.supports_scheduling)+, status))
+                Ok(Decision::from_store(now, supports_scheduling, status))
             }
 
             fn acquire(

@@ -13,7 +13,7 @@ use super::limit_table::LimitTable;
 use super::limits::MemoryLimits;
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
-use crate::decision::{Decision, Detail};
+use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, LimitFacts, SelectAlgorithm, Shares, SubKeyOf, check_limits};
 use crate::table::LookupError;
@@ -98,6 +98,7 @@ struct DynTables<Key: ?Sized, S> {
     tables: Vec<DynLimitTable<Key, S>>,
     /// Without a condition every limit applies, and no decision needs to ask each of them.
     has_conditions: bool,
+    has_shadows: bool,
 }
 
 /// The present limits.
@@ -125,6 +126,7 @@ fn build<Key: ?Sized, S: BuildHasher>(
     previous: &[DynLimitTable<Key, S>],
 ) -> Result<DynTables<Key, S>, Error> {
     let has_conditions = limits.iter().any(|limit| limit.0.facts().is_conditional);
+    let has_shadows = limits.iter().any(|limit| limit.0.facts().is_shadow);
     let shares = if limits.is_empty() && capacity.allow_no_limits {
         None
     } else {
@@ -134,7 +136,7 @@ fn build<Key: ?Sized, S: BuildHasher>(
         let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
-    Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()?, has_conditions })
+    Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()?, has_conditions, has_shadows })
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for Vec<DynLimit<Key, S>> {
@@ -158,16 +160,16 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         match (&*tables.tables, context.options) {
             ([one], _) if !tables.has_conditions => one.try_acquire(context),
             ([first, rest @ ..], options)
-                if rest.len() < INLINE_LIMITS
-                    && !tables.has_conditions
-                    && !(options.detail == Detail::All || options.hold || options.has_units()) =>
+                if rest.len() < INLINE_LIMITS && !tables.has_conditions && !(options.hold || options.has_units()) =>
             {
-                let (mut others, mut charges) = ([&**first; INLINE_LIMITS], Charges::NONE);
+                let lists_all = options.lists_all(Verdict::Allowed);
+                let charges = Charges::none(lists_all || tables.has_shadows);
+                let (mut others, mut charges) = ([&**first; INLINE_LIMITS], charges);
                 for (other, limit) in others.iter_mut().zip(rest) {
                     *other = &**limit;
                 }
                 let is_charged = first.try_charge(context, &others[..rest.len()], &mut charges);
-                let decision = if is_charged { charges.into_decision(context.now) } else { None };
+                let decision = if is_charged { charges.into_decision(context.now, lists_all) } else { None };
                 decision.ok_or(LookupError::NotApplicable)
             }
             _ => Err(LookupError::NotApplicable),
@@ -201,7 +203,7 @@ fn with_limit_refs<Key: ?Sized, S, T>(
     context: &AcquireContext<'_, Key, S>,
     f: impl FnOnce(&[&dyn TransactionLimit<Key, S>], &mut [LimitStep]) -> T,
 ) -> T {
-    let &DynTables { ref tables, has_conditions } = tables;
+    let &DynTables { ref tables, has_conditions, .. } = tables;
     let count = tables.len();
     let Some(first) = tables.first() else { return f(&[], &mut []) };
     if count > INLINE_LIMITS {
