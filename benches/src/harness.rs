@@ -1,6 +1,7 @@
 //! Runs contestants in alternating rounds, and prints medians and ratios, with the quartiles of the ratios.
 
 use std::hint::black_box;
+use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,24 +87,39 @@ impl Harness {
         if !self.wants(scenario) {
             return;
         }
-        let rounds = if self.quick { 5 } else { 15 };
-        let span = Duration::from_millis(if self.quick { 20 } else { 150 });
-        let batches: Vec<u64> = contestants.iter().map(|contestant| batch_for(contestant, span)).collect();
-        let mut times = vec![Vec::with_capacity(rounds); contestants.len()];
-        for number in 0..rounds {
-            for index in (0..contestants.len()).map(|index| (index + number) % contestants.len()) {
-                times[index].push(round(&contestants[index], threads, batches[index]));
-            }
+        let times = measure(contestants, threads, self.quick);
+        self.report_times(scenario, &json!({ "threads": threads }), contestants, &times);
+    }
+
+    /// As [`compare`](Self::compare), with the medians of several processes in place of rounds: a contestant that is
+    /// slow in a part of all processes, by the addresses of its memory, is so in a part of these values.
+    ///
+    /// `variable` names the scenario to the child processes, which print what [`measure_medians`] returns.
+    pub(crate) fn compare_processes(&self, scenario: &str, variable: &str, contestants: &[Contestant<'_>]) {
+        if !self.wants(scenario) {
+            return;
         }
+        let processes = if self.quick { 3 } else { 10 };
+        let mut times = vec![Vec::new(); contestants.len()];
+        for _ in 0..processes {
+            let this = std::env::current_exe().expect("this program");
+            let output = Command::new(this).env(variable, scenario).output().expect("a process");
+            let medians: Vec<f64> = serde_json::from_slice(&output.stdout).expect("the medians");
+            times.iter_mut().zip(medians).for_each(|(times, median)| times.push(median));
+        }
+        self.report_times(scenario, &json!({ "threads": 1, "processes": processes }), contestants, &times);
+    }
+
+    /// Prints times, and if a contestant is named `bare` what the others add to it.
+    fn report_times(&self, scenario: &str, about: &Value, contestants: &[Contestant<'_>], times: &[Vec<f64>]) {
         let names: Vec<_> = contestants.iter().map(|contestant| contestant.name).collect();
-        let about = json!({ "threads": threads });
-        self.report_rounds(scenario, &about, "ns", &names, &times);
+        self.report_rounds(scenario, about, "ns", &names, times);
         if let Some(bare) = names.iter().position(|&name| name == "bare") {
             let names: Vec<_> = names.iter().copied().filter(|&name| name != "bare").collect();
             let added = times.iter().enumerate().filter(|&(index, _)| index != bare);
             let without_bare = |of: &Vec<f64>| of.iter().zip(&times[bare]).map(|(all, bare)| all - bare).collect();
             let added: Vec<Vec<f64>> = added.map(|(_, of)| without_bare(of)).collect();
-            self.report_rounds(scenario, &about, "ns added", &names, &added);
+            self.report_rounds(scenario, about, "ns added", &names, &added);
         }
     }
 
@@ -200,6 +216,25 @@ fn rounded(value: f64) -> f64 {
     if value.abs() < 10.0 { (value * 100.0).round() / 100.0 } else { (value * 10.0).round() / 10.0 }
 }
 
+/// Returns the nanoseconds per decision of each contestant in each round.
+fn measure(contestants: &[Contestant<'_>], threads: usize, is_quick: bool) -> Vec<Vec<f64>> {
+    let rounds = if is_quick { 5 } else { 15 };
+    let span = Duration::from_millis(if is_quick { 20 } else { 150 });
+    let batches: Vec<u64> = contestants.iter().map(|contestant| batch_for(contestant, span)).collect();
+    let mut times = vec![Vec::with_capacity(rounds); contestants.len()];
+    for number in 0..rounds {
+        for index in (0..contestants.len()).map(|index| (index + number) % contestants.len()) {
+            times[index].push(round(&contestants[index], threads, batches[index]));
+        }
+    }
+    times
+}
+
+/// Returns the median nanoseconds of each contestant, of quick rounds: one process of several.
+pub(crate) fn measure_medians(contestants: &[Contestant<'_>]) -> Vec<f64> {
+    measure(contestants, 1, true).into_iter().map(median).collect()
+}
+
 /// Returns the number of decisions of this contestant that take about `span` on one thread.
 fn batch_for(contestant: &Contestant<'_>, span: Duration) -> u64 {
     let mut worker = (contestant.worker)(0);
@@ -216,9 +251,11 @@ fn round(contestant: &Contestant<'_>, threads: usize, batch: u64) -> f64 {
     let timed = |thread: usize| {
         let mut worker = (contestant.worker)(thread);
         barrier.wait();
-        let started = Instant::now();
+        // One thread waits for no other, so its processor time is the time on an idle machine.
+        let now = if threads == 1 { thread_time } else { wall_time };
+        let started = now();
         worker(black_box(batch));
-        started.elapsed().as_secs_f64() * 1e9 / batch as f64
+        (now() - started) * 1e9 / batch as f64
     };
     thread::scope(|scope| {
         let timed = &timed;
@@ -227,6 +264,18 @@ fn round(contestant: &Contestant<'_>, threads: usize, batch: u64) -> f64 {
         let all = others.into_iter().map(|other| other.join().expect("a worker")).chain([mine]);
         all.sum::<f64>() / threads as f64
     })
+}
+
+/// Returns the processor time of this thread in seconds.
+fn thread_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Returns the time of the monotonic clock in seconds.
+fn wall_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {

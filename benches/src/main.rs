@@ -23,6 +23,7 @@ mod baseline;
 mod harness;
 mod insertion;
 mod memory;
+mod paths;
 mod peers;
 mod redis;
 mod service;
@@ -31,11 +32,12 @@ mod wire;
 use harness::Harness;
 
 fn main() {
-    if insertion::run_as_child() || redis::run_as_child() {
+    if insertion::run_as_child() || service::run_as_child() || redis::run_as_child() {
         return;
     }
     let mut harness = Harness::from_args();
     memory::run(&mut harness);
+    paths::run(&harness);
     insertion::run(&mut harness);
     service::run(&mut harness);
     wire::run(&mut harness);

@@ -13,6 +13,7 @@ use tower_ratelimit::{
 
 use crate::baseline::{Baseline, RawClock};
 use crate::harness::{Contestant, Harness};
+use crate::paths::separated;
 use crate::peers::{BenchQuota, Key, Peers, contestant, governor_quota};
 
 /// Allows every request, even on one hot key, so that every decision writes.
@@ -20,10 +21,10 @@ const PLENTY: BenchQuota = BenchQuota { limit: 1_000_000, seconds: 1, burst: u32
 /// Denies every request but the first.
 const ONE: BenchQuota = BenchQuota { limit: 1, seconds: 86_400, burst: 1 };
 /// Allows every request on many keys, and no key becomes idle during the run.
-const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_000_000 };
+pub(crate) const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_000_000 };
 
 /// All contestants, with the same quota.
-struct Contestants<K: Key> {
+pub(crate) struct Contestants<K: Key> {
     ours: Memory<K, Gcra, SystemClock, foldhash::quality::RandomState>,
     baseline: Baseline<SystemClock>,
     /// The baseline with the cheapest clock.
@@ -32,7 +33,7 @@ struct Contestants<K: Key> {
 }
 
 impl<K: Key> Contestants<K> {
-    fn new(keys: usize, quota: BenchQuota) -> Self {
+    pub(crate) fn new(keys: usize, quota: BenchQuota) -> Self {
         let (interval, burst) = (quota.interval(), u64::from(quota.burst));
         let rate = Quota::new(quota.limit, Duration::from_secs(quota.seconds));
         Self {
@@ -74,6 +75,29 @@ impl<K: Key> Contestants<K> {
                 let state = governor.check_key(key);
                 state.is_ok_and(|state| black_box(state.quota().burst_size().get()) > state.remaining_burst_capacity())
             }),
+        ];
+        harness.compare(scenario, 1, &contestants);
+    }
+}
+
+impl Contestants<u64> {
+    /// Beside the two fastest peers, on one thread.
+    pub(crate) fn compare_fast(&self, harness: &Harness, scenario: &str, keys: &[u64]) {
+        let contestants = [
+            contestant(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
+            contestant(keys, "governor_foldhash", |key| self.peers.allows_foldhash(key)),
+            contestant(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
+        ];
+        harness.compare(scenario, 1, &contestants);
+    }
+
+    /// As [`compare_fast`](Self::compare_fast), with decisions that do not overlap.
+    pub(crate) fn compare_isolated(&self, harness: &Harness, scenario: &str, keys: &[u64]) {
+        let contestants = [
+            separated(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
+            separated(keys, "bare", |_| true),
+            separated(keys, "governor_foldhash", |key| self.peers.allows_foldhash(key)),
+            separated(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
         ];
         harness.compare(scenario, 1, &contestants);
     }
@@ -127,7 +151,11 @@ pub(crate) fn run(harness: &mut Harness) {
     clocks(harness);
 }
 
-fn decide<'a, K, L, C, S>(name: &'static str, limiter: &'a Memory<K, L, C, S>, keys: &'a [K]) -> Contestant<'a>
+pub(crate) fn decide<'a, K, L, C, S>(
+    name: &'static str,
+    limiter: &'a Memory<K, L, C, S>,
+    keys: &'a [K],
+) -> Contestant<'a>
 where
     K: Sync,
     C: Clock,

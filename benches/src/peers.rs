@@ -98,7 +98,7 @@ impl<K: Key> Peers<K> {
     pub(crate) fn contestants<'a>(&'a self, keys: &'a [K]) -> Vec<Contestant<'a>> {
         let mut contestants = vec![
             contestant(keys, "governor", |key| self.governor.check_key(key).is_ok()),
-            contestant(keys, "governor_foldhash", |key| self.governor_foldhash.check_key(key).is_ok()),
+            contestant(keys, "governor_foldhash", |key| self.allows_foldhash(key)),
             contestant(keys, "gcra", |key| self.gcra_allows(key)),
         ];
         if keys.first().is_some_and(|key| key.text().is_some()) {
@@ -106,6 +106,10 @@ impl<K: Key> Peers<K> {
             contestants.push(contestant(keys, "subms", |key| self.subms.try_acquire(key.text().unwrap_or_default())));
         }
         contestants
+    }
+
+    pub(crate) fn allows_foldhash(&self, key: &K) -> bool {
+        self.governor_foldhash.check_key(key).is_ok()
     }
 
     fn gcra_allows(&self, key: &K) -> bool {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response};
+use serde_json::json;
 use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
@@ -19,7 +20,7 @@ use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
 
-use crate::harness::{Contestant, Harness};
+use crate::harness::{Contestant, Harness, measure_medians};
 
 #[derive(Clone)]
 struct EmptyService;
@@ -39,8 +40,24 @@ impl Service<Request<Body>> for EmptyService {
     }
 }
 
-/// The first contestant of each scenario is what `RateLimitLayer::new` does by default.
+const TASK_VARIABLE: &str = "TOWER_RATELIMIT_BENCH_SERVICE";
+
 pub(crate) fn run(harness: &mut Harness) {
+    for (scenario, contestants) in scenarios() {
+        harness.compare_processes(scenario, TASK_VARIABLE, &contestants);
+    }
+}
+
+/// Measures one scenario if this process is such a child process. Returns whether it is.
+pub(crate) fn run_as_child() -> bool {
+    let Ok(task) = std::env::var(TASK_VARIABLE) else { return false };
+    let (_, contestants) = scenarios().into_iter().find(|(scenario, _)| *scenario == task).expect("a scenario");
+    println!("{}", json!(measure_medians(&contestants)));
+    true
+}
+
+/// The first contestant of each scenario is what `RateLimitLayer::new` does by default.
+fn scenarios() -> Vec<(&'static str, Vec<Contestant<'static>>)> {
     let plenty = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
     let none = Gcra::new(Quota::per_day(1));
     let ours = |algorithm, responder| {
@@ -56,10 +73,9 @@ pub(crate) fn run(harness: &mut Harness) {
         let config = config.period(Duration::from_nanos(1)).burst_size(u32::MAX).finish();
         GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
     };
-    harness.compare(
+    let allowed = (
         "service allowed",
-        1,
-        &[
+        vec![
             contestant("ours", RateLimitLayer::new(PeerIp::new(), Memory::new(plenty)).layer(EmptyService)),
             contestant("bare", EmptyService),
             contestant("tower_governor_with_headers", governor_with_headers),
@@ -75,25 +91,24 @@ pub(crate) fn run(harness: &mut Harness) {
             contestant("ours_minimal", ours(plenty, Http::minimal())),
         ],
     );
-    harness.compare(
+    let minimal = (
         "service allowed, minimal",
-        1,
-        &[
+        vec![
             contestant("ours_minimal", ours(plenty, Http::minimal())),
             contestant("bare", EmptyService),
             contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
         ],
     );
-    harness.compare(
+    let rejected = (
         "service rejected",
-        1,
-        &[
+        vec![
             contestant("ours", RateLimitLayer::new(PeerIp::new(), Memory::new(none)).layer(EmptyService)),
             contestant("bare", EmptyService),
             contestant("tower_governor", governor(Duration::from_secs(86_400), 1)),
             contestant("ours_minimal", ours(none, Http::minimal())),
         ],
     );
+    vec![allowed, minimal, rejected]
 }
 
 fn contestant<'a, S>(name: &'static str, service: S) -> Contestant<'a>

@@ -1,0 +1,164 @@
+//! Paths of a decision in memory beside the plain one: blocks, holds, shadows, several limits, limits of unknown types.
+//!
+//! The first contestant of each scenario is the path, and the second one is the plain decision or the peer.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, Memory, Quota, TokenBucket};
+
+use crate::harness::{Contestant, Harness};
+use crate::memory::{Contestants, KeySequence, SLOW, decide};
+
+const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX as u64);
+
+pub(crate) fn run(harness: &Harness) {
+    let keys: Vec<u64> = (0..1_000).collect();
+    beside_one_key(harness, &keys);
+    let one = Memory::<u64, _>::new(PLENTY);
+    let shadow = Memory::<u64, _>::new((Limit::new("user", PLENTY), Limit::new("next", PLENTY).shadow()));
+    harness.compare("memory shadow", 1, &[decide("ours", &shadow, &keys), decide("without", &one, &keys)]);
+    let two = Memory::<u64, _>::new((Limit::new("user", PLENTY), Limit::new("next", PLENTY)));
+    harness.compare("memory two limits", 1, &[decide("ours", &two, &keys), decide("one", &one, &keys)]);
+    let dynamic = Memory::<u64>::new(vec![DynLimit::new(Limit::new("user", PLENTY))]);
+    harness.compare("memory Vec of one limit", 1, &[decide("ours", &dynamic, &keys), decide("typed", &one, &keys)]);
+    let dynamic =
+        Memory::<u64>::new(vec![DynLimit::new(Limit::new("user", PLENTY)), DynLimit::new(Limit::new("next", PLENTY))]);
+    let contestants = [decide("ours", &dynamic, &keys), decide("typed", &two, &keys), decide("one", &one, &keys)];
+    harness.compare("memory Vec of two limits", 1, &contestants);
+    harness.compare("memory acquire", 1, &[acquire("ours", &one, &keys), decide("check", &one, &keys)]);
+    holds(harness, &keys);
+    full_tables(harness);
+    isolated(harness);
+}
+
+/// One key is blocked, or has a held cost, and all others are decided.
+fn beside_one_key(harness: &Harness, keys: &[u64]) {
+    let limiters = || -> [Memory<u64, Gcra>; 2] { [Memory::new(PLENTY), Memory::new(PLENTY)] };
+    let [blocked, without] = limiters();
+    drop(blocked.block("default", &u64::MAX, Duration::from_secs(86_400)));
+    harness.compare("memory beside a block", 1, &[decide("ours", &blocked, keys), decide("without", &without, keys)]);
+    let [held, without] = limiters();
+    let hold = ready(held.hold(&u64::MAX, 1));
+    harness.compare("memory beside a hold", 1, &[decide("ours", &held, keys), decide("without", &without, keys)]);
+    drop(hold);
+}
+
+/// A cost that is held and settled, and a request in flight, beside a semaphore for each key.
+fn holds(harness: &Harness, keys: &[u64]) {
+    let bucket = Memory::<u64, _>::new(TokenBucket::new(Quota::per_second(1_000_000)).burst(u32::MAX.into()));
+    let settled = Contestant::new("ours", |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        let (bucket, keys) = (&bucket, keys);
+        move |count| {
+            for _ in 0..count {
+                let outcome = ready(bucket.hold(&keys[sequence.next()], 2));
+                let held = outcome.held.expect("an allowed request");
+                black_box(held.settle(1).try_ready().is_ok());
+            }
+        }
+    });
+    harness.compare("memory hold and settle", 1, &[settled, decide("check", &bucket, keys)]);
+    let flights = Memory::<u64, _>::new(InFlight::new(100));
+    let semaphores: Mutex<HashMap<u64, Arc<Semaphore>>> = Mutex::default();
+    let in_flight = Contestant::new("ours", |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        let (flights, keys) = (&flights, keys);
+        move |count| {
+            for _ in 0..count {
+                let options = AcquireOptions::default().until_end();
+                let outcome = ready(flights.acquire(&keys[sequence.next()], options));
+                drop(black_box(outcome.held.expect("an allowed request")));
+            }
+        }
+    });
+    let semaphore = Contestant::new("semaphores", |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        let (semaphores, keys) = (&semaphores, keys);
+        move |count| {
+            for _ in 0..count {
+                let mut map = semaphores.lock().expect("no panic");
+                let semaphore = map.entry(keys[sequence.next()]).or_insert_with(|| Arc::new(Semaphore::new(100)));
+                let permit = Arc::clone(semaphore).try_acquire_owned();
+                drop(map);
+                drop(black_box(permit.expect("a permit")));
+            }
+        }
+    });
+    harness.compare("memory in flight", 1, &[in_flight, semaphore]);
+}
+
+/// Keys at random in tables that are full: as many as the capacity, and as few as 60 % of it.
+fn full_tables(harness: &Harness) {
+    for (keys, name) in [(10_000, "10^4"), (100_000, "10^5"), (1_000_000, "10^6")] {
+        for percent in [60, 100] {
+            let scenario = format!("memory table of {name}, {percent} % full");
+            if harness.wants(&scenario) {
+                Contestants::new(keys, SLOW).compare_fast(harness, &scenario, &random_keys(keys / 100 * percent));
+            }
+        }
+    }
+}
+
+/// Decisions that do not overlap with the next one, as in a server that does other work between them.
+fn isolated(harness: &Harness) {
+    for (count, name) in [(1_000, "1000 keys"), (1_000_000, "10^6 keys")] {
+        let scenario = format!("memory isolated, {name}");
+        if harness.wants(&scenario) {
+            Contestants::new(count, SLOW).compare_isolated(harness, &scenario, &random_keys(count));
+        }
+    }
+}
+
+fn random_keys(count: usize) -> Vec<u64> {
+    (0..count as u64).map(|key| key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)).collect()
+}
+
+/// Returns the outcome of a limiter in memory.
+fn ready<F>(acquired: Acquisition<F>) -> Outcome {
+    match acquired {
+        Acquisition::Ready(outcome) => outcome.expect("a decision"),
+        Acquisition::Pending(_) => panic!("memory decides at once"),
+    }
+}
+
+/// Decides by the method that the layer calls.
+fn acquire<'a>(name: &'static str, limiter: &'a Memory<u64, Gcra>, keys: &'a [u64]) -> Contestant<'a> {
+    Contestant::new(name, move |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        move |count| {
+            for _ in 0..count {
+                let acquired = limiter.acquire(&keys[sequence.next()], AcquireOptions::default());
+                black_box(match acquired {
+                    Acquisition::Ready(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
+                    Acquisition::Pending(_) => false,
+                });
+            }
+        }
+    })
+}
+
+/// A contestant whose decisions do not overlap: a fence separates them. The contestant `bare` is the fence.
+pub(crate) fn separated<'a>(
+    keys: &'a [u64],
+    name: &'static str,
+    decide: impl Fn(&u64) -> bool + Copy + Send + Sync + 'a,
+) -> Contestant<'a> {
+    Contestant::new(name, move |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        move |count| {
+            for _ in 0..count {
+                let key = &keys[sequence.next()];
+                black_box(*key);
+                fence(Ordering::SeqCst);
+                black_box(decide(key));
+                fence(Ordering::SeqCst);
+            }
+        }
+    })
+}
