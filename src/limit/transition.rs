@@ -159,6 +159,14 @@ impl<A: Algorithm> Transition<'_, A> {
         }
     }
 
+    /// Returns the verdict of a hold on a state, as if the costs that are `held` on the key were charged: that of
+    /// [`read`](Self::read) for a limit without shares and blocks.
+    #[inline]
+    pub(crate) fn verdict_with_held(&self, state: &A::State, held: u64, now: Timestamp) -> Verdict {
+        let options = self.options.keeping_free(self.kept_free).max_delay(Duration::ZERO);
+        self.algorithm.peek_with_held(state, now, options, held).0
+    }
+
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied. Returns the microseconds
     /// until the charged usage ends as well.
     #[cold]

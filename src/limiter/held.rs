@@ -66,6 +66,8 @@ use crate::error::Error;
 pub struct Held {
     cost: u64,
     settle: Option<Settle>,
+    /// Whether `settle` releases what a limit on requests in flight holds: there is no cost to settle.
+    is_until_end: bool,
     parts: Option<Box<Parts>>,
 }
 
@@ -117,7 +119,7 @@ impl Held {
     /// limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let settle = move |actual: Costs| settle(actual.number().unwrap_or(cost));
-        Self { cost, settle: Some(Box::new(settle)), parts: None }
+        Self { cost, settle: Some(Box::new(settle)), is_until_end: false, parts: None }
     }
 
     /// Creates a guard for a custom limiter with [units](crate::Limit::cost_of). The guard calls `settle` once, with the
@@ -138,7 +140,12 @@ impl Held {
         settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
         let parts = Parts { units: HeldUnits { costs: costs.unit_costs(), known }, ..Parts::default() };
-        Self { cost: costs.number().unwrap_or(1), settle: Some(Box::new(settle)), parts: parts.boxed() }
+        Self {
+            cost: costs.number().unwrap_or(1),
+            settle: Some(Box::new(settle)),
+            is_until_end: false,
+            parts: parts.boxed(),
+        }
     }
 
     /// Creates the guard of fixed costs. The guard calls `end` once: with `true` to charge the costs.
@@ -151,8 +158,8 @@ impl Held {
     /// The guard charges nothing. It calls `release` once: when it is settled, released or dropped. Return it only to
     /// callers that keep it ([`AcquireOptions::until_end`]).
     pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        let until_end = Some(Self::new(cost, move |_| release()));
-        Self { cost, settle: None, parts: Parts { until_end, ..Parts::default() }.boxed() }
+        let release = move |_: Costs| release();
+        Self { cost, settle: Some(Box::new(release)), is_until_end: true, parts: None }
     }
 
     /// Replaces how the guard settles, and keeps everything else that it holds: for a limiter around another one.
@@ -188,20 +195,28 @@ impl Held {
     /// ```
     pub fn map_settle(mut self, settle: impl FnOnce(Self, Costs) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let (cost, units) = (self.cost, self.units().cloned().unwrap_or_default());
-        self.settle = self.settle.take().map(|inner| -> Settle {
-            let parts = Parts { units, ..Parts::default() }.boxed();
-            let inner = Self { cost, settle: Some(inner), parts };
-            Box::new(move |actual| settle(inner, actual))
-        });
+        if self.has_cost() {
+            self.settle = self.settle.take().map(|inner| -> Settle {
+                let parts = Parts { units, ..Parts::default() }.boxed();
+                let inner = Self { cost, settle: Some(inner), is_until_end: false, parts };
+                Box::new(move |actual| settle(inner, actual))
+            });
+        }
         self
     }
 
     /// Returns which parts the guard holds apart from the cost that is settled.
     pub(crate) fn part_kinds(&self) -> HeldParts {
-        self.parts.as_ref().map_or(HeldParts::NONE, |parts| HeldParts {
-            fixed: parts.fixed.is_some(),
-            until_end: parts.until_end.is_some(),
-        })
+        let parts = self.parts.as_ref();
+        HeldParts {
+            fixed: parts.is_some_and(|parts| parts.fixed.is_some()),
+            until_end: self.is_until_end || parts.is_some_and(|parts| parts.until_end.is_some()),
+        }
+    }
+
+    /// Returns whether there is a cost to settle.
+    fn has_cost(&self) -> bool {
+        self.settle.is_some() && !self.is_until_end
     }
 
     /// Adds the guard of fixed costs.
@@ -219,12 +234,11 @@ impl Held {
 
     /// Returns the guard of what is settled or charged, and the guard of what is held until the request ends.
     pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
-        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take()).map(|until_end| Self {
-            cost: until_end.cost,
-            settle: None,
-            parts: Parts { until_end: Some(until_end), ..Parts::default() }.boxed(),
-        });
-        (self.settle.is_some().then_some(self), until_end)
+        if self.is_until_end {
+            return (None, Some(self));
+        }
+        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
+        (self.has_cost().then_some(self), until_end)
     }
 
     /// Returns the held cost of limits that name no unit.
@@ -263,7 +277,7 @@ impl Held {
 
     /// Checks that a limit names each unit.
     pub(crate) fn check_units(&self, actual: Costs) -> Result<(), Error> {
-        if actual.unit_costs().is_none() || self.settle.is_none() {
+        if actual.unit_costs().is_none() || !self.has_cost() {
             return Ok(());
         }
         actual.unit_costs().check(|visit| {
@@ -285,12 +299,29 @@ impl Held {
         }
     }
 
+    /// Adds the guard of what a limit on requests in flight holds.
+    fn with_until_end(mut self, until_end: Self) -> Self {
+        let parts = self.parts.get_or_insert_default();
+        parts.until_end = Self::join(parts.until_end.take(), Some(until_end));
+        self
+    }
+
     /// Joins two holds of one decision into one guard.
     pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (mut first, mut second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
             (first, second) => return first.or(second),
         };
+        match (first.is_until_end, second.is_until_end) {
+            (true, true) => {
+                return Some(Self::until_end(first.cost.max(second.cost), move || {
+                    first.end(Costs::from(0)).join(second.end(Costs::from(0))).map_result(both_ok)
+                }));
+            }
+            (true, false) => return Some(second.with_until_end(first)),
+            (false, true) => return Some(first.with_until_end(second)),
+            (false, false) => {}
+        }
         let [of_first, of_second] =
             [first.parts.take(), second.parts.take()].map(|parts| parts.map_or_else(Parts::default, |parts| *parts));
         // Both guards are of one request, with one cost in each unit.

@@ -282,6 +282,22 @@ impl<C: AtomicState> Table<C> {
     // Rows "insertion" and "three limits, dynamic" of docs/performance.md.
     #[inline(always)]
     pub(crate) fn read<'a>(&'a self, hash: u64, location: &mut Location, state: &mut C::Snapshot<'a>) -> Reading {
+        self.read_with(hash, location, state, |location, which| self.held_at(location, which))
+    }
+
+    /// As [`read`](Self::read), without the held amount. Returns the horizon.
+    pub(super) fn read_state<'a>(&'a self, hash: u64, location: &mut Location, state: &mut C::Snapshot<'a>) -> u64 {
+        self.read_with(hash, location, state, |_, _| 0).horizon
+    }
+
+    #[inline(always)]
+    fn read_with<'a>(
+        &'a self,
+        hash: u64,
+        location: &mut Location,
+        state: &mut C::Snapshot<'a>,
+        held_at: impl Fn(&Location, usize) -> u64,
+    ) -> Reading {
         location.fingerprint = fingerprint(hash);
         location.candidate_sets = self.candidate_sets(location.fingerprint);
         let mut backoff = Backoff::new();
@@ -291,11 +307,11 @@ impl<C: AtomicState> Table<C> {
             if let Some(slot) = first.find(location.fingerprint) {
                 location.position = Position::First(slot);
                 first.cell(slot).read(state);
-                let held = self.held_at(location, 0);
+                let held = held_at(location, 0);
                 if first.validate(location.versions[0]) {
                     return Reading { horizon: 0, held };
                 }
-            } else if let Some(reading) = self.read_second_set(location, state) {
+            } else if let Some(reading) = self.read_second_set(location, state, &held_at) {
                 return reading;
             }
             // A snapshot can be a lock guard, and the writer can wait for the lock.
@@ -311,13 +327,18 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Reads a key that is not in its first set. Returns `None` if the reading is not consistent.
-    fn read_second_set<'a>(&'a self, location: &mut Location, state: &mut C::Snapshot<'a>) -> Option<Reading> {
+    fn read_second_set<'a>(
+        &'a self,
+        location: &mut Location,
+        state: &mut C::Snapshot<'a>,
+        held_at: &impl Fn(&Location, usize) -> u64,
+    ) -> Option<Reading> {
         let (first, second) = (self.set(location, 0), self.set(location, 1));
         location.versions[1] = second.version();
         if let Some(slot) = second.find(location.fingerprint) {
             location.position = Position::Second(slot);
             second.cell(slot).read(state);
-            let held = self.held_at(location, 1);
+            let held = held_at(location, 1);
             return second.validate(location.versions[1]).then_some(Reading { horizon: 0, held });
         }
         location.position = Position::Absent;

@@ -15,8 +15,10 @@
 //! charged.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::BuildHasherDefault;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::set::LockToken;
 use crate::sync::{Mutex, MutexGuard};
@@ -24,6 +26,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// The held amounts, by fingerprint.
 pub(super) struct Holds {
     shards: [Mutex<Amounts>; SHARDS],
+    /// The number of keys with a held amount. It counts a key of a set whose lock the thread holds, as that lock orders the
+    /// changes of its keys. Not an atomic of the model checker, as it orders no other access.
+    keys: std::sync::atomic::AtomicUsize,
 }
 
 /// Fingerprints are hashes, so they are not hashed again.
@@ -36,7 +41,10 @@ const SHARDS: usize = 1;
 
 impl Holds {
     pub(super) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::new(Amounts::default())) }
+        Self {
+            shards: std::array::from_fn(|_| Mutex::new(Amounts::default())),
+            keys: std::sync::atomic::AtomicUsize::new(0),
+        }
     }
 
     /// Returns the amount held on a key.
@@ -47,19 +55,34 @@ impl Holds {
 
     /// Holds `amount` more on a key.
     pub(super) fn add(&self, fingerprint: u64, amount: u64, _: &LockToken) {
-        let mut shard = self.shard(fingerprint);
-        let held = shard.entry(fingerprint).or_insert(0);
-        *held = held.saturating_add(amount);
+        match self.shard(fingerprint).entry(fingerprint) {
+            Entry::Occupied(mut held) => *held.get_mut() = held.get().saturating_add(amount),
+            Entry::Vacant(vacant) => {
+                vacant.insert(amount);
+                self.keys.fetch_add(1, Relaxed);
+            }
+        }
     }
 
-    /// Holds `amount` less on a key.
-    pub(super) fn subtract(&self, fingerprint: u64, amount: u64, _: &LockToken) {
-        let mut shard = self.shard(fingerprint);
-        let Some(held) = shard.get_mut(&fingerprint) else { return };
-        *held = held.saturating_sub(amount);
-        if *held == 0 {
-            shard.remove(&fingerprint);
+    /// Holds `amount` less on a key. Returns whether an amount is still held on the key.
+    pub(super) fn subtract(&self, fingerprint: u64, amount: u64, _: &LockToken) -> bool {
+        match self.shard(fingerprint).entry(fingerprint) {
+            Entry::Occupied(mut held) if *held.get() > amount => {
+                *held.get_mut() -= amount;
+                true
+            }
+            Entry::Occupied(held) => {
+                held.remove();
+                self.keys.fetch_sub(1, Relaxed);
+                false
+            }
+            Entry::Vacant(_) => false,
         }
+    }
+
+    /// Returns whether no key has a held amount, except for keys of sets that other threads have locked.
+    pub(super) fn is_empty(&self, _: &LockToken) -> bool {
+        self.keys.load(Relaxed) == 0
     }
 
     /// Returns the number of keys with a held amount, and the sum of these amounts.

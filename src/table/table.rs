@@ -185,8 +185,9 @@ impl<C: AtomicState> Table<C> {
     /// Ends a hold of `amount` on the key in a slot.
     pub(crate) fn end_hold(&self, slot: SlotIndex, amount: u64, token: &LockToken) {
         let set = &self.sets[slot.set];
-        self.holds.subtract(set.fingerprint(slot.slot), amount, token);
-        set.update_held(&self.holds, token);
+        if !self.holds.subtract(set.fingerprint(slot.slot), amount, token) {
+            set.update_held(&self.holds, token);
+        }
     }
 
     /// Flags the candidate sets of a key as those of a blocked key, so that the fast path leaves their keys to the
@@ -280,7 +281,7 @@ impl<C: AtomicState> Table<C> {
         let mut backoff = Backoff::new();
         loop {
             let mut location = Location::EMPTY;
-            let horizon = self.read(hash, &mut location, &mut C::empty()).horizon;
+            let horizon = self.read_state(hash, &mut location, &mut C::empty());
             if location.is_absent() && insert.is_none() {
                 return Ok(());
             }

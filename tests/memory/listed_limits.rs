@@ -40,7 +40,8 @@ fn listed_limits_equal_the_transaction() {
         let quotas = [0; 3].map(|_| 2 + random.below(20));
         let clock = ManualClock::new();
         let list = |(first, second, third)| -> Vec<DynLimit<u64>> { vec![first, second, third] };
-        let tuple = Memory::<u64, _>::builder(limits!(quotas, shadows, |limit| limit)).max_keys(10).clock(clock.clone());
+        let tuple =
+            Memory::<u64, _>::builder(limits!(quotas, shadows, |limit| limit)).max_keys(10).clock(clock.clone());
         let tuple = tuple.build().expect("three limits");
         let dynamic = list(limits!(quotas, shadows, |limit| DynLimit::new(limit)));
         let dynamic = Memory::builder(dynamic).max_keys(10).clock(clock.clone()).build().expect("three limits");

@@ -27,6 +27,7 @@ mod reservation_ids;
 mod reservation_model;
 mod scheduling;
 mod shares;
+mod single_holds;
 mod snapshot;
 mod stale_clock;
 mod stepping_clocks;

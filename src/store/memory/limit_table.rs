@@ -35,7 +35,7 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     capacity: Capacity,
     has_mark: bool,
     /// The limit is no shadow, and has no mark.
-    is_plain: bool,
+    pub(super) is_plain: bool,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
@@ -258,6 +258,10 @@ where
 
     fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
         decide::try_acquire::<false, _, _, _, _>(self, context)
+    }
+
+    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+        self.try_hold(context)
     }
 
     fn try_charge<'a>(

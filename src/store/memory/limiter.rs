@@ -296,7 +296,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Result<Outcome, Error>
+    fn acquire_slow(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        now: Timestamp,
+        error: LookupError,
+    ) -> Result<Outcome, Error>
     where
         S: Send + Sync + 'static,
     {
@@ -308,6 +314,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return self.hold_with_id(key, options, reserve);
         }
         self.shared.end_due::<Key, L>();
+        if error == LookupError::NotApplicable {
+            let context = AcquireContext { hasher: self.hasher(), key, now, options, clock: &self.shared.clock };
+            if let Some((decision, limit)) = L::try_hold(&self.shared.tables, &context) {
+                return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
+            }
+        }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
         Ok(Outcome::of_store(decision, held))
@@ -322,6 +334,22 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let mut units = Vec::new();
         visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
         units
+    }
+
+    /// Returns the guard of a cost that one limit holds. Its closure is the one allocation of a hold.
+    fn guard_of_one(&self, limit: HeldLimit) -> Held
+    where
+        S: Send + Sync + 'static,
+    {
+        let (shared, cost) = (Arc::clone(&self.shared), limit.held);
+        if limit.until_end {
+            return Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&[limit], |_| 0)));
+        }
+        let settle = move |actual: Costs| {
+            LimiterFuture::ready(shared.settle::<Key, L>(&[limit], |limit| limit.cost.actual(&actual, limit.held)))
+        };
+        // The limit names no unit.
+        Held::with_costs(cost, settle)
     }
 
     /// Returns the guard of the costs that an allowed request holds.
@@ -441,7 +469,7 @@ where
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(decision.into())),
-            Err(error) => Acquisition::Ready(self.acquire_slow(key, options, error)),
+            Err(error) => Acquisition::Ready(self.acquire_slow(key, options, context.now, error)),
         }
     }
 

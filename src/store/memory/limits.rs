@@ -42,6 +42,13 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
         error: LookupError,
     ) -> (Decision, Vec<HeldLimit>);
 
+    /// Holds the cost of a request, if there is one limit and it needs no transaction. `None` leaves the request to
+    /// [`acquire`](Self::acquire).
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+        let _ = (tables, context);
+        None
+    }
+
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision;
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
@@ -80,6 +87,11 @@ where
         error: LookupError,
     ) -> (Decision, Vec<HeldLimit>) {
         decide::acquire_slow(tables, context, error)
+    }
+
+    #[inline]
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+        tables.try_hold(context)
     }
 
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {

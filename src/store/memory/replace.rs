@@ -184,6 +184,14 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         with_limit_refs(&tables.now.load(), &context, |limits, steps| transaction::acquire(limits, steps, &context))
     }
 
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+        let tables = tables.now.load();
+        match &*tables.tables {
+            [one] if !tables.has_conditions => one.try_hold(context),
+            _ => None,
+        }
+    }
+
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
         with_limit_refs(&tables.now.load(), &context, |limits, steps| transaction::peek(limits, steps, &context))
     }

@@ -37,6 +37,9 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Decides alone on the fast path. An error charges nothing.
     fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
 
+    /// Holds the cost alone, without the transaction. `None`, with nothing held, leaves the request to the transaction.
+    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>;
+
     /// Charges this limit and `rest` on the fast path, and adds them to `charges`. Returns `false`, with nothing charged,
     /// unless all of them allow the request immediately.
     ///
