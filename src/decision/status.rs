@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::block::BlockReason;
@@ -20,6 +20,26 @@ pub enum Name {
 
 impl Name {
     pub(crate) const DEFAULT: Self = Self::Static("default");
+
+    /// Returns the name of a limit. The first names of a process live as long as it, so that a decision counts no references
+    /// to them: two atomic operations, on one word for all threads. Names of limits come from the program and its
+    /// configuration, never from clients.
+    pub(crate) fn of_limit(name: Cow<'static, str>) -> Self {
+        const MAX_KEPT: usize = 256;
+        const MAX_KEPT_BYTES: usize = 256;
+        static KEPT: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+        let Cow::Owned(name) = name else { return name.into() };
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.iter().find(|known| **known == name) {
+            return Self::Static(known);
+        }
+        if kept.len() >= MAX_KEPT || name.len() > MAX_KEPT_BYTES {
+            return Cow::<'static, str>::Owned(name).into();
+        }
+        let name: &'static str = name.leak();
+        kept.push(name);
+        Self::Static(name)
+    }
 
     pub(crate) fn as_str(&self) -> &str {
         match self {

@@ -97,7 +97,7 @@ impl<A> Limit<A> {
     /// build a limiter with another name is an error. Where layers are stacked, clients distinguish their limits by
     /// the names.
     pub fn new(name: impl Into<Cow<'static, str>>, algorithm: A) -> Self {
-        Self::named(name.into().into(), algorithm)
+        Self::named(Name::of_limit(name.into()), algorithm)
     }
 
     fn named(name: Name, algorithm: A) -> Self {
