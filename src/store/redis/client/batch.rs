@@ -31,7 +31,7 @@ pub(super) struct Batch {
 
 impl Batch {
     /// The fewest operations of a batch that is answered in two halves. Benchmark: `redis callers`.
-    const LARGE: usize = 32;
+    const LARGE: usize = 16;
 
     /// Encodes operations, which have the same limits. `now` replaces the server's time in tests. The script makes no
     /// decisions after `latest_start`.
