@@ -26,8 +26,8 @@ use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp,
-    Quota, RateLimit, RateLimitLayer, Redis, SlidingLog, SlidingWindow,
+    AcquireOptions, DecisionSource, DynLimit, FixedWindow, Gcra, Http, InFlight, Limit, Limiter, ManualClock, Memory,
+    PeerIp, Quota, RateLimit, RateLimitLayer, Redis, SlidingLog, SlidingWindow,
 };
 
 /// Allows every request of a run.
@@ -97,6 +97,33 @@ fn main() {
             );
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
+        }
+        "two-limits" => {
+            let limits = (Limit::new("a", PLENTY), Limit::new("b", PLENTY));
+            let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+            repeat(count, |_| black_box(&limiter).check(black_box(&7_u64), AcquireOptions::default()).is_allowed());
+        }
+        "shadow" => {
+            let limits = (Limit::new("a", PLENTY), Limit::new("b", PLENTY).shadow());
+            let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+            repeat(count, |_| black_box(&limiter).check(black_box(&7_u64), AcquireOptions::default()).is_allowed());
+        }
+        "hold-and-settle" => {
+            let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+            repeat(count, |_| match limiter.hold(black_box(&7_u64), 2) {
+                Acquisition::Ready(Ok(outcome)) => outcome.held.is_some_and(|held| held.settle(1).try_ready().is_ok()),
+                _ => false,
+            });
+        }
+        "in-flight" => {
+            let limiter = Memory::builder(InFlight::new(100)).clock(ManualClock::new()).build().expect("a limit");
+            repeat(count, |_| {
+                let options = AcquireOptions::default().until_end();
+                match limiter.acquire(black_box(&7_u64), options) {
+                    Acquisition::Ready(Ok(outcome)) => outcome.held.is_some(),
+                    _ => false,
+                }
+            });
         }
         "one-limit-dynamic" => {
             let limits: Vec<DynLimit<u64>> = vec![DynLimit::new(Limit::new("a", PLENTY))];

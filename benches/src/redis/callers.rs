@@ -13,7 +13,7 @@ use super::competitors::{self, Contestant, Keys};
 use super::server::Server;
 use crate::harness::{Harness, median};
 
-const CALLERS: [usize; 7] = [1, 8, 32, 64, 128, 512, 2048];
+const CALLERS: [usize; 8] = [1, 8, 16, 32, 64, 128, 512, 2048];
 
 /// One round of one contestant.
 struct Round {
