@@ -190,34 +190,35 @@ pub use crate::table::WhenFull;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The guide, page by page.
-///
-/// [choosing]: crate::guide::choosing
-/// [configuration]: crate::guide::configuration
-/// [costs]: crate::guide::costs
-/// [design]: crate::guide::design
-/// [from-governor]: crate::guide::from_governor
-/// [from-tower-governor]: crate::guide::from_tower_governor
-/// [gateways]: crate::guide::gateways
-/// [keys]: crate::guide::keys
-/// [leases]: crate::guide::leases
-/// [limits]: crate::guide::limits
-/// [metrics]: crate::guide::metrics
-/// [operating]: crate::guide::operating
-/// [performance]: crate::guide::performance
-/// [pitfalls]: crate::guide::pitfalls
-/// [proof]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/testing.md
-/// [recipes]: crate::guide::recipes
-/// [redis]: crate::guide::redis
-/// [redis-sizing]: crate::guide::redis_sizing
-/// [responses]: crate::guide::responses
-/// [testing-your-limits]: crate::guide::testing_your_limits
-///
-#[doc = include_str!("../docs/README.md")]
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
+    //! The guide, page by page.
+    //!
+    //! [choosing]: crate::guide::choosing
+    //! [configuration]: crate::guide::configuration
+    //! [costs]: crate::guide::costs
+    //! [design]: crate::guide::design
+    //! [from-governor]: crate::guide::from_governor
+    //! [from-tower-governor]: crate::guide::from_tower_governor
+    //! [gateways]: crate::guide::gateways
+    //! [keys]: crate::guide::keys
+    //! [leases]: crate::guide::leases
+    //! [limits]: crate::guide::limits
+    //! [metrics]: crate::guide::metrics
+    //! [operating]: crate::guide::operating
+    //! [performance]: crate::guide::performance
+    //! [pitfalls]: crate::guide::pitfalls
+    //! [proof]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/testing.md
+    //! [recipes]: crate::guide::recipes
+    //! [redis]: crate::guide::redis
+    //! [redis-sizing]: crate::guide::redis_sizing
+    //! [responses]: crate::guide::responses
+    //! [testing-your-limits]: crate::guide::testing_your_limits
+    //!
+    #![doc = include_str!("../docs/README.md")]
+
     /// [configuration]: crate::guide::configuration
     /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
     /// [shares]: crate::guide::limits#guaranteed-shares
@@ -303,6 +304,8 @@ pub mod guide {
     #[doc = include_str!("../docs/limits.md")]
     pub mod limits {}
 
+    /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
+    /// [example]: https://docs.rs/crate/tower-ratelimit/latest/source/examples/observe.rs
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
     /// [overload]: crate::guide::redis#overload
