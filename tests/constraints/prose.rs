@@ -81,8 +81,8 @@ fn faults(page: &str) -> Vec<String> {
 fn pages() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let files = fs::read_dir(folder).expect("docs").map(|entry| entry.expect("an entry").file_name());
-    let names = files.map(|name| name.into_string().expect("UTF-8")).filter(|name| name.ends_with(".md"));
-    let mut pages: Vec<_> = names.filter(|name| name != "testing.md").map(|name| format!("docs/{name}")).collect();
+    let names = files.filter_map(|name| name.to_str()?.strip_suffix(".md").map(str::to_owned));
+    let mut pages: Vec<_> = names.filter(|name| name != "testing").map(|name| format!("docs/{name}.md")).collect();
     pages.sort();
     pages.push("README.md".to_owned());
     let mut pages: Vec<_> = pages.into_iter().map(|page| (page.clone(), read(&page))).collect();
