@@ -308,7 +308,6 @@ pub mod guide {
     /// [example]: https://docs.rs/crate/tower-ratelimit/latest/source/examples/observe.rs
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
-    /// [overload]: crate::guide::redis#overload
     ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
