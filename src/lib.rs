@@ -121,6 +121,9 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[macro_use]
+mod mistake;
+
 pub mod algorithm;
 mod clock;
 #[cfg(feature = "serde")]
