@@ -238,7 +238,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
             stored.state.apply(next);
         }
         let snapshot = transition.snapshot(&stored.state, 0, now);
-        let numbers = self.limit.numbers_after(reading, snapshot, &self.warn_key, now);
+        let numbers = reading.numbers_after(self.limit.warn_keys(), snapshot, &self.warn_key, now);
         Ok((self.write(&stored, now)?, numbers))
     }
 

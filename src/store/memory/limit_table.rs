@@ -205,7 +205,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark.
     #[inline]
     pub(super) fn numbers_after_charge(&self, read: &LimitRead, snapshot: LazySnapshot) -> LimitNumbers {
-        self.limit.numbers_after(&read.reading, snapshot, read.location.hash(), read.now)
+        read.reading.numbers_after(self.limit.warn_keys(), snapshot, read.location.hash(), read.now)
     }
 
     /// Decides on a state.

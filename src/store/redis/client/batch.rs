@@ -71,11 +71,13 @@ impl Batch {
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {
-                            push(&update.target.template, numbers.to_vec());
+                            push(&update.target.template, numbers.into_numbers().to_vec());
                         }
                     }
                 }
-                OperationKind::Lease(renewal) => push(&renewal.quota.template, renewal.encode().to_vec()),
+                OperationKind::Lease(renewal) => {
+                    push(&renewal.quota.template, renewal.encode().into_numbers().to_vec())
+                }
                 OperationKind::Mutate(templates) => {
                     for template in templates {
                         push(template, Vec::new());

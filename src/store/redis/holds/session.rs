@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::id::random_id;
 use super::target::SessionTarget;
 use super::visit::{SessionDue, UpdateEnd, Visit};
-use crate::store::redis::script::{MAX_EXACT, to_f64};
+use crate::store::redis::script::{MAX_EXACT, Update, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
@@ -91,9 +91,9 @@ pub(super) struct SessionSnapshot {
 }
 
 impl SessionSnapshot {
-    pub(super) fn encode(&self, id: u64) -> [f64; 5] {
-        let [id, released, charged, held] = [id, self.sums.released, self.sums.charged, self.held].map(to_f64);
-        [id, released, charged, f64::from(u8::from(self.ends)), held]
+    pub(super) fn encode(&self, id: u64) -> Update<f64> {
+        let Sums { released, charged, .. } = self.sums;
+        Update { id, released, charged, ends: u64::from(self.ends), held: self.held }.map(to_f64)
     }
 }
 

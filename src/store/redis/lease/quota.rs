@@ -8,10 +8,7 @@ use crate::algorithm::StateEncoding;
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, Name};
 use crate::limit::{LimitCost, WarnKeys};
-use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
-
-/// Redis grants no fewer units.
-pub(super) const MIN_GRANT: u64 = 2;
+use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, MIN_GRANT, Operation, OperationTemplate};
 
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {

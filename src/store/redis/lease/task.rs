@@ -160,7 +160,7 @@ mod tests {
             let replied: Vec<_> = sent.drain(..count).collect();
             drop(sent);
             for report in replied {
-                let held = report.encode()[5] as u64;
+                let held = report.encode().want as u64;
                 let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
                 report.finish(&RenewalReply { reply, now, figures: None });
             }

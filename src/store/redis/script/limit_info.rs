@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
+use super::fields::Operation;
 use super::replay::DynLuaAlgorithm;
-use super::template::{Operation, OperationTemplate};
+use super::template::OperationTemplate;
 use crate::algorithm::{LuaScript, ShareCapacity};
 use crate::decision::{AcquireOptions, Name, ShareRole};
 use crate::error::Error;
