@@ -35,15 +35,15 @@ impl Shares {
 ///
 /// Returns an error if the common limits cannot serve all shares: see
 /// [`Limit::guarantee`](super::Limit::guarantee).
-pub(super) fn check_shares(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, Error> {
+pub(super) fn check_shares(limits: &[LimitFacts]) -> Result<Option<Shares>, Error> {
     let mut found = limits.iter().filter(|limit| limit.share == ShareRole::Share);
     let Some(share) = found.next() else { return Ok(None) };
-    let refuse = |problem: &str| Err(Error::config(format!("guaranteed share {:?}: {problem}", share.name)));
+    let refuse = |problem: &str| Err(Error::config(format!("guaranteed share {:?}: {problem}", share.name.as_str())));
     if let Some(second) = found.next() {
         return refuse(&format!(
             "the limit {:?} is a second guaranteed share; make one of the two a limiter of its own, and combine the \
              limiters with `limiter::Chained`",
-            second.name
+            second.name.as_str()
         ));
     }
     let sub_keys = share.share_units;
@@ -69,7 +69,7 @@ pub(super) fn check_shares(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, 
         );
     }
     for common in commons {
-        check_common(share.name, sub_keys, capacity, common)?;
+        check_common(share.name.as_str(), sub_keys, capacity, common)?;
     }
     Ok(Some(shares))
 }
@@ -78,9 +78,9 @@ const NO_CAPACITY: &str = "its algorithm cannot guarantee shares; use a bucket, 
                            limit on requests in flight, the same for all keys";
 
 /// Checks that a common limit can serve all shares at once.
-fn check_common(share: &str, sub_keys: u64, own: ShareCapacity, common: &LimitFacts<'_>) -> Result<(), Error> {
+fn check_common(share: &str, sub_keys: u64, own: ShareCapacity, common: &LimitFacts) -> Result<(), Error> {
     let refuse = |problem: &str| {
-        Err(Error::config(format!("limit {:?} beside the guaranteed share {share:?}: {problem}", common.name)))
+        Err(Error::config(format!("limit {:?} beside the guaranteed share {share:?}: {problem}", common.name.as_str())))
     };
     let Some(capacity) = common.capacity else { return refuse(NO_CAPACITY) };
     if capacity.family != own.family {

@@ -501,13 +501,13 @@ impl<A, P> Limit<A, P> {
     }
 
     /// Returns what the checks of a limiter's limits need.
-    pub(crate) fn facts<Key: ?Sized>(&self) -> LimitFacts<'_>
+    pub(crate) fn facts<Key: ?Sized>(&self) -> LimitFacts
     where
         A: AlgorithmSelector,
         P: SubKeyOf<Key>,
     {
         LimitFacts {
-            name: self.name(),
+            name: self.name.clone(),
             is_conditional: self.sub_key.is_conditional(),
             is_whole_key: self.sub_key.is_whole_key(),
             keeps_free: self.sub_key.keeps_free(),

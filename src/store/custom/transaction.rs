@@ -2,10 +2,10 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitNumbers, LimitReading, Plan, combine_shares};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
+use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode, combine_shares};
 
 /// One decision or operation on a key, for a store of your own: from the states that the store has read, those to write.
 ///

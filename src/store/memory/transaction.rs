@@ -15,12 +15,12 @@ use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
 use super::transaction_limit::{LimitCharge, LimitRead};
 use crate::clock::Timestamp;
-use crate::decision::{
-    Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, ShareRole, Verdict, combine_shares,
+use crate::decision::{Decision, LimitStatus, Verdict};
+use crate::store::inner::{
+    Counting, DecisionPart, LimitReading, Plan, ReadMode, ShareRole, combine_shares,
+    sync::Backoff,
+    table::{LockToken, TableFull},
 };
-use crate::limit::ReadMode;
-use crate::sync::Backoff;
-use crate::table::{LockToken, TableFull};
 
 /// Decides over all limits, and charges or holds the cost if all of them allow.
 ///

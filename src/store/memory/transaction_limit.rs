@@ -9,11 +9,14 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, BlockReason, Decision, LimitNumbers, LimitReading, Name};
+use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LockToken, LookupError, SlotIndex, TableFull, WhenFull};
+use crate::store::inner::{
+    LimitCost, LimitNumbers, LimitReading, Name, ReadMode,
+    table::{Location, LockToken, LookupError, SlotIndex, TableFull},
+};
+use crate::table::WhenFull;
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]

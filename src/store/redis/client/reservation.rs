@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::completion::{Completion, OperationResult};
 use super::operation::QueuedOperation;
 use super::results::arrived_late;
-use crate::algorithm::StateEncoding;
-use crate::decision::{AcquireOptions, Costs, Reserve};
+use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
+use crate::store::inner::{Reserve, StateEncoding};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
     Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, catch_panic, fields,
@@ -77,7 +77,7 @@ impl SettleOperation {
     pub(super) fn encode(&self, limits: &[LimitInfo], keys: &mut Vec<Vec<u8>>) -> Vec<f64> {
         // In place of a cost that only Redis knows: the held one.
         const HELD: u64 = u64::MAX;
-        let actual = |limit: &LimitInfo| match limit.cost.actual(&self.actual, HELD) {
+        let actual = |limit: &LimitInfo| match limit.facts.cost.actual(&self.actual, HELD) {
             HELD => -1.0,
             actual => to_f64(actual),
         };

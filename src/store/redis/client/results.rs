@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::completion::{Completion, OperationResult};
 use super::operation::{OperationKind, QueuedOperation};
 use super::reservation::SettleOperation;
-use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
+use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
@@ -108,7 +108,7 @@ impl QueuedOperation {
         if ReplyReader::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
-        let index = update.target.limit;
+        let index = update.target.entry.limit;
         let (now, limit) = (replay.now, &replay.limits[index]);
         let state = replay.state(index);
         let is_known = Failure::of(released) != Some(Failure::Expired);
@@ -119,7 +119,7 @@ impl QueuedOperation {
             update.finish(is_known, charged.unsigned_abs());
             return Some(Ok(()));
         }
-        let algorithm = limit.algorithm(update.target.algorithm.as_ref());
+        let algorithm = limit.algorithm(update.target.entry.algorithm.as_ref());
         if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }
@@ -135,7 +135,7 @@ impl QueuedOperation {
         replay: &mut Replay<'_>,
     ) -> Option<OperationResult> {
         let Grant { held, expiry, charged, total } = Grant::read(|| reply.next_i64())?;
-        let (now, index) = (replay.now, renewal.quota.limit);
+        let (now, index) = (replay.now, renewal.quota.entry.limit);
         let limit = &replay.limits[index];
         let is_full = limit.script.state_encoding() == StateEncoding::Full;
         let mut view = [0; 3];
@@ -145,7 +145,7 @@ impl QueuedOperation {
         }
         let state = replay.state(index);
         let mut figures = None;
-        if let Some(algorithm) = limit.algorithm(renewal.quota.algorithm.as_ref())
+        if let Some(algorithm) = limit.algorithm(renewal.quota.entry.algorithm.as_ref())
             && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
         {
             state.held = total;

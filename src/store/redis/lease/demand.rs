@@ -135,7 +135,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::held_lease::REPORT_WORK;
     use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply, RenewalReply};

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::book::LeaseBook;
 use super::renewal::LeaseRenewal;
 use crate::error::Error;
-use crate::runtime;
+use crate::store::inner::runtime;
 use crate::store::redis::background;
 
 /// Queues reports. The client implements it.
@@ -129,7 +129,7 @@ mod tests {
     use crate::clock::{Clock as _, ManualClock};
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
     use crate::store::redis::lease::{Lease, LeaseClock, LeaseReply, RenewalReply};

@@ -301,7 +301,8 @@ mod tests {
             for (dot, _) in line.match_indices('.') {
                 let list = line[..dot].rsplit(|char| !is_name(char)).next().unwrap_or_default();
                 let field = line[dot + 1..].split(|char| !is_name(char)).next().unwrap_or_default();
-                if list.len() > 1 && list.chars().all(|char| char.is_ascii_uppercase() || char == '_') {
+                if list != "_G" && !list.is_empty() && list.chars().all(|char| char.is_ascii_uppercase() || char == '_')
+                {
                     named.insert((list, field));
                 }
             }

@@ -13,6 +13,7 @@
 //! numbers of later decisions of the batch would not.
 
 mod encode;
+mod entry_target;
 pub(crate) mod fields;
 mod limit_info;
 mod limit_set;
@@ -23,6 +24,7 @@ mod template;
 mod verdict;
 
 pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
+pub(crate) use self::entry_target::EntryTarget;
 pub(crate) use self::fields::{
     Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
 };

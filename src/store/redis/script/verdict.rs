@@ -7,13 +7,10 @@ use super::limit_info::{LimitInfo, limit_has_no_algorithm};
 use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use super::template::OperationTemplate;
-use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{
-    AcquireOptions, BlockReason, Decision, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, NearLimit, Plan,
-    ShareRole, Verdict,
-};
+use crate::decision::{AcquireOptions, BlockReason, Decision, LazySnapshot, LimitSnapshot, LimitStatus, Verdict};
 use crate::error::Error;
+use crate::store::inner::{LimitReading, NearLimit, Plan, ShareRole, StateEncoding};
 
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
 pub(crate) struct ScriptVerdict {
@@ -171,7 +168,7 @@ impl ScriptVerdict {
             // The script returns the verdicts by which the limits decide together.
             let (mut verdict, own) = (parse_verdict(value), limit.options(options));
             // A share has its own verdict: above its share, the request borrows.
-            let is_share = limit.share == ShareRole::Share;
+            let is_share = limit.facts.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
             let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index);
             if borrows {
@@ -186,10 +183,10 @@ impl ScriptVerdict {
                 supports_scheduling: algorithm.supports_scheduling()
                     && !options.hold
                     && kept_free(index).is_none()
-                    && limit.share == ShareRole::None,
+                    && limit.facts.share == ShareRole::None,
                 near: if limit.warn_keys.is_some() { NearLimit::HAS_MARK } else { NearLimit::NONE },
-                shadow: limit.shadow,
-                share: limit.share,
+                shadow: limit.facts.is_shadow,
+                share: limit.facts.share,
                 borrows,
                 ..LimitReading::EMPTY
             });
@@ -223,7 +220,7 @@ impl ScriptVerdict {
                 let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            let needs_free = !(is_within_share && limit.share == ShareRole::Common);
+            let needs_free = !(is_within_share && limit.facts.share == ShareRole::Common);
             let kept_free = kept_free(index).filter(|_| needs_free).unwrap_or_default();
             let mut reading = LimitReading { kept_free, ..*reading };
             let keys = limit.warn_keys.as_ref();
@@ -233,7 +230,12 @@ impl ScriptVerdict {
             } else {
                 reading.numbers_of(keys, all)
             };
-            let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, numbers.snapshot, limit.shadow);
+            let status = LimitStatus::from_verdict(
+                limit.facts.name.clone(),
+                reading.verdict,
+                numbers.snapshot,
+                limit.facts.is_shadow,
+            );
             let status = status.with_block(self.block(index)).with_borrowing(reading.borrows);
             statuses.push(status.with_near(numbers.near));
         }

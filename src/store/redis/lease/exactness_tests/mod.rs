@@ -153,7 +153,7 @@ struct Sent {
 impl Sent {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers below 2^53")]
     fn new(renewal: LeaseRenewal) -> Self {
-        let (limit, key) = (renewal.quota.limit, renewal.key.to_vec());
+        let (limit, key) = (renewal.quota.entry.limit, renewal.key.to_vec());
         Self {
             limit,
             key,
