@@ -6,7 +6,7 @@
 //! | build: check the limits together, and place their shares | `check_limits`, `LimitFacts`, `Shares`, `Name`, `impl_into_limits` |
 //! | prepare: what each limit costs | `LimitCost` |
 //! | read each state | `Transition`, `ReadMode`, `AtomicState`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
-//! | combine the readings | `ShareRole`, `combine_shares`, `Plan` |
+//! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart` |
 //! | hold by an id | `Reserve` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
@@ -27,6 +27,8 @@ pub(crate) use crate::clock::micros_floor;
 pub(crate) use crate::decision::Counting;
 /// The numbers of one limit for a decision, made on demand.
 pub(crate) use crate::decision::DecisionPart;
+/// What contains the reading of one limit, for the plan.
+pub(crate) use crate::decision::HasReading;
 /// The numbers of a limit after a charge, with its mark.
 pub(crate) use crate::decision::LimitNumbers;
 /// What one limit says alone, before the limits are combined.
@@ -39,8 +41,6 @@ pub(crate) use crate::decision::Plan;
 pub(crate) use crate::decision::Reserve;
 /// The part of a limit in guaranteed shares.
 pub(crate) use crate::decision::ShareRole;
-/// The rule of guaranteed shares, before the plan.
-pub(crate) use crate::decision::combine_shares;
 /// Hashes a long key, so that the names of keys are short.
 pub(crate) use crate::encode::hash_if_long;
 /// What a limit costs: the request's cost, a unit's, or a fixed one.

@@ -13,7 +13,7 @@ use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    LimitCost, LimitNumbers, LimitReading, Name, ReadMode,
+    HasReading, LimitCost, LimitNumbers, LimitReading, Name, ReadMode,
     table::{Location, LockToken, LookupError, SlotIndex, TableFull},
 };
 use crate::table::WhenFull;
@@ -220,6 +220,18 @@ pub struct LimitResult {
     pub(super) numbers: LimitNumbers,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
+}
+
+impl HasReading for LimitStep {
+    #[inline]
+    fn reading(&self) -> &LimitReading {
+        &self.read.reading
+    }
+
+    #[inline]
+    fn reading_mut(&mut self) -> &mut LimitReading {
+        &mut self.read.reading
+    }
 }
 
 impl LimitStep {
