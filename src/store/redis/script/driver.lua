@@ -14,12 +14,13 @@
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
 -- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of the flags FLAG,
--- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation; then,
--- for each kernel with a list, the figures VIEW. The results of an update are UPDATED, those of a report GRANT, for a
--- kernel with a list with VIEW, those of a settlement by id for each limit SETTLED. The result of any other operation is 0.
+-- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation;
+-- then, for each kernel with a list, the figures VIEW. The results of an update are UPDATED, those of a report GRANT (for
+-- a kernel with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation
+-- is 0.
 --
--- An operation that fails has a code of FAILURE in each place (a failed update, report or settlement in the first place),
--- and no figures follow. Names in capitals are lists of fields.rs.
+-- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one), and no
+-- figures follow. Names in capitals are lists of fields.rs.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.

@@ -30,7 +30,8 @@
 --   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; and the fields RESERVE
 --   d  SETTLE: for each limit the actual cost, -1 for the held one; and the fields SETTLE
 --
--- Names in capitals are codes and lists of fields in fields.rs, which puts a number in the place of each name in the code.
+-- Names in capitals are codes and lists of fields in fields.rs, which puts a number in the place of each name in the
+-- code.
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
 -- operation), and a repeat count (all H).
