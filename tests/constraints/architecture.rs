@@ -103,7 +103,7 @@ fn code(text: &str) -> String {
         pair[0].starts_with("#[cfg(")
             && pair[0].contains("test")
             && pair[1].starts_with("mod ")
-            && pair[1].ends_with('{')
+            && pair[1].ends_with("tests {")
     };
     let end = lines.windows(2).position(starts_tests).unwrap_or(lines.len());
     lines[..end].join("\n")
@@ -214,20 +214,14 @@ fn public_items(sources: &[Source]) -> BTreeSet<(String, String)> {
         let is_root =
             |path: &Path| path == Path::new(module).join("mod.rs") || path == Path::new(&format!("{module}.rs"));
         let source = sources.iter().find(|source| is_root(&source.path)).expect("the file of a public module");
-        for item in source.code.split_inclusive([';', '{']) {
-            let Some((_, item)) = item.split_once("pub ").filter(|(before, _)| before.ends_with(['\n', ' '])) else {
-                continue;
-            };
+        for item in source.code.lines().filter_map(|line| line.strip_prefix("pub ")) {
             let mut parts = words(item);
-            let (kind, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-            match kind {
-                "trait" | "struct" | "enum" | "fn" | "type" | "const" => {
-                    items.insert((module.to_owned(), name.to_owned()));
-                }
-                _ => {}
+            let kind = parts.next().unwrap_or_default();
+            if ["trait", "struct", "enum", "fn", "type", "const"].contains(&kind) {
+                items.insert((module.to_owned(), parts.next().unwrap_or_default().to_owned()));
             }
         }
-        for reexport in source.code.split("pub use ").skip(1) {
+        for reexport in source.code.split("\npub use ").skip(1) {
             let reexport = reexport.split(';').next().expect("a part");
             let mut paths = BTreeSet::new();
             read_path(reexport, &mut Vec::new(), &mut paths);
