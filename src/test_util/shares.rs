@@ -31,7 +31,7 @@ fn limits<A: Algorithm + Copy>(random: &mut Random, make: fn(Quota) -> A) -> Vec
         let text = format!("share by user and team but the last, {share:?}");
         (DynLimit::new(limit()), StoreLimit::new(limit()), text)
     })];
-    for index in 0..1 + random.below(2) {
+    for index in 0..=random.below(2) {
         let all = make(Quota::new(SHARES * units + random.below(6), period));
         let (is_shadow, has_mark, kept) = (index > 0 && random.below(3) == 0, random.below(2) == 0, random.below(4));
         limits.push(Box::new(move || {

@@ -177,7 +177,9 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 ) -> Plan {
     let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, steps, context, mode);
-    let Ok(plan) = Plan::of(steps, context.options, |steps, blocked| read_later(limits, steps, context, blocked));
+    let read_later =
+        |steps: &mut [LimitStep], blocked| Ok::<_, Infallible>(read_later(limits, steps, context, blocked));
+    let Ok(plan) = Plan::of(steps, context.options, read_later);
     plan
 }
 
@@ -188,7 +190,7 @@ fn read_later<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>
     steps: &mut [LimitStep],
     context: &AcquireContext<'_, Key, S>,
     blocked: Duration,
-) -> Result<Vec<LimitReading>, Infallible> {
+) -> Vec<LimitReading> {
     let end = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
     let read = limits.iter().zip(steps).map(|(limit, step)| {
         let later = limit.read(&end, ReadMode::Together);
@@ -196,7 +198,7 @@ fn read_later<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>
         step.read.location = later.location;
         later.reading
     });
-    Ok(read.collect())
+    read.collect()
 }
 
 /// Reads all limits soon after the clock was read.

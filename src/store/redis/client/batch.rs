@@ -76,7 +76,7 @@ impl Batch {
                     }
                 }
                 OperationKind::Lease(renewal) => {
-                    push(&renewal.quota.entry.template, renewal.encode().into_numbers().to_vec())
+                    push(&renewal.quota.entry.template, renewal.encode().into_numbers().to_vec());
                 }
                 OperationKind::Mutate(templates) => {
                     for template in templates {
