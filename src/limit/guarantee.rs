@@ -61,7 +61,7 @@ impl<A, P> Limit<A, P> {
     ///   [`SlidingWindow`](crate::SlidingWindow)s of one period and number of blocks, or
     ///   [`SlidingLog`](crate::SlidingLog)s of one period, or [`InFlight`](crate::InFlight) with one maximum duration. No
     ///   other algorithm, and no [`per_key`](crate::per_key), can guarantee shares;
-    /// - the rates or the bursts of all shares add up to more than those of a limit beside the share;
+    /// - the rates or the bursts of all shares add up to more than the rate or the burst of a limit beside the share;
     /// - the share is a [shadow](Self::shadow), or keeps units free itself;
     /// - the limiter has [leases](crate::store), or in memory capacity for fewer than `sub_keys` keys.
     ///

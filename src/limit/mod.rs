@@ -189,15 +189,15 @@ impl<A, P> Limit<A, P> {
 
     /// Applies the limit only to keys for which `condition` returns `true`.
     ///
-    /// A limit that does not apply to the key of a request has no part in the decision: the limiter does not read,
-    /// charge or hold anything there, and neither the decision, the header fields, nor the keys in Redis contain the
-    /// limit. If no limit of the limiter applies, the request is allowed, and
+    /// A limit that does not apply to the key of a request has no part in the decision. The limiter does not read,
+    /// charge or hold anything there. The decision, the header fields and the keys in Redis do not contain the limit.
+    /// If no limit of the limiter applies, the request is allowed, and
     /// [`Decision::is_exempt`](crate::Decision::is_exempt) returns `true`.
     ///
-    /// The condition reads the key, so a limit that counted by the whole key would count the requests that satisfy the
-    /// condition apart from the others. Therefore each limit of a limiter with a condition needs
-    /// [`keyed_by`](Limit::keyed_by), [`keyed_by_ref`](Limit::keyed_by_ref) or
-    /// [`keyed_by_some`](Limit::keyed_by_some): otherwise the limiter cannot be built. Call them before this method.
+    /// The condition reads the key. A limit by the whole key would count the requests that satisfy the condition apart
+    /// from the others. Therefore each limit of a limiter with a condition needs [`keyed_by`](Limit::keyed_by),
+    /// [`keyed_by_ref`](Limit::keyed_by_ref) or [`keyed_by_some`](Limit::keyed_by_some): otherwise the limiter cannot
+    /// be built. Call them before this method.
     ///
     /// `condition` must always return the same for the same key. The limiter calls it for every decision, possibly more
     /// than once. `reset` acts on the limits that apply to its key. `set_usage` and `block` return an error if their
