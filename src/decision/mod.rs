@@ -19,7 +19,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::block::BlockReason;
-pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
@@ -27,7 +27,7 @@ pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
 pub use self::reservation_id::ReservationId;
 pub(crate) use self::reservation_id::Reserve;
-pub(crate) use self::shares::{ShareRole, combine_shares};
+pub(crate) use self::shares::ShareRole;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, first_invalid_name_char};
@@ -78,10 +78,10 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 
 /// The result of one acquire call.
 ///
-/// With several limits, [`verdict`](Self::verdict) is that of all limits together.
+/// With several limits, [`verdict`](Self::verdict) is the verdict of all limits together.
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
-/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
-/// restrictive limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the
+/// most restrictive limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
 #[derive(Clone)]
 #[must_use = "the decision says whether the request is allowed"]
 pub struct Decision {

@@ -18,9 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
 use super::flights::{Ended, Flights, Node};
-use crate::clock::{Clock, Timestamp, latest_end};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::table::LockToken;
+use crate::clock::{Clock, Timestamp};
+use crate::store::inner::{
+    latest_end,
+    sync::{AtomicU64, Mutex, MutexGuard, Ordering},
+    table::LockToken,
+};
 
 /// The deadlines of a limit.
 pub(super) struct Deadlines {
@@ -179,18 +182,9 @@ impl Default for Deadlines {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
+    use crate::test_util::random::Random;
 
     const TOKEN: LockToken = LockToken::without_set();
-
-    /// Pseudo-random numbers, equal in each run.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % bound
-        }
-    }
 
     /// A request of the model: key, deadline, cost.
     type Flight = (u64, Deadline, u64);

@@ -11,12 +11,15 @@ use std::hash::{BuildHasher, Hash};
 use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
 use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use super::transaction_limit::TransactionLimit;
-use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, LazySnapshot, LimitStatus, Name, ShareRole, StatusList, Verdict};
+use crate::decision::{Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::sync::Backoff;
-use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
+use crate::store::inner::{
+    AtomicState, InLine, Name, ShareRole, StatusList,
+    sync::Backoff,
+    table::{Entry, LockedEntry, LookupError, StoreError, TableEntry},
+};
 
 /// Why an entry was not decided. Nothing was charged.
 enum EntryError {
@@ -337,12 +340,7 @@ impl Charged<'_> {
 // Out of line, so that decisions that list nothing keep their limits in registers: row "three limits".
 #[cold]
 #[inline(never)]
-pub(super) fn listed<const COUNT: usize>(
-    charged: [Charged<'_>; COUNT],
-    now: Timestamp,
-    supports_scheduling: bool,
-    lists_all: bool,
-) -> Decision {
+pub(super) fn listed(charged: &[Charged<'_>], now: Timestamp, supports_scheduling: bool, lists_all: bool) -> Decision {
     let statuses = charged.iter().map(Charged::status).collect();
     Decision::of_listed(now, supports_scheduling, statuses, lists_all)
 }

@@ -6,11 +6,13 @@ use std::hash::{BuildHasher, Hash};
 use super::deadlines::Deadline;
 use super::limit_table::{CellOf, LimitTable, is_ahead_of_clock};
 use super::transaction_limit::{AcquireContext, HeldLimit, LimitRead, LimitResult};
-use crate::algorithm::{Algorithm, AtomicState};
-use crate::clock::micros_floor;
-use crate::decision::{Decision, LimitStatus, ShareRole, Verdict};
-use crate::limit::{AlgorithmSelector, LimitCost, SelectAlgorithm, SubKeyOf};
-use crate::table::{Location, LockToken, Reading, SlotIndex, fingerprint};
+use crate::algorithm::Algorithm;
+use crate::decision::{Decision, LimitStatus, Verdict};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::{
+    AtomicState, LimitCost, ShareRole, micros_floor,
+    table::{Location, LockToken, Reading, SlotIndex, fingerprint},
+};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Holds the cost on the key.

@@ -55,7 +55,7 @@ use super::connect::no_runtime;
 use super::health::NodeState;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
-use crate::runtime::sleep;
+use crate::store::inner::runtime::sleep;
 
 /// The queues and worker tasks of a limiter. They outlive a replacement of the limits.
 pub(crate) struct Client {
@@ -106,7 +106,7 @@ impl Client {
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
         is_decision: bool,
     ) -> Result<PendingReply, Error> {
-        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
+        let timer = sleep(self.config.deadline * mistake!(CallerWaitsLonger, 3, 1)).ok_or_else(no_runtime)?;
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         Ok(PendingReply::new(reply, timer, Arc::clone(&self.config)))
     }

@@ -5,6 +5,7 @@ use super::ledger::{Change, LeaseReply, LeaseReport, Ledger};
 use super::quota::LeasedQuota;
 use super::slot::{LeaseSlot, MAX_UNITS};
 use crate::store::redis::holds::random_id;
+use crate::store::redis::script::LEASE_IDS;
 
 /// The times of a limiter's leases, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -15,13 +16,10 @@ pub(super) struct Terms {
     pub(super) usable: u64,
 }
 
-/// The least id of a lease. Those of sessions are smaller: see `holds.lua`.
-const LEASE_IDS: u64 = 1 << 52;
-
 /// The least wanted grant. A lease without units ends below this demand.
 const MIN_DEMAND: u64 = 4;
 
-/// The decisions that take the server as long as one report: docs/leases.md has the figures.
+/// The decisions that take the server as long as one report: benches/NOTES.md has the figures.
 pub(super) const REPORT_WORK: u64 = 5;
 
 /// The reports that a lease makes without saving anything, before it ends. So a short pause does not end it.

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::book::LeaseBook;
 use super::renewal::LeaseRenewal;
 use crate::error::Error;
-use crate::runtime;
+use crate::store::inner::runtime;
 use crate::store::redis::background;
 
 /// Queues reports. The client implements it.
@@ -54,7 +54,7 @@ impl LeaseBook {
         loop {
             self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
             let left = self.len();
-            if left == 0 {
+            if mistake!(ClosedLimiterKeepsLeases) || left == 0 {
                 return Ok(());
             }
             if left < fewest {
@@ -73,6 +73,9 @@ impl LeaseBook {
     /// Releases all leases, and waits for nothing.
     pub(crate) fn release_on_drop(self: &Arc<Self>, transport: &dyn LeaseTransport) {
         self.close();
+        if mistake!(DroppedLimiterKeepsLeases) {
+            return;
+        }
         // After the reply to a report in flight, a dropped limiter sends no other report.
         self.give_up_reports();
         self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
@@ -129,7 +132,7 @@ mod tests {
     use crate::clock::{Clock as _, ManualClock};
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
     use crate::store::redis::lease::{Lease, LeaseClock, LeaseReply, RenewalReply};
@@ -160,7 +163,7 @@ mod tests {
             let replied: Vec<_> = sent.drain(..count).collect();
             drop(sent);
             for report in replied {
-                let held = report.encode()[5] as u64;
+                let held = report.encode().want as u64;
                 let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
                 report.finish(&RenewalReply { reply, now, figures: None });
             }
