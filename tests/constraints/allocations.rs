@@ -322,7 +322,8 @@ fn held_and_settled_request_allocates_twice() {
     // The map of held keys allocates when it grows.
     count_allowed(&mut service, from);
     let count = count_allowed(&mut service, from);
-    assert!(count <= 2000, "{count} for a thousand requests");
+    // A few keys share full sets, and take the slots of each other: an absent key needs the transaction, and its list.
+    assert!(count <= 2400, "{count} for a thousand requests");
 }
 
 /// A hold of one limit allocates its guard only, as does a request in flight.

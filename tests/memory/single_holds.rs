@@ -16,7 +16,7 @@ type Guards = Vec<Held>;
 
 /// Runs one random trace on a typed limiter, on a list, and on a list with a condition, which takes the transaction. The
 /// decisions are equal, field by field. Returns the numbers of holds that were allowed and denied.
-fn compare<A: Algorithm + Clone>(seed: u64, algorithm: A, is_in_flight: bool) -> [usize; 2] {
+fn compare<A: Algorithm + Clone>(seed: u64, algorithm: &A, is_in_flight: bool) -> [usize; 2] {
     let (mut random, clock) = (Random::new(seed), ManualClock::new());
     let limit = || Limit::new("only", algorithm.clone()).keyed_by(|key: &u64| *key);
     let typed = Memory::<u64, _>::builder(limit()).max_keys(10).clock(clock.clone()).build().expect("a limit");
@@ -86,11 +86,11 @@ fn holds_of_one_limit_equal_the_transaction() {
     let mut total = [0, 0];
     for seed in 0..60 {
         for counts in [
-            compare(seed, Gcra::new(Quota::per_second(3)).burst(8), false),
-            compare(seed, FixedWindow::new(Quota::new(9, Duration::from_secs(2))), false),
-            compare(seed, SlidingLog::new(Quota::new(9, Duration::from_secs(2))), false),
-            compare(seed, InFlight::new(9), true),
-            compare(seed, InFlight::new(9).max_duration(Duration::from_secs(2)), true),
+            compare(seed, &Gcra::new(Quota::per_second(3)).burst(8), false),
+            compare(seed, &FixedWindow::new(Quota::new(9, Duration::from_secs(2))), false),
+            compare(seed, &SlidingLog::new(Quota::new(9, Duration::from_secs(2))), false),
+            compare(seed, &InFlight::new(9), true),
+            compare(seed, &InFlight::new(9).max_duration(Duration::from_secs(2)), true),
         ] {
             total = [total[0] + counts[0], total[1] + counts[1]];
         }
