@@ -5,13 +5,13 @@ use super::cluster::cluster_slot;
 use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
 use super::script::Operation;
-use crate::decision::{AcquireOptions, Costs, ReservationId, Reserve};
+use crate::decision::{AcquireOptions, Costs, ReservationId, Remember};
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Submits a hold with an id.
-    pub(super) fn reserve(&self, key: &Key, options: AcquireOptions, reserve: Reserve) -> Result<RedisFuture, Error> {
+    pub(super) fn reserve(&self, key: &Key, options: AcquireOptions, reserve: Remember) -> Result<RedisFuture, Error> {
         reserve.check()?;
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);

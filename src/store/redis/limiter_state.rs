@@ -295,7 +295,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
-            let holds = options.hold && options.reserve.is_none();
+            let holds = options.hold && options.reserve().is_none();
             let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
             return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {

@@ -6,7 +6,7 @@ use super::completion::{Completion, OperationResult};
 use super::operation::QueuedOperation;
 use super::results::arrived_late;
 use crate::algorithm::StateEncoding;
-use crate::decision::{AcquireOptions, Costs, Reserve};
+use crate::decision::{AcquireOptions, Costs, Remember};
 use crate::error::Error;
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
@@ -16,7 +16,7 @@ use crate::store::redis::script::{
 /// A hold with an id.
 pub(crate) struct ReserveOperation {
     pub(crate) options: AcquireOptions,
-    pub(crate) reserve: Reserve,
+    pub(crate) reserve: Remember,
     pub(crate) template: Arc<OperationTemplate>,
     pub(crate) keys: ReservationKeys,
     pub(crate) max_ids: usize,
@@ -38,7 +38,7 @@ impl ReserveOperation {
             keys.push(key.clone());
             numbers.push(to_f64(keys.len() as u64));
         }
-        numbers.extend([self.reserve.expires_in, self.max_ids as u64].map(to_f64));
+        numbers.extend([self.reserve.micros(), self.max_ids as u64].map(to_f64));
         numbers
     }
 
