@@ -34,9 +34,9 @@ impl ReservationId {
 
     /// Creates the id of a request from its parts.
     pub(crate) fn of_parts(parts: [&[u8]; 3]) -> Self {
-        let hash = parts.into_iter().fold(Sha256::new(), |hash, part| {
-            hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part)
-        });
+        let hash = parts
+            .into_iter()
+            .fold(Sha256::new(), |hash, part| hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part));
         Self::from_hash(&hash.finalize())
     }
 
@@ -137,7 +137,9 @@ impl Remember {
         let time = Duration::from_micros(self.micros());
         if time.is_zero() || time > Self::MAX {
             let name = if self.is_hold() { "`expires_in`" } else { "time for which an id is remembered" };
-            return Err(Error::config(format!("invalid {name}: it is {time:?}; use at least 1 ms and at most 24 hours")));
+            return Err(Error::config(format!(
+                "invalid {name}: it is {time:?}; use at least 1 ms and at most 24 hours"
+            )));
         }
         Ok(())
     }

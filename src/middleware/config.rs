@@ -194,10 +194,7 @@ pub(crate) enum Disposition {
 
 /// Determines the disposition of a request.
 #[inline]
-pub(crate) fn classify<Request, P: Parts<Request>>(
-    result: Result<Outcome, Error>,
-    wait: &WaitConfig,
-) -> Disposition {
+pub(crate) fn classify<Request, P: Parts<Request>>(result: Result<Outcome, Error>, wait: &WaitConfig) -> Disposition {
     match result.and_then(|outcome| outcome.check_guard(P::End::TRACKS)) {
         Ok(Outcome { decision, held }) if decision.is_allowed() => {
             if decision.delay().is_zero() {

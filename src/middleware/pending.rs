@@ -10,7 +10,8 @@ use pin_project::pin_project;
 use tower_service::Service as _;
 
 use super::config::{
-    ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected, rejection_event,
+    ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
+    rejection_event,
 };
 use super::join::{WaitCause, join_after, queue_ids};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};

@@ -77,7 +77,9 @@ impl IdempotencyKey {
         let mut values = headers.get_all(&self.header).iter();
         let value = values.next().filter(|_| values.next().is_none())?.as_bytes().trim_ascii();
         let id = match value.strip_prefix(b"\"") {
-            None if value.iter().all(|byte| byte.is_ascii_graphic() && !b"\",;\\".contains(byte)) => Cow::Borrowed(value),
+            None if value.iter().all(|byte| byte.is_ascii_graphic() && !b"\",;\\".contains(byte)) => {
+                Cow::Borrowed(value)
+            }
             None => return None,
             Some(string) => unquote(string)?,
         };

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
+use super::hold_by_id::ChargedFor;
 use super::limits::MemoryLimits;
 use super::replace::DynLimit;
-use super::hold_by_id::ChargedFor;
 use super::reservations::Reservations;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};

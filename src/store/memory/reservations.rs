@@ -64,7 +64,9 @@ enum Phase {
     Expired,
     Settled,
     /// A request is charged. So many repeats pass without a charge.
-    Charged { repeats: u16 },
+    Charged {
+        repeats: u16,
+    },
 }
 
 /// What a settlement must do.

@@ -169,7 +169,11 @@ pub struct AcquireContext<'a, Key: ?Sized, S> {
 impl<Key: ?Sized, S> AcquireContext<'_, Key, S> {
     /// Returns the part of a limit in the decision, with the algorithm for the key.
     #[inline]
-    pub(super) fn transition<'a, C, P>(&self, limit: &Limit<C, P>, algorithm: &'a C::Algorithm) -> Transition<'a, C::Algorithm>
+    pub(super) fn transition<'a, C, P>(
+        &self,
+        limit: &Limit<C, P>,
+        algorithm: &'a C::Algorithm,
+    ) -> Transition<'a, C::Algorithm>
     where
         C: AlgorithmSelector,
         P: SubKeyOf<Key>,

@@ -11,6 +11,8 @@ pub(crate) enum Completion {
     Decided(Decision, Option<Grant>),
     /// The server does not know a session any more, so nothing is held. A retry creates a new session.
     SessionExpired,
+    /// The request repeats an id: for each limit what it was charged. `None` if that has changed since the client was told.
+    Repeated(Option<Vec<u64>>),
     /// An operation without a value has succeeded.
     Done,
 }

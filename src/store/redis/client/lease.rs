@@ -27,7 +27,17 @@ impl LeaseTransport for LeaseSender {
             }
             let kind = OperationKind::Lease(Box::new(renewal));
             let (limits, weight) = (Arc::clone(&self.limits), quota.weight);
-            Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+            Ok(QueuedOperation {
+                kind,
+                limits,
+                keys,
+                key_offsets,
+                algorithms,
+                weight,
+                once: None,
+                answer_by: None,
+                reply,
+            })
         };
         // The renewal receives the result by itself.
         drop(self.client.enqueue(operation, None));

@@ -22,7 +22,8 @@
 -- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
 -- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
 -- the latest time LATE, and no figures follow. The same goes for a hold with an id: CONFLICT, TOO_MANY_IDS. The sum of a
--- repeated one includes REPEATED. The results of a settlement by id are for each limit the costs that it has released and
+-- repeated one includes REPEATED, and so does that of a request whose id is remembered, if the client has not said what the
+-- request was charged: the results are then these costs. CONFLICT says that they have changed. The results of a settlement by id are for each limit the costs that it has released and
 -- charged, or UNKNOWN_ID in each place.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
@@ -217,7 +218,7 @@ local function decide(template, operation)
     end
   end
   local holding = template.op == HOLD
-  if holding and not held_costs then
+  if (holding or template.record) and not held_costs then
     held_costs = make_holds()
   end
   if held_costs then
@@ -229,9 +230,9 @@ local function decide(template, operation)
     reservations = reservations or make_reservations(held_costs)
     local known = reservations.find(template)
     if known == REPEATED then
-      for _ = 1, limits do
+      for l = 1, limits do
         result_count = result_count + 1
-        results[result_count] = 0
+        results[result_count] = reservations.charged(l)
       end
       result_count = result_count + 1
       results[result_count] = REPEATED + 1
@@ -271,7 +272,7 @@ local function decide(template, operation)
       charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
     end
     local problems
-    if template.record then
+    if template.record and not template.repeats then
       problems = reservations.hold(template, operation, charged_limits, verdicts)
     elseif holding then
       problems = held_costs.hold(template, operation, charged_limits)
@@ -295,6 +296,9 @@ local function decide(template, operation)
           held_costs.extend_lifetime(index, p)
         end
       end
+    end
+    if template.repeats then
+      reservations.record_decision(template, holding)
     end
   end
   for l = 1, limits do
@@ -376,6 +380,10 @@ local function run_decision(template, operation)
     held_costs = held_costs or make_holds()
     reservations = reservations or make_reservations(held_costs)
     reservations.run_settlement(template, operation)
+  elseif template.op == RECORD then
+    held_costs = held_costs or make_holds()
+    reservations = reservations or make_reservations(held_costs)
+    reservations.record_settlement(template)
   elseif is_late then
     fail(LATE)
   else
@@ -392,12 +400,16 @@ local function run_decision_of_some(template, operation)
   some.ids, some.asked, some.group = ids and {}, asked and {}, group and {}
   some.record, some.counts = template.record, template.counts
   some.lifetime, some.max_ids = template.lifetime, template.max_ids
+  some.repeats, some.credits = template.repeats, template.credits and {}
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1
       applying[next], some[next], keys[next + 1] = all_kernels[l], template[l], operation[l + 1]
       if ids then
         some.ids[next] = ids[l]
+      end
+      if some.credits then
+        some.credits[next] = template.credits[l]
       end
       if asked then
         some.asked[next] = asked[l]

@@ -29,6 +29,10 @@
 --   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
 --   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; the numbers of the record's and of the counts' key; the
 --      time until the expiry; and the maximum number of ids
+--   d  ONCE, ONCE_HOLD: for each limit the id of the session, as for HOLD; the numbers of the record's and of the counts'
+--      key; for how long the id is remembered; the maximum number of ids; the repeats that pass (0 if the settlement
+--      records the request); for each limit what the request was charged before, -1 if the client does not know yet
+--   d  RECORD: for each limit the charged cost; and the five numbers of ONCE
 --   d  SETTLE: for each limit the actual cost, -1 for the held one; and the number of the record's key
 --   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
 --      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
@@ -43,11 +47,11 @@
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
-local RESERVE, SETTLE = 9, 10
+local RESERVE, SETTLE, ONCE, ONCE_HOLD, RECORD = 9, 10, 11, 12, 13
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
 local LATE, CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = 4 - MAX_EXACT, 5 - MAX_EXACT, 6 - MAX_EXACT, 7 - MAX_EXACT
--- In the sum of a decision: the hold's id is remembered, and nothing more is held.
+-- In the sum of a decision: the id is remembered, and nothing more is held or charged.
 local REPEATED = 2 ^ 40
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
@@ -233,7 +237,7 @@ for index = 1, template_count do
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if (op <= HOLD or op == RESERVE) and arg1 > 0 then
+  if (op <= HOLD or op == RESERVE or op == ONCE or op == ONCE_HOLD) and arg1 > 0 then
     -- By these parameters the limit allows the request. It is charged by the others.
     template.asked = {}
     for l = 1, limits do
@@ -254,17 +258,31 @@ for index = 1, template_count do
     end
   end
   if op == HOLD or op >= UPDATE then
-    local count = op == HOLD and limits or op == UPDATE and 5 or op == LEASE and 7 or limits + (op == RESERVE and 4 or 1)
+    local count = op == HOLD and limits or op == UPDATE and 5 or op == LEASE and 7 or limits + 1
+    if op == RESERVE then
+      count = limits + 4
+    elseif op >= ONCE then
+      count = op == RECORD and limits + 5 or 2 * limits + 5
+    end
     local ids = { unpack(format(count), input, pos) }
     pos = ids[count + 1]
     template.ids = ids
     if op >= RESERVE then
       template.record = KEYS[key_count + ids[limits + 1]]
     end
+    if op == RESERVE or op >= ONCE then
+      template.counts = KEYS[key_count + ids[limits + 2]]
+      template.lifetime, template.max_ids = ids[limits + 3], ids[limits + 4]
+    end
     if op == RESERVE then
       -- A hold, and the record of its id.
-      template.op, template.counts = HOLD, KEYS[key_count + ids[limits + 2]]
-      template.lifetime, template.max_ids = ids[limits + 3], ids[limits + 4]
+      template.op = HOLD
+    elseif op >= ONCE then
+      template.repeats = ids[limits + 5]
+      if op ~= RECORD then
+        template.op = op == ONCE and ACQUIRE or HOLD
+        template.credits = { table_unpack(ids, limits + 6, 2 * limits + 5) }
+      end
     end
   end
   templates[index] = template

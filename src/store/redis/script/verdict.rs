@@ -20,7 +20,7 @@ pub(crate) struct ScriptVerdict {
     cannot_schedule: bool,
     /// The request would be allowed if leases held nothing.
     is_denied_by_leases: bool,
-    /// The hold's id is remembered, and nothing more is held.
+    /// The id is remembered, and nothing more is held or charged.
     is_repeat: bool,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
@@ -65,13 +65,13 @@ impl ScriptVerdict {
     const UNSUPPORTED: i64 = 3 - (1 << 53);
     /// The decision was not made, because its reply would have come too late.
     const LATE: i64 = 4 - (1 << 53);
-    /// The hold failed: its id is that of a hold with another cost.
+    /// The hold failed: its id is that of a hold with another cost. Or what a request was charged has changed.
     const CONFLICT: i64 = 5 - (1 << 53);
     /// The hold is denied: the key has too many ids.
     const TOO_MANY_IDS: i64 = 6 - (1 << 53);
     /// The settlement failed: the key has no hold with the id.
     pub(crate) const UNKNOWN_ID: i64 = 7 - (1 << 53);
-    /// In the flags: the hold's id is remembered, and nothing more is held.
+    /// In the flags: the id is remembered, and nothing more is held or charged.
     const REPEATED: i64 = 1 << 40;
 
     /// Whether a value is in place of a number because a key holds foreign bytes.
@@ -141,6 +141,15 @@ impl ScriptVerdict {
         self.values.contains(&Self::TOO_MANY_IDS).then(|| Ok(Decision::too_many_ids(now)))
     }
 
+    /// Returns what a request was charged, if it repeats a remembered id: `None` in place of costs that have changed since
+    /// the client was told.
+    pub(crate) fn repeated_request(&self) -> Option<Option<Vec<u64>>> {
+        if self.values.contains(&Self::CONFLICT) {
+            return Some(None);
+        }
+        self.is_repeat.then(|| Some(self.values.iter().map(|cost| to_unsigned(*cost).unwrap_or_default()).collect()))
+    }
+
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
     pub(crate) fn expired_sessions(&self) -> Option<Vec<bool>> {
         let expired: Vec<_> = self.values.iter().map(|value| *value == Self::EXPIRED).collect();
@@ -185,7 +194,7 @@ impl ScriptVerdict {
             }
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             // The script returns the verdicts by which the limits decide together.
-            let (mut verdict, own) = (parse_verdict(value), limit.options(options));
+            let (mut verdict, own) = (parse_verdict(value), template.options(index, limit, options));
             // A share has its own verdict: above its share, the request borrows.
             let is_share = limit.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
@@ -221,7 +230,7 @@ impl ScriptVerdict {
             };
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             let state = replay.state(index);
-            let options = limit.options(options);
+            let options = template.options(index, limit, options);
             let held = (options.hold && charges && plan.counts(reading)).then_some(options.cost);
             let charged_after = plan.charge_of(reading).filter(|_| charges);
             let is_view = limit.script.state_encoding() == StateEncoding::Header;
