@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 
-/// The id of a hold that other processes can settle: see [`AcquireOptions::id`](super::AcquireOptions::id).
+/// The id of a hold that other processes can settle, see [`AcquireOptions::id`](super::AcquireOptions::id), or of a request
+/// that is charged [once](super::AcquireOptions::once).
 ///
 /// The value is the first 128 bits of the SHA-256 of the text, so an id has any length, and no store learns the text.
 ///
