@@ -25,6 +25,7 @@ use crate::decision::{Costs, Remember, ReservationId};
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {
     max_ids: usize,
+    max_total: usize,
     /// The earliest expiry of a hold in microseconds, `u64::MAX` if there is none.
     next_due: AtomicU64,
     records: Mutex<Records>,
@@ -84,7 +85,13 @@ impl Reservations {
     pub(super) const MAX_TOTAL: usize = 1_000_000;
 
     pub(super) fn new(max_ids: usize) -> Self {
-        Self { max_ids, next_due: AtomicU64::new(u64::MAX), records: Mutex::default(), hasher: RandomState::new() }
+        Self {
+            max_ids,
+            max_total: Self::MAX_TOTAL,
+            next_due: AtomicU64::new(u64::MAX),
+            records: Mutex::default(),
+            hasher: RandomState::new(),
+        }
     }
 
     /// Returns whether a hold has expired.
@@ -114,7 +121,7 @@ impl Reservations {
         if records.counts.get(&key).is_some_and(|count| *count >= self.max_ids) {
             return true;
         }
-        if records.by_id.len() < Self::MAX_TOTAL {
+        if records.by_id.len() < self.max_total {
             return false;
         }
         let first = records.requests.pop_first().or_else(|| records.ended.pop_first().filter(|_| is_hold));
@@ -234,5 +241,69 @@ impl Reservations {
         *records.counts.entry(key.0).or_default() += 1;
         let record = Record { costs, limits: Vec::new(), phase, expires_at: forgotten_at, forgotten_at, number };
         records.by_id.insert(key, record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000);
+
+    fn id(number: u64) -> ReservationId {
+        ReservationId::new(number.to_be_bytes())
+    }
+
+    /// Records requests and holds of many keys, each of which has one id.
+    fn filled(requests: u64, holds: u64) -> Reservations {
+        let reservations = Reservations { max_total: 8, ..Reservations::new(4) };
+        let mut records = reservations.lock();
+        for number in 0..requests {
+            let once = Remember::request(id(number), 1, Duration::from_secs(60 + number));
+            reservations.record(&mut records, (number, id(number)), once, NOW, Costs::from(1));
+        }
+        for number in 0..holds {
+            let key = (100 + number, id(number));
+            if !reservations.is_full(&mut records, key.0, true) {
+                records.insert(key, Remember::hold(id(number)), NOW, Costs::from(1), Vec::new());
+            }
+        }
+        drop(records);
+        reservations
+    }
+
+    fn remembered(reservations: &Reservations) -> (Vec<u64>, usize) {
+        let records = reservations.lock();
+        let requests = (0..20).filter(|number| records.is_remembered((*number, id(*number)))).collect();
+        let holds = (0..20).filter(|number| records.is_remembered((100 + *number, id(*number)))).count();
+        (requests, holds)
+    }
+
+    #[test]
+    fn idempotency_id_makes_room_that_would_be_forgotten_first() {
+        assert_eq!(remembered(&filled(10, 0)), ((2..10).collect(), 0));
+        assert_eq!(remembered(&filled(10, 3)), ((5..10).collect(), 3), "a hold displaces a request");
+    }
+
+    #[test]
+    fn idempotency_id_displaces_no_reservation_id() {
+        let reservations = filled(0, 10);
+        assert_eq!(remembered(&reservations), (vec![], 8), "no hold has ended, so further ones are denied");
+        let settle = |number| drop(reservations.lock().settle((100 + number, id(number))));
+        settle(3);
+        let record = |number| {
+            let once = Remember::request(id(number), 1, Duration::from_secs(60));
+            reservations.record(&mut reservations.lock(), (number, id(number)), once, NOW, Costs::from(1));
+        };
+        record(15);
+        assert_eq!(remembered(&reservations), (vec![], 8), "a request displaces no hold, not even a settled one");
+        assert!(!reservations.is_full(&mut reservations.lock(), 200, true), "a hold displaces a settled one");
+        assert_eq!(remembered(&reservations).1, 7);
+        record(15);
+        assert_eq!(remembered(&reservations), (vec![15], 7));
+        assert!(!reservations.is_full(&mut reservations.lock(), 200, true));
+        assert_eq!(remembered(&reservations), (vec![], 7), "a request makes room for a hold");
     }
 }
