@@ -124,7 +124,7 @@ impl Reservations {
         if records.by_id.len() < self.max_total {
             return false;
         }
-        let first = records.requests.pop_first().or_else(|| records.ended.pop_first().filter(|_| is_hold));
+        let first = records.requests.pop_first().or_else(|| if is_hold { records.ended.pop_first() } else { None });
         first.map(|(_, first)| records.forget(first)).is_none()
     }
 }
