@@ -123,9 +123,9 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                 };
                 assert_eq!(numbers(&in_redis.decision), numbers(&in_memory.decision), "{context}");
                 if in_redis.decision.is_allowed() {
-                    allowed += 1
+                    allowed += 1;
                 } else {
-                    denied += 1
+                    denied += 1;
                 }
                 let actual = random.below(25);
                 for held in [in_redis.held, in_memory.held].into_iter().flatten() {

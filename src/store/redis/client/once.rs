@@ -17,7 +17,7 @@ use crate::limiter::{LimiterFuture, Outcome};
 use crate::runtime::sleep;
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
-    DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, TemplateSettings, to_f64,
+    DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, Repeated, TemplateSettings, to_f64,
 };
 
 /// The id of a decision, and what the server remembers of it.
@@ -158,8 +158,8 @@ impl Client {
             let (mut reply, mut conflicts, mut has_lost_session) = (first, 0, false);
             loop {
                 match reply.await.map_err(|_| reply_lost())?? {
-                    Completion::Repeated(Some(credits)) => attempt = Attempt::Repeat(credits),
-                    Completion::Repeated(None) => {
+                    Completion::Repeated(Repeated::Charged(credits)) => attempt = Attempt::Repeat(credits),
+                    Completion::Repeated(Repeated::Changed) => {
                         conflicts += 1;
                         attempt =
                             if conflicts < OnceRequest::MAX_CONFLICTS { Attempt::First } else { Attempt::WithoutId };

@@ -28,4 +28,4 @@ pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
 pub(crate) use self::source::Script;
 pub(crate) use self::template::{MAX_EXACT, Operation, OperationTemplate, TemplateSettings, to_f64};
-pub(crate) use self::verdict::{Replay, ScriptVerdict};
+pub(crate) use self::verdict::{Repeated, Replay, ScriptVerdict};

@@ -30,6 +30,14 @@ pub(crate) struct ScriptVerdict {
     views: Vec<[u64; 3]>,
 }
 
+/// A request repeats a remembered id.
+pub(crate) enum Repeated {
+    /// For each limit what the request was charged.
+    Charged(Vec<u64>),
+    /// What it was charged has changed since the client was told.
+    Changed,
+}
+
 /// The replay of a batch at one of its operations.
 pub(crate) struct Replay<'a> {
     pub(crate) now: Timestamp,
@@ -141,13 +149,13 @@ impl ScriptVerdict {
         self.values.contains(&Self::TOO_MANY_IDS).then(|| Ok(Decision::too_many_ids(now)))
     }
 
-    /// Returns what a request was charged, if it repeats a remembered id: `None` in place of costs that have changed since
-    /// the client was told.
-    pub(crate) fn repeated_request(&self) -> Option<Option<Vec<u64>>> {
+    /// Returns what the server says about a request that repeats a remembered id, in place of a decision.
+    pub(crate) fn repeated_request(&self) -> Option<Repeated> {
         if self.values.contains(&Self::CONFLICT) {
-            return Some(None);
+            return Some(Repeated::Changed);
         }
-        self.is_repeat.then(|| Some(self.values.iter().map(|cost| to_unsigned(*cost).unwrap_or_default()).collect()))
+        self.is_repeat
+            .then(|| Repeated::Charged(self.values.iter().map(|cost| to_unsigned(*cost).unwrap_or_default()).collect()))
     }
 
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.

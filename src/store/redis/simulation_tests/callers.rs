@@ -7,7 +7,7 @@ use futures_util::future::{Either, select};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
-use super::ids;
+use super::id_laws;
 use super::model::Verdict;
 use super::scenario::{Call, HoldEnd, Kind};
 use super::world::World;
@@ -87,8 +87,8 @@ async fn ask(limiter: &Redis<u64>, call: Call) -> Option<Result<Outcome, Error>>
             Kind::Decide => limiter.acquire(&call.key, options).await,
             Kind::Peek => limiter.peek(&call.key, options).await.map(Outcome::from),
             Kind::Hold(..) => limiter.acquire(&call.key, options.hold()).await,
-            Kind::Once(id) => limiter.acquire(&call.key, ids::request(call.cost, id)).await,
-            Kind::Reserve(id) => limiter.acquire(&call.key, ids::reservation(call.cost, id)).await,
+            Kind::Once(id) => limiter.acquire(&call.key, id_laws::request(call.cost, id)).await,
+            Kind::Reserve(id) => limiter.acquire(&call.key, id_laws::reservation(call.cost, id)).await,
             Kind::SettleId(..) => unreachable!("no decision"),
         }
     };

@@ -62,6 +62,7 @@ pub(super) fn check_ids(run: &Run) -> Vec<String> {
     }
     broken.every_call_ends_by_its_deadline();
     broken.ids_are_charged_once();
+    broken.remembered_holds_can_be_settled();
     broken.nothing_leaks();
     broken.found
 }

@@ -6,6 +6,7 @@
 
 mod callers;
 pub(super) mod gate;
+mod id_laws;
 mod ids;
 mod large_costs;
 mod laws;
