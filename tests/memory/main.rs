@@ -12,6 +12,8 @@ mod eviction;
 mod fixed_costs;
 mod full_tables;
 mod holds;
+mod idempotency;
+mod idempotency_model;
 mod immediate;
 mod in_flight;
 mod kept_free;
