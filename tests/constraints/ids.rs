@@ -31,6 +31,6 @@ fn reservation_id_and_idempotency_take_less_than_500_bytes_for_each_id() {
     let request = bytes_of(|id| AcquireOptions::cost(1).once(id, 1, Duration::from_secs(60)));
     let hold = bytes_of(|id| AcquireOptions::cost(1).id(id).hold());
     println!("{request:?} bytes for each id of a request and each further one, {hold:?} of a hold");
-    assert!(request[0] < 400 && hold[0] < 500, "{request:?}, {hold:?}");
+    assert!(request[0] < 320 && hold[0] < 500, "{request:?}, {hold:?}");
     assert_eq!([request[1], hold[1]], [0, 0], "further ids take nothing");
 }

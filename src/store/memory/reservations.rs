@@ -177,8 +177,10 @@ impl Records {
         reserve: Remember,
         now: Timestamp,
         costs: Costs,
-        limits: Vec<HeldLimit>,
+        mut limits: Vec<HeldLimit>,
     ) {
+        // A collected list has space for four: see `constraints: ids`.
+        limits.shrink_to_fit();
         self.last_number += 1;
         let number = self.last_number;
         let expires_at = now.as_micros().saturating_add(reserve.micros());
