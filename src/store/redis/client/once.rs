@@ -162,7 +162,9 @@ impl Client {
             let (mut reply, mut conflicts, mut has_lost_session) = (first, 0, false);
             loop {
                 match reply.await.map_err(|_| reply_lost())?? {
-                    Completion::Repeated(Repeated::Charged(credits)) => attempt = Attempt::Repeat(credits),
+                    Completion::Repeated(Repeated::Charged(credits)) => {
+                        attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
+                    }
                     Completion::Repeated(Repeated::Changed) => {
                         conflicts += 1;
                         attempt =

@@ -39,7 +39,7 @@ impl OperationTemplate {
     pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
         let options = limit.options(options);
         let credit = self.credits.get(index).copied().unwrap_or_default();
-        AcquireOptions { cost: options.cost.saturating_sub(credit), ..options }
+        AcquireOptions { cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, credit)), ..options }
     }
 
     pub(crate) fn encode(&self, output: &mut Vec<u8>) {

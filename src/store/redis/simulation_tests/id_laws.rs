@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::callers::{Answer, Observed};
 use super::laws::Broken;
 use super::model::Verdict;
-use super::random::Random;
 use super::scenario::{Call, Kind, LeaseEnd, Scenario};
 use crate::AcquireOptions;
+use crate::test_util::random::Random;
 
 /// For how long the ids of requests are remembered, and how many repeats pass: all of a scenario.
 const REMEMBER: Duration = Duration::from_secs(60 * 60);
