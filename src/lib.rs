@@ -275,6 +275,8 @@ pub mod guide {
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
+    /// [configuration]: crate::guide::choosing#limits-from-configuration
+    /// [reservation]: crate::guide::costs#holds
     /// [tiers]: crate::guide::choosing#tiers
     ///
     #[doc = include_str!("../docs/gateways.md")]
