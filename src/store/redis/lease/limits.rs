@@ -2,6 +2,7 @@ use super::config::Lease;
 use super::quota::LeasedQuota;
 use crate::decision::ShareRole;
 use crate::error::Error;
+use crate::escalation::Escalation;
 use crate::limit::LimitCost;
 use crate::store::redis::script::LimitInfo;
 
@@ -16,6 +17,9 @@ pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Er
             "keeps units free from some requests"
         } else if limit.share == ShareRole::Share {
             "is a guaranteed share"
+        } else if matches!(limit.cost, LimitCost::OfUnit(unit) if Escalation::is_count(limit.name.as_str(), unit.name()))
+        {
+            "counts the denials of an escalation, which each process must know at once"
         } else if limit.is_queue {
             "is a queue, whose starts are one after the other"
         } else {
