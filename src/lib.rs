@@ -230,6 +230,7 @@ struct Readme;
 pub mod guide {
     /// [costs]: crate::guide::costs
     /// [deploy]: crate::guide::recipes#counts-that-survive-a-deploy
+    /// [instead]: crate::guide::gateways#what-this-crate-does-not-have
     /// [leases]: crate::guide::leases
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials

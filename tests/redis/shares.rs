@@ -55,9 +55,14 @@ struct Trace<'a> {
 }
 
 impl<'a> Trace<'a> {
-    fn new(server: &'a Server, name: &str, share: impl LuaAlgorithm + Clone, all: impl LuaAlgorithm + Clone) -> Self {
+    fn new(
+        server: &'a Server,
+        name: &str,
+        share: &(impl LuaAlgorithm + Clone),
+        all: &(impl LuaAlgorithm + Clone),
+    ) -> Self {
         let (proxy, clock) = (Proxy::before(server.socket()), ManualClock::new());
-        let build = |server, expiry| {
+        let build = |server| {
             let limits = vec![
                 RedisLimit::new(
                     Limit::new("share", share.clone())
@@ -67,10 +72,10 @@ impl<'a> Trace<'a> {
                 RedisLimit::new(Limit::new("all", all.clone()).keyed_by(|_: &u64| ())),
             ];
             let builder = Redis::builder(server, name, limits).clock_for_tests(clock.clone());
-            builder.hold_expiry(expiry).deadline(LONG_DEADLINE).build().expect("limits")
+            builder.hold_expiry(ONE_DAY).deadline(LONG_DEADLINE).build().expect("limits")
         };
         let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-        let (limiter, direct) = (build(proxied, ONE_DAY), build(server.open(), ONE_DAY));
+        let (limiter, direct) = (build(proxied), build(server.open()));
         Self { server, proxy, clock: clock.clone(), limiter, direct }
     }
 
@@ -145,10 +150,10 @@ impl<'a> Trace<'a> {
     }
 }
 
-async fn check(server: &Server, name: &str, share: impl LuaAlgorithm + Clone, all: impl LuaAlgorithm + Clone) {
+async fn check(server: &Server, name: &str, share: &(impl LuaAlgorithm + Clone), all: &(impl LuaAlgorithm + Clone)) {
     let mut sum = Seen::default();
     for seed in 1..=3 {
-        let seen = Trace::new(server, &format!("{name}{seed}"), share.clone(), all.clone()).run(seed).await;
+        let seen = Trace::new(server, &format!("{name}{seed}"), share, all).run(seed).await;
         sum.borrowed += seen.borrowed;
         sum.within += seen.within;
         sum.faults += seen.faults;
@@ -163,9 +168,9 @@ async fn check(server: &Server, name: &str, share: impl LuaAlgorithm + Clone, al
 async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
     let server = Server::start();
     let quota = |limit| Quota::new(limit, Duration::from_secs(2));
-    check(&server, "buckets", Gcra::new(quota(4)).burst(BURST), Gcra::new(quota(12)).burst(18)).await;
-    check(&server, "windows", SlidingWindow::new(quota(BURST)), SlidingWindow::new(quota(18))).await;
-    check(&server, "logs", SlidingLog::new(quota(BURST)), SlidingLog::new(quota(18))).await;
+    check(&server, "buckets", &Gcra::new(quota(4)).burst(BURST), &Gcra::new(quota(12)).burst(18)).await;
+    check(&server, "windows", &SlidingWindow::new(quota(BURST)), &SlidingWindow::new(quota(18))).await;
+    check(&server, "logs", &SlidingLog::new(quota(BURST)), &SlidingLog::new(quota(18))).await;
 }
 
 /// An evicted share has its burst again: its guarantee is lost until the usage has drained, and the common limit holds.
@@ -173,7 +178,7 @@ async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
 async fn evicted_share_in_redis_never_exceeds_the_common_limit() {
     let server = Server::start();
     let day = |limit, burst| Gcra::new(Quota::per_day(limit)).burst(burst);
-    let trace = Trace::new(&server, "evicted", day(1, BURST), day(TENANTS, 18));
+    let trace = Trace::new(&server, "evicted", &day(1, BURST), &day(TENANTS, 18));
     let mut admitted = 0;
     for _ in 0..10 {
         for tenant in 0..TENANTS {
