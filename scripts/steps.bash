@@ -9,7 +9,6 @@ step_commands=()  # For each step its command, quoted for `eval`.
 declare -A begins_after=()  # For a queue the step that it waits for.
 times=()          # A line for each step that has run.
 failed=()         # The names of the failed steps.
-unchecked=()      # The names of the steps that have printed NOT CHECKED.
 
 # step QUEUE NAME COMMAND..: declares a step.
 step() {
@@ -66,9 +65,6 @@ report_step() {
     else
         printf '=== %s: FAILED after %d s\n' "$name" "$seconds"
         failed+=("$name")
-    fi
-    if grep -q 'NOT CHECKED' "$logs/$1"; then
-        unchecked+=("$name")
     fi
     times+=("$(printf '%5d s %5d s  %s' "$seconds" $((user + system)) "$name")")
 }

@@ -1,4 +1,4 @@
-//! Mutants that no test can notice, listed one by one in `mutants/equivalent.txt` with the reason.
+//! Mutants that no test can notice: `mutants/equivalent.txt` lists how many of each name may survive, with the reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,34 +7,39 @@ use crate::mutate::Mutant;
 
 /// The listed mutants of the Rust sources and of the Lua scripts.
 pub(crate) struct Equivalent {
-    /// Whether a mutant has been found, for each key.
-    found: BTreeMap<String, bool>,
+    /// How many mutants of each name may still survive.
+    left: BTreeMap<String, u32>,
 }
 
 impl Equivalent {
     /// Reads the list: a line that starts with `#` is the reason of the mutants after it.
     pub(crate) fn read(file: &Path) -> Self {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self { found: lines.map(|line| (line.to_owned(), false)).collect() }
+        let mut left = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (number, name) = line.split_once(' ').unwrap_or_else(|| panic!("a number and a name: {line}"));
+            let number: u32 = number.parse().unwrap_or_else(|error| panic!("{error}: {line}"));
+            *left.entry(name.to_owned()).or_default() += number;
+        }
+        Self { left }
     }
 
-    /// Returns whether the mutant is listed.
-    pub(crate) fn contains(&mut self, mutant: &Mutant) -> bool {
-        let found = self.found.get_mut(&mutant.listed_as());
-        found.is_some_and(|found| {
-            *found = true;
+    /// Returns whether a mutant that no test has noticed is listed.
+    pub(crate) fn take(&mut self, mutant: &Mutant) -> bool {
+        let left = self.left.get_mut(&mutant.listed_as()).filter(|left| **left > 0);
+        left.is_some_and(|left| {
+            *left -= 1;
             true
         })
     }
 
-    /// Returns the lines of the folders, and with `lua` of the Lua scripts, that are no mutant of the present sources.
+    /// Returns the lines of the folders, and with `lua` of the Lua scripts, of which fewer mutants survive.
     pub(crate) fn outdated(&self, folders: &[String], lua: bool) -> Vec<&str> {
-        let is_searched = |line: &str| {
-            let is_of_folder = folders.iter().any(|folder| line.starts_with(folder.as_str()));
-            if line.contains(".lua `") { lua } else { is_of_folder }
+        let is_searched = |name: &str| {
+            let is_of_folder = folders.iter().any(|folder| name.starts_with(folder.as_str()));
+            if name.contains(".lua `") { lua } else { is_of_folder }
         };
-        let unused = self.found.iter().filter(|&(line, &found)| !found && is_searched(line));
-        unused.map(|(line, _)| line.as_str()).collect()
+        let unused = self.left.iter().filter(|&(name, &left)| left > 0 && is_searched(name));
+        unused.map(|(name, _)| name.as_str()).collect()
     }
 }

@@ -10,6 +10,7 @@ use crate::Options;
 use crate::equivalent::Equivalent;
 use crate::lua;
 use crate::mutate::{Mutant, Mutants};
+use crate::random::Random;
 use crate::tests::{End, Runner, Test};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,15 +88,8 @@ impl Evaluation<'_> {
             mutants.retain(|mutant| mutant.line().contains(only.as_str()));
         }
         let Some(sample) = self.options.sample else { return mutants };
-        // SplitMix64: a sample depends on the seed and on the mutants only.
-        let mut state = self.options.seed;
-        let mut random = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ (mixed >> 31)
-        };
-        let mut keyed: Vec<_> = mutants.into_iter().map(|mutant| (random(), mutant)).collect();
+        // A sample depends on the seed and on the mutants only.
+        let mut keyed: Vec<_> = Random::new(self.options.seed).zip(mutants).collect();
         keyed.sort_by_key(|&(key, _)| key);
         keyed.into_iter().take(sample).map(|(_, mutant)| mutant).collect()
     }
@@ -112,11 +106,13 @@ impl Evaluation<'_> {
             for _ in 0..self.options.workers {
                 scope.spawn(|| {
                     while let Some(&mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let outcome = self.known(describe(mutant)).unwrap_or_else(|| evaluate(mutant, &likely));
+                        let is_killed = self.killed.contains(&describe(mutant).line());
+                        let outcome = if is_killed { Outcome::Killed } else { evaluate(mutant, &likely) };
+                        let outcome = self.listed(describe(mutant), outcome);
                         let result = Result { mutant: describe(mutant).clone(), folder: folder.to_owned(), outcome };
                         if outcome > Outcome::Killed && outcome < Outcome::Equivalent {
-                            // The second line is the one to list if no law can notice the mutant.
-                            println!("{}\n    {}", result.line(), result.mutant.listed_as());
+                            // The second line is the one to list if no law can notice the mutant, and its source.
+                            println!("{}\n    {}\n    {}", result.line(), result.mutant.listed_as(), result.mutant.source);
                         }
                         let mut results = results.lock().expect("no panic");
                         results.push(result);
@@ -132,12 +128,10 @@ impl Evaluation<'_> {
         results
     }
 
-    /// Returns the outcome that takes no test: of a listed mutant, or with `--again` of one that is killed already.
-    fn known(&self, mutant: &Mutant) -> Option<Outcome> {
-        if self.equivalent.lock().expect("no panic").contains(mutant) {
-            return Some(Outcome::Equivalent);
-        }
-        self.killed.contains(&mutant.line()).then_some(Outcome::Killed)
+    /// Returns the outcome of a mutant that may be listed.
+    fn listed(&self, mutant: &Mutant, outcome: Outcome) -> Outcome {
+        let is_listed = outcome > Outcome::Killed && self.equivalent.lock().expect("no panic").take(mutant);
+        if is_listed { Outcome::Equivalent } else { outcome }
     }
 
     /// Runs the tests that reach a mutant, the fastest and those that noticed others of the same place first.

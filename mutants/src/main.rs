@@ -10,6 +10,8 @@ mod evaluate;
 mod lua;
 mod mutate;
 mod operators;
+#[path = "../../src/test_util/random.rs"]
+mod random;
 mod report;
 mod tests;
 
@@ -168,7 +170,7 @@ fn main() {
     if options.sample.is_none() && options.only.is_none() {
         let equivalent = evaluation.equivalent.into_inner().expect("no panic");
         for line in equivalent.outdated(&options.folders, options.lua) {
-            println!("Outdated line of mutants/equivalent.txt: {line}");
+            println!("Fewer survive than mutants/equivalent.txt lists: {line}");
         }
     }
     if options.only.is_none() {

@@ -30,10 +30,10 @@ pub(crate) struct Mutant {
 }
 
 impl Mutant {
-    /// Returns the line of `mutants/equivalent.txt` that lists this mutant. It holds no line number, so that a change
-    /// elsewhere in the file does not matter.
+    /// Returns the name of this mutant in `mutants/equivalent.txt`. It holds no line number, so that a change elsewhere in
+    /// the file does not matter.
     pub(crate) fn listed_as(&self) -> String {
-        format!("{} `{}`: {}: {}", self.file, self.function, self.change, self.source)
+        format!("{} `{}`: {}", self.file, self.function, self.change)
     }
 }
 

@@ -4,6 +4,9 @@
 //! Arguments: the server, the log, the number of processes, the seconds to run, the hold expiry in milliseconds, and a
 //! deliberate mistake or nothing.
 
+#[path = "../../src/test_util/random.rs"]
+mod random;
+
 use std::env;
 use std::error::Error;
 use std::fmt::Arguments;
@@ -21,6 +24,8 @@ use tower_ratelimit::{
     AcquireOptions, DecisionSource, FixedWindow, Gcra, InFlight, Limiter as _, Quota, Redis, RedisServer, RedisTls,
     SlidingLog,
 };
+
+use crate::random::Random;
 
 const KEYS: [&str; 2] = ["a", "b"];
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -172,16 +177,6 @@ fn loads(server: &RedisServer, hold_expiry: Duration, mistake: &str) -> Result<V
     Ok(loads)
 }
 
-/// A stream of numbers below 2^31.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
-
 #[tokio::main(worker_threads = 1)]
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = env::args().skip(1).collect();
@@ -195,7 +190,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let [denied, failed, calls] = counts;
     let log = Arc::new(Log { file, lines: Mutex::default(), denied, failed, calls });
     let mut loads = loads(&server(address)?, Duration::from_millis(expiry.parse()?), mistake)?;
-    let (mut numbers, began, permits) = (Numbers(now()), Instant::now(), Arc::new(Semaphore::new(MAX_CALLS)));
+    let (mut numbers, began, permits) = (Random(now()), Instant::now(), Arc::new(Semaphore::new(MAX_CALLS)));
     let mut last = began;
     while began.elapsed() < lasts {
         sleep(TICK).await;
@@ -230,7 +225,7 @@ fn call(
     mistake: &'static str,
     log: &Arc<Log>,
     permits: &Arc<Semaphore>,
-    numbers: &mut Numbers,
+    numbers: &mut Random,
 ) {
     let Ok(permit) = Arc::clone(permits).try_acquire_owned() else { return };
     let grants = load.name == "bucket" && mistake == "grant";

@@ -69,6 +69,7 @@ impl<C: AtomicState> EvictionState<C> {
 
     /// Records that a slot is free again.
     pub(super) fn clear_full_hint(&self) {
+        // Nearly always zero. A store in each removal would take the line from the processors that read it.
         if self.full_since.load(Relaxed) != 0 {
             self.full_since.store(0, Relaxed);
         }
@@ -76,6 +77,8 @@ impl<C: AtomicState> EvictionState<C> {
 
     /// Returns whether a search has just failed. Under a flood of new keys every search would fail.
     pub(super) fn is_full(&self, now: u64) -> bool {
+        // Only a hint: a slot that became free unnoticed is found a millisecond later. The distance is absolute, so that a
+        // clock that steps back does not make the hint last.
         const FOR: u64 = 1_000;
         let full_since = self.full_since.load(Relaxed);
         full_since != 0 && now.abs_diff(full_since) < FOR
@@ -118,6 +121,7 @@ impl<C: AtomicState> Table<C> {
 
     #[cold]
     fn merge_debts(&self, location: &Location, policy: &impl EvictionPolicy<C::State>) -> Option<C::State> {
+        // An evicted key left its debt in one set only: that of its slot. It may come back to either set.
         let [first, second] = location.candidate_sets.map(|set| &self.eviction.inherited_debts[set]);
         if first.idle_at() == 0 && second.idle_at() == 0 {
             return None;
@@ -191,17 +195,20 @@ impl<C: AtomicState> Table<C> {
     /// `false` if every key has a held amount.
     fn evict_least_used(&self, sets: [usize; 2], now: u64, policy: &impl EvictionPolicy<C::State>) -> bool {
         let both = LockedSets::lock(self, sets);
+        // Again, under the locks: between the caller's search and here another thread may have removed a key.
         let is_full = sets.iter().all(|&set| self.sets[set].find_free(now, &self.holds).is_none());
         let mut has_space = !is_full;
         if is_full {
             let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
             let slots = slots.filter(|&(set, slot)| !self.sets[set].is_held(slot, &self.holds));
+            // The least usage: the limit that is lost with the key is the smallest that can be.
             let rank = |&(set, slot): &(usize, u8)| policy.usage_rank(&self.sets[set].cell(slot).snapshot());
             if let Some((set, slot)) = slots.min_by_key(rank) {
                 let (set, inherited_debt) = (&self.sets[set], self.eviction.inherited_debts.get(set));
                 if let Some(inherited_debt) = inherited_debt {
                     policy.carry_over(&mut inherited_debt.edit(), &set.cell(slot).snapshot());
                 }
+                // Either token proves that a lock is held, and both sets are locked.
                 set.clear_slot(slot, &both.tokens[0]);
                 self.eviction.evicted.fetch_add(1, Relaxed);
                 has_space = true;
@@ -222,6 +229,7 @@ pub(super) struct LockedSets<'a, C: AtomicState> {
 impl<'a, C: AtomicState> LockedSets<'a, C> {
     /// Locks both sets in the order in which every thread locks sets.
     pub(super) fn lock(table: &'a Table<C>, sets: [usize; 2]) -> Self {
+        // By the index, so that two threads with the same sets in another order do not wait for each other.
         let sets = [sets[0].min(sets[1]), sets[0].max(sets[1])].map(|set| &table.sets[set]);
         let [(first, one), (second, other)] = sets.map(Set::lock);
         Self { sets, versions: [first, second], tokens: [one, other] }
@@ -231,6 +239,7 @@ impl<'a, C: AtomicState> LockedSets<'a, C> {
 impl<C: AtomicState> Drop for LockedSets<'_, C> {
     fn drop(&mut self) {
         for ((set, version), token) in self.sets.iter().zip(self.versions).zip(&self.tokens) {
+            // Flags may have been set or cleared since `lock` read the version.
             set.unlock_with_flags(version, token);
         }
     }

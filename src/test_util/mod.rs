@@ -54,7 +54,7 @@
 //! ```
 
 mod concurrency;
-mod random;
+pub(crate) mod random;
 mod traces;
 
 use crate::error::Error;

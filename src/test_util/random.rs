@@ -1,35 +1,50 @@
-use std::time::Duration;
+/// Pseudo-random numbers (`SplitMix64`), equal in each run. All tests and test programs use this generator: other
+/// binaries and packages include this file.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
 
-use super::TestKey;
-use crate::quota::Quota;
-
-/// Pseudo-random numbers, equal in each run.
-pub(super) struct Random(u64);
-
+#[allow(dead_code, reason = "each binary uses a part")]
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
+    pub(crate) fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
     }
 
-    pub(super) fn choose<T: Copy>(&mut self, values: &[T]) -> T {
-        let index = self.below(u64::try_from(values.len()).unwrap_or(1));
-        values[usize::try_from(index).unwrap_or(0)]
+    /// Returns a number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.number() % end.max(1)
     }
 
-    pub(super) fn quota(&mut self) -> Quota {
-        Quota::new(1 + self.below(7), Duration::from_millis(1_000 + 1_000 * self.below(9)))
+    /// Returns a number from `first` to `last`.
+    pub(crate) fn between(&mut self, first: u64, last: u64) -> u64 {
+        first + self.below(last - first + 1)
     }
 
-    pub(super) fn key(&mut self) -> TestKey {
-        TestKey { user: self.below(2), team: self.below(2), tier: usize::from(self.below(6) == 0) }
+    /// Returns true in so many of a hundred cases.
+    pub(crate) fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    /// Returns an index of a list with this length.
+    pub(crate) fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(u64::try_from(length).unwrap_or(1))).unwrap_or(0)
+    }
+
+    pub(crate) fn choose<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.index(values.len())]
+    }
+}
+
+impl Iterator for Random {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        Some(self.number())
     }
 }

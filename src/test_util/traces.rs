@@ -11,6 +11,7 @@ use crate::decision::{AcquireOptions, BlockReason, Decision, Detail};
 use crate::error::Error;
 use crate::limit::{Limit, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Limiter};
+use crate::quota::Quota;
 use crate::store::{DynLimit, Memory, StoreLimit, StoreLimits};
 
 /// How many limiters are made for traces, and the calls on each.
@@ -186,19 +187,19 @@ fn any_limit(
     kinds: u64,
 ) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
     match random.below(kinds) {
-        0 => limit(random, index, |random| Gcra::new(random.quota())),
-        1 => limit(random, index, |random| TokenBucket::new(random.quota()).burst(3)),
-        2 => limit(random, index, |random| LeakyBucket::new(random.quota())),
-        3 | 4 => limit(random, index, |random| LeakyQueue::new(random.quota())),
-        5 => limit(random, index, |random| FixedWindow::new(random.quota())),
-        6 => limit(random, index, |random| SlidingWindow::new(random.quota()).blocks(4)),
-        7 => limit(random, index, |random| SlidingWindow::new(random.quota()).blocks(1).weighted()),
-        _ => limit(random, index, |random| SlidingLog::new(random.quota())),
+        0 => limit(random, index, |random| Gcra::new(quota(random))),
+        1 => limit(random, index, |random| TokenBucket::new(quota(random)).burst(3)),
+        2 => limit(random, index, |random| LeakyBucket::new(quota(random))),
+        3 | 4 => limit(random, index, |random| LeakyQueue::new(quota(random))),
+        5 => limit(random, index, |random| FixedWindow::new(quota(random))),
+        6 => limit(random, index, |random| SlidingWindow::new(quota(random)).blocks(4)),
+        7 => limit(random, index, |random| SlidingWindow::new(quota(random)).blocks(1).weighted()),
+        _ => limit(random, index, |random| SlidingLog::new(quota(random))),
     }
 }
 
 fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Option<&Decision>) -> Call<'a> {
-    let key = random.key();
+    let key = key(random);
     let micros = |micros| Duration::from_micros(micros);
     let mut options = AcquireOptions::cost(random.choose(&[0, 1, 1, 1, 2, 3]));
     options.max_delay = [None, Some(Duration::ZERO), Some(micros(random.below(5_000_000)))][index % 3];
@@ -229,4 +230,12 @@ fn any_call<'a>(random: &mut Random, names: &'a [String], index: usize, last: Op
         ),
         _ => Call::Acquire(key, options),
     }
+}
+
+fn quota(random: &mut Random) -> Quota {
+    Quota::new(1 + random.below(7), Duration::from_millis(1_000 + 1_000 * random.below(9)))
+}
+
+fn key(random: &mut Random) -> TestKey {
+    TestKey { user: random.below(2), team: random.below(2), tier: usize::from(random.below(6) == 0) }
 }

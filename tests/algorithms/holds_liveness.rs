@@ -13,6 +13,7 @@ use tower_ratelimit::{
 };
 
 use crate::harness::ready;
+use crate::random::Random;
 use crate::span::micros;
 
 /// Streams or requests in flight at one limit, in virtual time.
@@ -96,17 +97,6 @@ fn llm_reservations_keep_75_percent() {
     assert!((75..=100).contains(&share), "{share} %");
 }
 
-/// Generates pseudo-random numbers (splitmix64), the same in each run.
-fn pseudo_random(seed: u64) -> impl Iterator<Item = u64> {
-    let mut state = seed;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    })
-}
-
 /// Counts denied requests at a limit of one a second with a burst of ten. Each request succeeds after 300 milliseconds:
 /// it holds one and releases it at its end.
 fn denied_successes(gaps: impl Iterator<Item = Duration>) -> usize {
@@ -127,7 +117,7 @@ fn only_failures_at_five_times_the_limit() {
     let evenly = std::iter::repeat_n(Duration::from_millis(200), REQUESTS);
     assert_eq!(denied_successes(evenly), 0);
     // Gaps of 0 to 400 milliseconds.
-    let unevenly = pseudo_random(1).map(|number| Duration::from_micros(number % 400_000)).take(REQUESTS);
+    let unevenly = Random::new(1).map(|number| Duration::from_micros(number % 400_000)).take(REQUESTS);
     assert!(denied_successes(unevenly) <= REQUESTS / 2000);
 }
 

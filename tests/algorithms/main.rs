@@ -21,6 +21,8 @@ mod model;
 mod options;
 mod purity;
 mod quota_text;
+#[path = "../../src/test_util/random.rs"]
+mod random;
 mod retry;
 mod saturation;
 mod schedule;

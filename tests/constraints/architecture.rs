@@ -308,6 +308,19 @@ fn algorithms_read_no_clock_and_take_no_lock() {
     }
 }
 
+/// Expired entries are reused or removed by decisions themselves.
+#[test]
+fn decisions_in_memory_start_no_thread_and_no_task() {
+    const IN_MEMORY: [&str; 8] =
+        ["algorithm", "decision", "escalation", "limit", "quota", "store/custom", "store/memory", "table"];
+    let sources = sources();
+    for source in sources.iter().filter(|source| IN_MEMORY.iter().any(|folder| source.path.starts_with(folder))) {
+        for name in ["spawn", "thread", "runtime", "tokio", "sleep"] {
+            assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
+        }
+    }
+}
+
 #[test]
 fn files_have_at_most_the_maximum_lines() {
     for source in sources() {

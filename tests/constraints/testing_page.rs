@@ -84,6 +84,84 @@ fn named_tests_and_scripts_exist() {
     assert_eq!(missing(&wrong).len(), 3, "{:?}", missing(&wrong));
 }
 
+/// Returns the phrases in bold letters, which are the promises of README.
+fn in_bold(text: &str) -> Vec<String> {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.split("**").skip(1).step_by(2).map(|phrase| phrase.trim_end_matches('.').to_owned()).collect()
+}
+
+#[test]
+fn each_guarantee_of_readme_has_a_row() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let (_, section) = readme.split_once("\n## Guarantees\n").expect("the section");
+    let (section, _) = section.split_once("\n## ").expect("the next section");
+    let page = fs::read_to_string(root().join("docs/testing.md")).expect("the page");
+    let (_, table) = page.split_once("\n## Guarantees of README\n").expect("the table");
+    let (table, _) = table.split_once("\n## ").expect("the next section");
+    let (promises, rows) = (in_bold(section), in_bold(table));
+    assert!(promises.len() > 8, "{promises:?}");
+    assert_eq!(promises, rows, "a row of docs/testing.md for each guarantee of README.md, in this order");
+}
+
+/// The rows of docs/performance.md that comments in the sources name.
+fn named_rows(source: &str) -> Vec<String> {
+    let comments: Vec<_> = source.lines().filter_map(|line| line.trim().strip_prefix("//")).collect();
+    let text = comments.iter().map(|line| line.trim_start_matches(['/', '!']).trim()).collect::<Vec<_>>().join(" ");
+    let mut rows = Vec::new();
+    for (at, _) in text.match_indices("row") {
+        let Some(mut rest) = text[at..].trim_start_matches("row").trim_start_matches('s').strip_prefix(" \"") else {
+            continue;
+        };
+        // `rows "a" and "b"`
+        while let Some((row, after)) = rest.split_once('"') {
+            rows.push(row.to_owned());
+            let Some(more) = after.strip_prefix(" and \"") else { break };
+            rest = more;
+        }
+    }
+    rows
+}
+
+#[test]
+fn rows_that_comments_name_exist() {
+    fn collect(folder: &Path, rows: &mut BTreeMap<String, PathBuf>) {
+        for path in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() {
+                collect(&path, rows);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let source = fs::read_to_string(&path).expect("a source file");
+                rows.extend(named_rows(&source).into_iter().map(|row| (row, path.clone())));
+            }
+        }
+    }
+    let mut rows = BTreeMap::new();
+    collect(&root().join("src"), &mut rows);
+    let page = fs::read_to_string(root().join("docs/performance.md")).expect("the page");
+    let listed: Vec<_> = page.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split(" | ").next()?)).collect();
+    let unknown: Vec<_> =
+        rows.iter().filter(|(row, _)| !listed.iter().any(|listed| listed.starts_with(row.as_str()))).collect();
+    assert!(unknown.is_empty() && rows.len() > 5, "docs/performance.md has no such rows: {unknown:?}");
+    assert_eq!(named_rows("// In line: rows \"a\" and\n// \"b\" of the page.\n// A row of `x`."), ["a", "b"]);
+}
+
+#[test]
+fn listed_mutants_are_of_functions_that_exist() {
+    let list = fs::read_to_string(root().join("mutants/equivalent.txt")).expect("the list");
+    let lines: Vec<_> = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let is_outdated = |line: &str| {
+        let parts: Vec<_> = line.splitn(3, ' ').collect();
+        let name = parts[2].split('`').nth(1).expect("a function");
+        // A name of a nested Lua function is that of its table and its own.
+        let name = name.rsplit('.').next().unwrap_or_default();
+        let text = fs::read_to_string(root().join(parts[1])).unwrap_or_default();
+        let is_function = if parts[1].ends_with(".lua") { name.to_owned() } else { format!("fn {name}") };
+        text.is_empty() || !text.contains(&is_function)
+    };
+    assert!(lines.len() > 100, "{} lines: the test does not read them", lines.len());
+    let outdated: Vec<_> = lines.into_iter().filter(|line| is_outdated(line)).collect();
+    assert_eq!(outdated, [""; 0], "correct the list or delete the line");
+}
+
 /// Returns for each file of loom models, by its module without `loom_tests`, the number of its models.
 fn loom_models() -> BTreeMap<String, usize> {
     fn collect(folder: &Path, models: &mut BTreeMap<String, usize>) {

@@ -3,38 +3,31 @@
 use std::path::Path;
 use std::{env, fs};
 
-/// A pseudo-random generator (xorshift) with the same numbers in each run.
-struct Random(u64);
+#[path = "../../src/test_util/random.rs"]
+mod random;
 
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).expect("48 bits fit") % end
+use random::Random;
+
+/// Returns a byte with a meaning for the parser, more frequent than at random.
+fn byte(random: &mut Random, likely: &[u8]) -> u8 {
+    match random.below(3) {
+        0 => u8::try_from(random.below(256)).expect("a byte"),
+        _ => random.choose(likely),
     }
+}
 
-    /// A byte with a meaning for the parser, more frequent than at random.
-    fn byte(&mut self, likely: &[u8]) -> u8 {
-        match self.below(3) {
-            0 => u8::try_from(self.below(256)).expect("a byte"),
-            _ => likely[self.below(likely.len())],
-        }
-    }
-
-    fn change(&mut self, input: &mut Vec<u8>, corpus: &[Vec<u8>], likely: &[u8]) {
-        let position = self.below(input.len() + 1);
-        match self.below(6) {
-            0 | 1 => input.insert(position, self.byte(likely)),
-            2 if position < input.len() => input[position] = self.byte(likely),
-            3 if position < input.len() => drop(input.remove(position)),
-            4 => input.truncate(position),
-            _ => {
-                let other = &corpus[self.below(corpus.len())];
-                let start = self.below(other.len());
-                let end = start + self.below(other.len() - start) + 1;
-                drop(input.splice(position..position, other[start..end].iter().copied()));
-            }
+fn change(random: &mut Random, input: &mut Vec<u8>, corpus: &[Vec<u8>], likely: &[u8]) {
+    let position = random.index(input.len() + 1);
+    match random.below(6) {
+        0 | 1 => input.insert(position, byte(random, likely)),
+        2 if position < input.len() => input[position] = byte(random, likely),
+        3 if position < input.len() => drop(input.remove(position)),
+        4 => input.truncate(position),
+        _ => {
+            let other = &corpus[random.index(corpus.len())];
+            let start = random.index(other.len());
+            let end = start + random.index(other.len() - start) + 1;
+            drop(input.splice(position..position, other[start..end].iter().copied()));
         }
     }
 }
@@ -70,11 +63,11 @@ pub(crate) fn fuzz(target: &str, likely: &[u8], rounds: u64, check: fn(&[u8])) {
     for input in &corpus {
         run(0, input);
     }
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(seed);
     for round in 1..=setting("FUZZ_ROUNDS", rounds) {
-        let mut input = corpus[random.below(corpus.len())].clone();
+        let mut input = corpus[random.index(corpus.len())].clone();
         for _ in 0..=random.below(8) {
-            random.change(&mut input, &corpus, likely);
+            change(&mut random, &mut input, &corpus, likely);
         }
         run(round, &input);
     }

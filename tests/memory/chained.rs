@@ -239,9 +239,9 @@ macro_rules! agree {
                 let clock = ManualClock::new();
                 let user = || Limit::new("user", $user).keyed_by(|&(user, _): &Key| user);
                 let team = || Limit::new("team", $team).keyed_by(|&(_, team): &Key| team);
-                let whole = Memory::builder((user(), team())).clock(clock.clone()).build().expect("limits");
-                let first = Memory::builder(user()).clock(clock.clone()).build().expect("limits");
-                let second = Memory::builder(team()).clock(clock.clone()).build().expect("limits");
+                let whole = Memory::builder((user(), team())).max_keys(100).clock(clock.clone()).build().expect("limits");
+                let first = Memory::builder(user()).max_keys(100).clock(clock.clone()).build().expect("limits");
+                let second = Memory::builder(team()).max_keys(100).clock(clock.clone()).build().expect("limits");
                 let parts = if seed % 2 == 0 {
                     BoxLimiter::new(Chained::new(first, second))
                 } else {
@@ -608,7 +608,7 @@ async fn nested_chain_lists_what_one_limiter_lists() {
         };
         let memory = |limits: std::ops::Range<usize>| {
             let limits: Vec<_> = limits.map(limit).collect();
-            Arc::new(Memory::builder(limits).clock(clock.clone()).build().expect("limits"))
+            Arc::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"))
         };
         let whole = memory(0..4);
         let parts = match seed % 4 {

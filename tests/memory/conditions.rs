@@ -42,7 +42,7 @@ fn single(index: usize, clock: &ManualClock) -> Memory<u64, Vec<DynLimit<u64>>, 
         3 => DynLimit::new(Limit::new(name, InFlight::new(3))),
         _ => DynLimit::new(Limit::new(name, SlidingWindow::new(quota())).keyed_by(|_: &u64| ())),
     };
-    Memory::builder(vec![limit]).clock(clock.clone()).build().expect("limits")
+    Memory::builder(vec![limit]).max_keys(100).clock(clock.clone()).build().expect("limits")
 }
 
 /// Decides random requests, each of which meets a random subset of the limits. The model asks each of these limits by
@@ -52,7 +52,7 @@ where
     L: MemoryLimits<Call, DefaultHashBuilder> + 'static,
 {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
     let singles: Vec<_> = (0..LIMITS).map(|index| single(index, &clock)).collect();
     let (mut random, mut counts) = (Random(seed), [0; 3]);
     let mut held: Vec<(Held, Vec<Held>)> = Vec::new();

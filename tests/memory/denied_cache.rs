@@ -547,7 +547,7 @@ fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDeni
         Limit::new("key", Gcra::new(Quota::new(1, Duration::from_secs(3))).burst(1 + seed % 3)),
         Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ()),
     );
-    let inside = Arc::new(Memory::builder(limits).clock(clock.clone()).build().expect("limits"));
+    let inside = Arc::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"));
     let limiter = DeniedCache::with_clock(Arc::clone(&inside), 64, clock.clone());
     let (mut random, mut answers, mut guards) = (Random(seed), CachedDenials::default(), Vec::new());
     tokio_test::block_on(async {

@@ -120,8 +120,10 @@ fn escalating_decides_as_the_model() {
             .block_for(block_for.clone())
             .forget_after(forget_after);
         let memory = MemoryBuilder::new(Limit::new("api", FixedWindow::new(Quota::new(limit, window))));
-        let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");
-        let limiter = Escalating::new(memory.clock(clock.clone()).build().expect("limits"), counts, escalation);
+        let counts =
+            MemoryBuilder::new(escalation.limits()).max_keys(100).clock(clock.clone()).build().expect("limits");
+        let memory = memory.max_keys(100).clock(clock.clone()).build().expect("limits");
+        let limiter = Escalating::new(memory, counts, escalation);
         let mut model = Model { limit, window, denials, within, block_for, forget_after, keys: HashMap::new() };
         for step in 0..800 {
             clock.advance(Duration::from_millis(match random.below(40) {
@@ -176,9 +178,10 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
         let clock = ManualClock::new();
         let quota = Quota::new(1 + random.below(4), Duration::from_millis(1 + random.below(5_000)));
         let escalation = Escalation::new("api", Quota::new(1, 30 * MINUTE));
-        let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");
+        let counts =
+            MemoryBuilder::new(escalation.limits()).max_keys(100).clock(clock.clone()).build().expect("limits");
         let limits = (Limit::new("api", SlidingLog::new(quota)), Limit::new("bucket", Gcra::new(quota)));
-        let memory = MemoryBuilder::new(limits).clock(clock.clone()).build().expect("limits");
+        let memory = MemoryBuilder::new(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
         let limiter = Escalating::new(memory, counts, escalation);
         for _ in 0..500 {
             let decision = acquire(&limiter, &"polite");

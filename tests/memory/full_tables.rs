@@ -130,7 +130,7 @@ fn held_keys_below_the_capacity_deny_no_new_key() {
 /// "If all other slots are in use": a new key is denied as often as `WhenFull` says.
 #[test]
 fn held_keys_in_a_table_of_live_keys_deny_new_keys_as_often_as_documented() {
-    const NEW_KEYS: u64 = 50_000;
+    const NEW_KEYS: u64 = 20_000;
     for when_full in [WhenFull::Evict, WhenFull::CarryOver] {
         for (tenths, at_most) in [(1, NEW_KEYS / 10_000), (2, NEW_KEYS / 1000), (3, NEW_KEYS / 100), (5, NEW_KEYS / 20)]
         {

@@ -72,8 +72,9 @@ fn limits(third: Third) -> Vec<DynLimit<Call>> {
 /// charged c. Each denial is retried at its `retry_after`, and one microsecond earlier.
 fn compare_with_larger_costs(third: Third, seed: u64) -> [u64; 2] {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(limits(third)).clock(clock.clone()).build().expect("limits");
-    let single = |index| Memory::builder(vec![plain(index, third)]).clock(clock.clone()).build().expect("limits");
+    let limiter = Memory::builder(limits(third)).max_keys(100).clock(clock.clone()).build().expect("limits");
+    let single =
+        |index| Memory::builder(vec![plain(index, third)]).max_keys(100).clock(clock.clone()).build().expect("limits");
     let singles: Vec<_> = (0..NAMES.len()).map(single).collect();
     let (mut random, mut counts) = (Random(seed), [0; 2]);
     let mut held: Vec<(Held, Vec<Held>)> = Vec::new();

@@ -138,7 +138,7 @@ struct Seen {
 fn compare_with_model(seed: u64, has_window: bool, seen: &mut Seen) {
     let (clock, mut random, events) = (ManualClock::new(), Random(seed), Events::default());
     let (limits, mut models) = limits(&mut random, has_window);
-    let memory = Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+    let memory = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
     let limiter = Observed::new(memory.clone(), events.clone());
     let mut held: Vec<(u64, u64, Held)> = Vec::new();
     for step in 0..1_500 {

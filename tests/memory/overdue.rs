@@ -5,6 +5,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
 use tower_ratelimit::{AcquireOptions, InFlight, Limit, ManualClock, Memory, WhenFull, per_key};
 
+use crate::random::Random;
+
 const MAX_DURATION: Duration = Duration::from_secs(60);
 
 fn acquire(limiter: &impl Limiter<u64>, key: u64, cost: u64) -> Outcome {
@@ -12,16 +14,6 @@ fn acquire(limiter: &impl Limiter<u64>, key: u64, cost: u64) -> Outcome {
         panic!("memory is ready")
     };
     outcome.expect("a decision")
-}
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }
 
 /// The law, against a list of requests: whatever else is overdue, a decision counts the requests of its key that are not.

@@ -30,7 +30,8 @@ async fn reservation_id_follows_the_model() {
     let mut seen = HashMap::new();
     for seed in 0..1_000 {
         let clock = clock();
-        let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
+        let limiter =
+            Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "denied", "conflict", "too many", "settled", "unknown"] {
@@ -45,7 +46,8 @@ async fn reservation_id_keeps_the_bound_of_the_bucket() {
     let (mut holds, mut late) = (0, 0);
     for seed in 0..300 {
         let (mut random, clock) = (Random::new(seed), ManualClock::new());
-        let limiter = Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).clock(clock.clone());
+        let limiter =
+            Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).max_keys(100).clock(clock.clone());
         let limiter: Memory<str, _, _> = limiter.build().expect("limits");
         // The start and the cost of each admitted request, surcharges apart.
         let mut admitted: Vec<(u64, u64)> = Vec::new();

@@ -26,7 +26,7 @@ struct Trouble {
 }
 
 const CALM: Trouble =
-    Trouble { steps: 3_000, tenants: TENANTS, max_keys: 1_000, when_full: WhenFull::Evict, restarts: false };
+    Trouble { steps: 3_000, tenants: TENANTS, max_keys: 100, when_full: WhenFull::Evict, restarts: false };
 
 /// What a trace has seen: borrowed requests, requests within a share, restarts, and requests of tenants without a slot.
 #[derive(Clone, Copy, Debug, Default)]

@@ -48,12 +48,13 @@ fn wait_of<K: ?Sized>(single: &impl Limiter<K>, key: &K, options: AcquireOptions
 /// limit, charged by the rule of the documentation. Each denial is retried a microsecond too early, and in time.
 fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u64) -> [u64; 4] {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(limits(share.clone(), all.clone(), TENANTS)).clock(clock.clone()).build();
+    let limiter =
+        Memory::builder(limits(share.clone(), all.clone(), TENANTS)).max_keys(100).clock(clock.clone()).build();
     let limiter = limiter.expect("limits");
     let cache = DeniedCache::with_clock(limiter.clone(), 64, clock.clone());
     let single = |algorithm: A| {
         let limits = vec![DynLimit::<u64>::new(Limit::new("one", algorithm))];
-        Memory::builder(limits).clock(clock.clone()).build().expect("a limit")
+        Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limit")
     };
     let (own, common) = (single(share), single(all));
     let (mut random, mut counts) = (Random(seed), [0; 4]);

@@ -17,6 +17,8 @@ use tower_ratelimit::{
     LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
 };
 
+use crate::random::Random;
+
 /// More threads than cores, so that the scheduler interrupts some of them in the middle of an operation.
 const THREADS: usize = 6;
 
@@ -79,12 +81,8 @@ fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
 
 /// Pseudo-random numbers, equal in each run.
 fn numbers(seed: usize) -> impl Iterator<Item = usize> {
-    let mut state = seed as u64;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        usize::try_from(mixed >> 33).expect("31 bits")
-    })
+    let mut random = Random::new(seed as u64);
+    std::iter::repeat_with(move || random.index(1 << 31))
 }
 
 fn hourly(limit: u64) -> Quota {

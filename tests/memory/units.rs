@@ -314,7 +314,7 @@ fn random_costs_decide_as_separate_limiters_that_must_all_allow() {
             let mut random = Random(seed);
             (0..count).map(|index| limit(index, has_units, &mut random)).collect::<Vec<_>>()
         };
-        let built = |limits| Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+        let built = |limits| Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
         let together: Memory<u64, _, _> = built(limits(true));
         let separate = Separate {
             limiters: limits(false).into_iter().zip(UNITS).map(|(one, unit)| (unit, built(vec![one]))).collect(),

@@ -9,6 +9,8 @@ use tower_ratelimit::{
     Memory, Quota,
 };
 
+use crate::random::Random;
+
 type Key = u64;
 
 /// How a limiter around another one returns the guard.
@@ -103,20 +105,6 @@ impl<F> Now<Result<Outcome, Error>> for Acquisition<F> {
 fn statuses(limiter: &BoxLimiter<Key>) -> String {
     let decision = limiter.peek(&1, AcquireOptions::cost(0).detail(Detail::All)).try_ready().expect("ready");
     format!("{:?}", decision.expect("a decision").limits())
-}
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }
 
 fn end(held: Option<Held>, how: u64) {

@@ -13,6 +13,8 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{ByContentType, Grpc};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Memory, Quota, RateLimitLayer, TokioClock};
 
+use crate::random::Random;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn ms(millis: u64) -> Duration {
@@ -112,13 +114,8 @@ async fn grpc_timeout_of_an_http_request_is_ignored() {
 #[tokio::test(start_paused = true)]
 async fn refused_call_is_not_charged() {
     const MAX_WAITING: u64 = 5;
-    let mut random = 0x2545_F491_4F6C_DD1D_u64;
-    let mut next = move |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Random::new(1);
+    let mut next = move |below| random.below(below);
     let (mut refused, mut served) = (0, 0);
     for round in 0..20 {
         let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(MAX_WAITING);

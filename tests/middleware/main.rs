@@ -38,6 +38,8 @@ mod limits;
 mod over_http;
 mod pending;
 mod queues;
+#[path = "../../src/test_util/random.rs"]
+mod random;
 mod read_ahead;
 mod readiness;
 mod retry;

@@ -19,6 +19,7 @@ use tower_ratelimit::{
     Verdict,
 };
 
+use crate::random::Random;
 use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -113,13 +114,8 @@ async fn max_waiters_per_key_leaves_places_to_other_keys() {
 /// all places and at most 1000; and the last tenth of the places is for keys that have no waiting request.
 #[tokio::test(start_paused = true)]
 async fn one_key_leaves_places_to_others() {
-    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut next = move |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        usize::try_from(random % below as u64).expect("small")
-    };
+    let mut random = Random::new(1);
+    let mut next = move |below| random.index(below);
     let mut outcomes = [0, 0];
     for round in 0..120 {
         let max_waiters = [1, 2, 3, 10, 25, 100][next(6)];
@@ -486,13 +482,8 @@ async fn random_joins_and_leaves_lose_no_start() {
             }
         });
     let service = layer.layer(inner);
-    let mut random = 0x2545_F491_4F6C_DD1D_u64;
-    let mut next = move |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Random::new(1);
+    let mut next = move |below| random.below(below);
     let mut calls = Vec::new();
     for index in 0..600 {
         let (micros, client_timeout) = (next(1500), Duration::from_micros(next(20_000)));

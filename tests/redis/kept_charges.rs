@@ -13,6 +13,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY};
+use crate::random::Random;
 use crate::server::Server;
 
 const PERIOD: Duration = Duration::from_secs(3);
@@ -23,16 +24,6 @@ const FIVE: Quota = Quota::new(5, PERIOD);
 struct Settled {
     start: u64,
     cost: u64,
-}
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }
 
 /// Random acquires and holds. Holds are settled below or at their held cost, or released.

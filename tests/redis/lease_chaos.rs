@@ -26,6 +26,7 @@ use crate::helpers::acquire;
 use crate::lease_audit::{Audit, Bucket, Entry, audit};
 use crate::leases;
 use crate::proxy::Proxy;
+use crate::random::Random;
 use crate::server::Server;
 
 const DURATION: Duration = Duration::from_millis(200);
@@ -69,30 +70,20 @@ impl Worker {
     }
 }
 
-/// A stream of numbers, for reproducible choices.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-
-    /// A key of a Zipf distribution. Each second, another key is the first.
-    fn key(&mut self, now: Duration) -> u32 {
-        const SCALE: u64 = 1 << 20;
-        let weights = (1..=u64::from(KEYS)).map(|rank| SCALE / rank);
-        let mut place = self.below(weights.clone().sum());
-        let mut rank = 0;
-        for weight in weights {
-            if place < weight {
-                break;
-            }
-            place -= weight;
-            rank += 1;
+/// A key of a Zipf distribution. Each second, another key is the first.
+fn key(random: &mut Random, now: Duration) -> u32 {
+    const SCALE: u64 = 1 << 20;
+    let weights = (1..=u64::from(KEYS)).map(|rank| SCALE / rank);
+    let mut place = random.below(weights.clone().sum());
+    let mut rank = 0;
+    for weight in weights {
+        if place < weight {
+            break;
         }
-        u32::try_from((rank + now.as_secs()) % u64::from(KEYS)).expect("few keys")
+        place -= weight;
+        rank += 1;
     }
+    u32::try_from((rank + now.as_secs()) % u64::from(KEYS)).expect("few keys")
 }
 
 /// Not a test: the child process. Acquires `load` times in each millisecond on average, in thousandths.
@@ -102,7 +93,7 @@ fn process() {
     let Some((task, server)) = child_task() else { return };
     let [number, load, seconds, log] = task.splitn(4, ',').collect::<Vec<_>>()[..] else { panic!("{task}") };
     let (load, seconds): (u64, u64) = (load.parse().expect("a load"), seconds.parse().expect("seconds"));
-    let mut numbers = Numbers(number.parse().expect("a number"));
+    let mut numbers = Random(number.parse().expect("a number"));
     let mut log = File::create(log).expect("a log");
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     runtime.block_on(async move {
@@ -116,7 +107,7 @@ fn process() {
             made = made.max(due.saturating_sub(load / 10));
             while made < due {
                 made += 1;
-                let key = numbers.key(UNIX_EPOCH.elapsed().expect("a time after 1970"));
+                let key = key(&mut numbers, UNIX_EPOCH.elapsed().expect("a time after 1970"));
                 match limiter.acquire(&key, AcquireOptions::default()) {
                     Acquisition::Ready(Ok(outcome)) => sender.send(entry(key, &outcome.decision)).expect("a receiver"),
                     // The circuit breaker is open.

@@ -52,7 +52,7 @@ mod overload;
 mod panics;
 mod process_death;
 mod proxy;
-#[path = "../../src/store/redis/simulation_tests/random.rs"]
+#[path = "../../src/test_util/random.rs"]
 mod random;
 mod reservation_ids;
 #[path = "../memory/reservation_model.rs"]

@@ -15,20 +15,11 @@ use tower_ratelimit::{
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::proxy::Proxy;
+use crate::random::Random;
 use crate::server::Server;
 
 const TENANTS: u64 = 3;
 const BURST: u64 = 4;
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
 
 /// What a trace has seen.
 #[derive(Debug, Default)]
@@ -83,7 +74,7 @@ impl<'a> Trace<'a> {
         let (mut random, mut seen, mut held) = (Random(seed), Seen::default(), Vec::<(Held, u64)>::new());
         let mut highest = 0;
         for step in 0..700 {
-            let longest = [20_000, 20_000, 1_500_000][usize::try_from(random.below(3)).expect("an index")];
+            let longest = random.choose(&[20_000, 20_000, 1_500_000]);
             self.clock.advance(Duration::from_micros(random.below(longest)));
             match random.below(40) {
                 0 => {
@@ -101,14 +92,13 @@ impl<'a> Trace<'a> {
                     seen.evicted += key.map_or(0, |key| u64::try_from(self.server.number(&["DEL", &key])).unwrap_or(0));
                 }
                 3..=16 if !held.is_empty() => {
-                    let index = usize::try_from(random.below(held.len() as u64)).expect("an index");
-                    let (guard, cost) = held.swap_remove(index);
+                    let (guard, cost) = held.swap_remove(random.index(held.len()));
                     // A settlement whose reply is lost is sent again.
                     let _ = guard.settle(random.below(cost + 1)).await;
                 }
                 _ => {
-                    let tenant = [0, 0, 0, 0, random.below(TENANTS), random.below(TENANTS), 9];
-                    let tenant = tenant[usize::try_from(random.below(7)).expect("an index")];
+                    let other = random.below(TENANTS);
+                    let tenant = random.choose(&[0, 0, 0, 0, other, other, 9]);
                     let cost = 1 + random.below(3);
                     let options = AcquireOptions::cost(cost).detail(Detail::All);
                     let options = if random.below(3) == 0 { options.hold() } else { options };

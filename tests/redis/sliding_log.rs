@@ -8,6 +8,7 @@ use tower_ratelimit::{AcquireOptions, Limit, Limiter, ManualClock, Memory, Quota
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY};
 use crate::lua;
+use crate::random::Random;
 use crate::server::Server;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -217,20 +218,6 @@ fn log_decision_is_bounded() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Decisions on logs of many hits
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        usize::try_from(self.below(length as u64)).expect("small")
-    }
-}
 
 const TIERS: [SlidingLog; 3] = [
     SlidingLog::new(Quota::per_second(400)),

@@ -179,18 +179,9 @@ impl Default for Deadlines {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
+    use crate::test_util::random::Random;
 
     const TOKEN: LockToken = LockToken::without_set();
-
-    /// Pseudo-random numbers, equal in each run.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % bound
-        }
-    }
 
     /// A request of the model: key, deadline, cost.
     type Flight = (u64, Deadline, u64);

@@ -11,6 +11,7 @@ use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Detail, LazySnapshot, LimitReading, LimitStatus, Plan};
 use crate::limit::{Limit, ReadMode, SelectAlgorithm, SubKeyOf, per_key};
 use crate::limiter::{Acquisition, Held, Limiter};
+use crate::test_util::random::Random;
 use crate::{FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket};
 
 #[derive(Clone, Copy, Debug)]
@@ -115,22 +116,8 @@ impl MapStore {
     }
 }
 
-/// Pseudo-random numbers, equal in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn quota(&mut self) -> Quota {
-        Quota::new(1 + self.below(7), Duration::from_millis(1_000 + 1_000 * self.below(9)))
-    }
+fn quota(random: &mut Random) -> Quota {
+    Quota::new(1 + random.below(7), Duration::from_millis(1_000 + 1_000 * random.below(9)))
 }
 
 /// Adds a limit to both stores: with tiers, a fixed cost, as a shadow, by a part of the key.
@@ -159,12 +146,12 @@ fn add<A: Algorithm + Copy>(
 
 fn add_any(store: &mut MapStore, limits: &mut Vec<DynLimit<Caller>>, random: &mut Random) {
     match random.below(9) {
-        0 | 1 => add(store, limits, random, |random| Gcra::new(random.quota())),
-        2 => add(store, limits, random, |random| TokenBucket::new(random.quota()).burst(3)),
-        3 | 4 => add(store, limits, random, |random| LeakyQueue::new(random.quota())),
-        5 => add(store, limits, random, |random| FixedWindow::new(random.quota())),
-        6 => add(store, limits, random, |random| SlidingWindow::new(random.quota()).blocks(4)),
-        7 => add(store, limits, random, |random| SlidingLog::new(random.quota())),
+        0 | 1 => add(store, limits, random, |random| Gcra::new(quota(random))),
+        2 => add(store, limits, random, |random| TokenBucket::new(quota(random)).burst(3)),
+        3 | 4 => add(store, limits, random, |random| LeakyQueue::new(quota(random))),
+        5 => add(store, limits, random, |random| FixedWindow::new(quota(random))),
+        6 => add(store, limits, random, |random| SlidingWindow::new(quota(random)).blocks(4)),
+        7 => add(store, limits, random, |random| SlidingLog::new(quota(random))),
         _ => add(store, limits, random, |random| InFlight::new(1 + random.below(4))),
     }
 }

@@ -21,6 +21,8 @@ use super::table::bounded_index;
 use super::*;
 use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
+// Its numbers are like hashes of a good hasher.
+use crate::test_util::random::Random as Hashes;
 
 /// A state is the time at which the key is idle, and the hash of the key.
 type Words = Table<Cell>;
@@ -29,20 +31,6 @@ type Cell = [AtomicU64; 2];
 /// Returns the size of a test: `all`, or the smaller `under_miri`, as Miri is about a thousand times slower.
 const fn size(all: usize, under_miri: usize) -> usize {
     if cfg!(miri) { under_miri } else { all }
-}
-
-/// Hashes like those of a good hasher (splitmix64). They are the same in each run.
-struct Hashes(u64);
-
-impl Iterator for Hashes {
-    type Item = u64;
-
-    fn next(&mut self) -> Option<u64> {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Some(mixed ^ mixed >> 31)
-    }
 }
 
 fn table_of(sets: usize) -> Words {

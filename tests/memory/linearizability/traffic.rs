@@ -12,6 +12,7 @@ use tower_ratelimit::{AcquireOptions, Detail, LazySnapshot, Limiter, Timestamp, 
 
 use super::model::Caller;
 use super::recording::{End, History, Recorder, RecordingClock};
+use crate::random::Random;
 
 /// More threads than cores on small machines, so that the scheduler interrupts some of them in the middle of a call.
 const THREADS: usize = 3;
@@ -81,7 +82,10 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
 
     fn call(&mut self, phase: u64) {
         match self.random.below(100) {
-            0..8 => self.clock.0.advance(self.traffic.step.mul_f64(self.random.fraction())),
+            0..8 => {
+                let part = u32::try_from(self.random.below(1000)).expect("below 1000");
+                self.clock.0.advance(self.traffic.step * part / 1000);
+            }
             8..20 => {
                 let (caller, options) = (self.caller(phase), self.options());
                 self.recorder.peek(caller, options);
@@ -131,27 +135,6 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
             _ => AcquireOptions::cost(cost),
         };
         if self.random.below(3) == 0 { options.detail(Detail::All) } else { options }
-    }
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.number() % bound
-    }
-
-    #[allow(clippy::cast_precision_loss, reason = "any fraction will do")]
-    fn fraction(&mut self) -> f64 {
-        self.below(1000) as f64 / 1000.0
     }
 }
 

@@ -207,7 +207,11 @@ async fn call_until_given_up(
     }
     // The breaker counts the call now. A late reply resets the count.
     config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
-    timeout_at(route.sent_at + config.deadline * GIVE_UP_AFTER, call).await.ok()
+    let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
+    if mistake!(LostCallIsRepeated) {
+        return timeout_at(given_up_at, call_script(route.connection, slot, batch)).await.ok();
+    }
+    timeout_at(given_up_at, call).await.ok()
 }
 
 /// Sends a batch once, or a second time if the server replied that it did not run the first. Returns the reply, and when
@@ -219,11 +223,15 @@ async fn call_script(connection: &dyn Connection, slot: u16, batch: &Batch) -> R
     let mut sent_at = Instant::now();
     let mut reply = connection.call(slot, Arc::new(batch.command(batch.limits.is_loaded()))).await;
     // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
-    if reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+    if reply.as_ref().is_err_and(is_missing_script) {
         sent_at = Instant::now();
         reply = connection.call(slot, Arc::new(batch.command(false))).await;
     }
     Ok((reply?, sent_at))
+}
+
+fn is_missing_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !mistake!(ScriptIsNotSent)
 }
 
 fn is_try_again(error: &RedisError) -> bool {

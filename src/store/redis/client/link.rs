@@ -63,7 +63,7 @@ impl<'a> Link<'a> {
             control.reset_connection(self.is_lost);
             self.set(connection);
         } else if let Some(connection) = &self.connection
-            && connection.is_open().await
+            && (mistake!(ClosedConnectionIsUsed) || connection.is_open().await)
         {
             self.is_lost = false;
         } else {
@@ -162,6 +162,9 @@ impl<'a> Link<'a> {
 }
 
 async fn idle_connection(node: &NodeState) -> Option<Arc<dyn Connection>> {
+    if mistake!(TestedConnectionIsNotUsed) {
+        return None;
+    }
     let connection = node.take_idle()?;
     connection.is_open().await.then_some(connection)
 }

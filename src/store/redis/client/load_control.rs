@@ -77,7 +77,7 @@ impl LoadControl {
     /// Whether another call may be sent for the waiting operations.
     pub(super) fn accepts_call(&mut self, waiting: QueueLoad) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting.weight == 0 && !waiting.has_renewals || self.is_stalled() {
+        if waiting.weight == 0 && !waiting.has_renewals || !mistake!(CallsFollowStalledOne) && self.is_stalled() {
             return false;
         }
         if in_flight >= self.limit.full() {
@@ -139,10 +139,10 @@ impl LoadControl {
     /// Records the end of a call, and whether the server replied.
     pub(super) fn record_ended(&mut self, call: SentCall, replied: bool, run: Option<&ScriptRun>) {
         let now = Instant::now();
-        if let Ok(index) = self.sent_at.binary_search(&call.at) {
+        if let (Ok(index), true) = (self.sent_at.binary_search(&call.at), replied || !mistake!(LostCallStaysInFlight)) {
             self.sent_at.remove(index);
         }
-        self.calls_with_holds -= usize::from(call.has_holds);
+        self.calls_with_holds -= usize::from(call.has_holds && (replied || !mistake!(LostCallKeepsPermit)));
         if !replied {
             return;
         }

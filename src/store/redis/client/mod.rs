@@ -106,7 +106,7 @@ impl Client {
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
         is_decision: bool,
     ) -> Result<PendingReply, Error> {
-        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
+        let timer = sleep(self.config.deadline * mistake!(CallerWaitsLonger, 3, 1)).ok_or_else(no_runtime)?;
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         Ok(PendingReply::new(reply, timer, Arc::clone(&self.config)))
     }

@@ -120,7 +120,7 @@ impl QueuedOperation {
     pub(crate) fn is_cancelled(&self) -> bool {
         let is_sent_anyway =
             matches!(self.kind, OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Lease(_));
-        self.reply.is_closed() && !is_sent_anyway
+        !mistake!(AbandonedDecisionIsSent) && self.reply.is_closed() && !is_sent_anyway
     }
 
     pub(crate) fn complete(self, result: OperationResult) {

@@ -21,6 +21,7 @@ impl QueuedOperation {
         reply: &mut ReplyReader<'_>,
         replay: &mut Replay<'_>,
     ) -> Option<OperationResult> {
+        // Results consume pending holds and updates. What replaces the operation allocates nothing.
         match std::mem::replace(&mut self.kind, OperationKind::Mutate(Vec::new())) {
             OperationKind::Decide(options, template) => {
                 let verdict = ScriptVerdict::read(reply, replay)?;
@@ -43,6 +44,7 @@ impl QueuedOperation {
             OperationKind::Update(updates) => {
                 let mut result = Ok(Completion::Done);
                 for update in updates {
+                    // An invalid state is no reason to stop: the replies to the other updates come behind its reply.
                     if let Err(error) = self.read_update(update, reply, replay)? {
                         result = Err(error);
                     }
@@ -53,6 +55,7 @@ impl QueuedOperation {
             OperationKind::Settle(_) => SettleOperation::read(self, reply, replay),
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
+                // All replies, also after an invalid state: those to the next operation come behind them.
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
                 if values.contains(&ScriptVerdict::INVALID_STATE) {
                     return Some(Err(self.foreign_key_error()));

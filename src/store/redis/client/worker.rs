@@ -80,7 +80,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         }
         delayed.complete();
         if calls.is_empty() {
-            if queue.is_closed() {
+            if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
                 return;
             }
             link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
@@ -88,7 +88,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         }
         if let Either::Left((Some((sent, end)), _)) = select(calls.next(), pin!(wait_for_operations(queue))).await {
             control.record_ended(sent, end.replied, end.run.as_ref());
-            if end.must_reconnect {
+            if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
                 link.lose();
             }
             if let Some(run) = end.run
@@ -129,7 +129,7 @@ fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
 /// Returns the time of the server after which the script makes no decision of a batch.
 fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOperation]) -> Option<Timestamp> {
     // Each node of a cluster has its own clock, and a redirection may lead to any node.
-    if config.clock.is_some() || config.health.server.is_cluster() {
+    if mistake!(DecisionsHaveNoDeadline) || config.clock.is_some() || config.health.server.is_cluster() {
         return None;
     }
     // The decisions of a batch were queued one shortly after the other.

@@ -52,7 +52,7 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
         return (message, false, false);
     }
     match error.kind() {
-        ErrorKind::Server(ServerErrorKind::ReadOnly) => {
+        ErrorKind::Server(ServerErrorKind::ReadOnly) if !mistake!(ReplicaIsKept) => {
             ("the call to Redis failed: this server is a read-only replica; connect to its master", true, false)
         }
         ErrorKind::Server(ServerErrorKind::MasterDown) => {

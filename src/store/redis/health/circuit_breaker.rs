@@ -81,7 +81,7 @@ impl CircuitBreaker {
         if !self.open.load(Ordering::Acquire) {
             return Attendance::default();
         }
-        let is_trial = state.probed_at.is_none_or(|at| at.elapsed() >= patience);
+        let is_trial = !mistake!(NoCallIsTrial) && state.probed_at.is_none_or(|at| at.elapsed() >= patience);
         // A task of the same runtime goes on when the runtime is driven.
         let starts = state.prober.as_ref().is_none_or(|prober| is_trial && prober.runtime != runtime);
         if starts {
@@ -106,7 +106,7 @@ impl CircuitBreaker {
 
     pub(super) fn end_probing(&self, number: u64) {
         let mut state = self.lock();
-        if state.is_prober(number) {
+        if !mistake!(ProbingStartsOnce) && state.is_prober(number) {
             state.prober = None;
         }
     }
@@ -115,13 +115,14 @@ impl CircuitBreaker {
     pub(super) fn success(&self) -> bool {
         let mut state = self.lock();
         (state.consecutive_failures, state.last_failure) = (0, None);
-        self.open.swap(false, Ordering::AcqRel)
+        self.open.swap(mistake!(BreakerStaysOpen, self.open.load(Ordering::Acquire), false), Ordering::AcqRel)
     }
 
     /// Records a call without a response that started at `started_at`. Returns whether that opened the breaker.
     pub(super) fn failure(&self, started_at: Instant, error: &Error) -> bool {
         let mut state = self.lock();
-        if state.last_failure.as_ref().is_some_and(|(recorded_at, _)| started_at <= *recorded_at) {
+        let is_counted = state.last_failure.as_ref().is_some_and(|(recorded_at, _)| started_at <= *recorded_at);
+        if is_counted && !mistake!(EachCallInFlightCounts) {
             return false;
         }
         state.consecutive_failures = state.consecutive_failures.saturating_add(1);

@@ -26,7 +26,7 @@ pub(crate) struct LeaseReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LeaseReply {
     /// The server has applied the report, and holds `held` units until `expiry`; 0 if it holds none. If the expiry is
-    /// not later than before, the process must stop to spend.
+    /// not later than before, the process must stop spending.
     Applied { held: u64, expiry: u64 },
     /// The hold has expired, and the server has charged it whole. The report had no effect.
     Expired,
@@ -81,7 +81,7 @@ impl Ledger {
     ///
     /// An unanswered report is given up. The new one carries its sums as well.
     pub(crate) fn report(&mut self, remaining: u64, keep: u64, want: u64, now: u64) -> LeaseReport {
-        self.spent += self.spent_since(remaining);
+        self.spent += mistake!(SpentUnitsAreNotReported, 0, self.spent_since(remaining));
         self.outstanding = keep;
         self.sequence += 1;
         let report = LeaseReport {
@@ -111,7 +111,7 @@ impl Ledger {
                     return Some(Change::Stop);
                 }
                 self.expiry = if held > 0 || report.expiry > 0 { expiry } else { 0 };
-                let deadline = report.sent_at + usable;
+                let deadline = report.sent_at + mistake!(LeaseIsSpentAfterEnd, usable * 10, usable);
                 // Of a reply that comes too late the next report releases the grant.
                 let units = if now < deadline { held.saturating_sub(report.keep) } else { 0 };
                 self.outstanding += units;

@@ -231,7 +231,9 @@ impl ScriptVerdict {
             } else {
                 None
             };
-            state.held = state.held.saturating_add(held.unwrap_or(0));
+            if !mistake!(HeldCostsAreNotAdded) {
+                state.held = state.held.saturating_add(held.unwrap_or(0));
+            }
             held_costs.push(held);
             let snapshot = if is_view {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::random::Random;
 use super::scenario::{Fault, FaultKind, Scenario};
 use super::server::Server;
+use crate::test_util::random::Random;
 
 /// The network and the server. Clones share them.
 #[derive(Clone)]

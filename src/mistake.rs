@@ -1,0 +1,106 @@
+//! Deliberate mistakes: tests prove that they find them.
+//!
+//! A mistake stands at its place in the source as `mistake!(Name)`, which is `false`, or as `mistake!(Name, wrong, right)`,
+//! which is `right`. In unit tests it is `true` or `wrong` in the thread that has made the mistake.
+
+#[cfg(not(all(test, feature = "redis")))]
+macro_rules! mistake {
+    ($name:ident) => {
+        false
+    };
+    ($name:ident, $wrong:expr, $right:expr) => {
+        $right
+    };
+}
+
+#[cfg(all(test, feature = "redis"))]
+macro_rules! mistake {
+    ($name:ident) => {
+        $crate::mistake::Mistake::$name.is_made()
+    };
+    ($name:ident, $wrong:expr, $right:expr) => {
+        if mistake!($name) { $wrong } else { $right }
+    };
+}
+
+#[cfg(all(test, feature = "redis"))]
+std::thread_local! {
+    static MADE: std::cell::Cell<Option<Mistake>> = const { std::cell::Cell::new(None) };
+}
+
+/// A mistake in the Redis client. The compiler warns of one that has no place.
+#[cfg(all(test, feature = "redis"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mistake {
+    /// A call without a reply is sent again.
+    LostCallIsRepeated,
+    /// A caller waits longer than its deadline.
+    CallerWaitsLonger,
+    /// A decision is sent although its caller has gone.
+    AbandonedDecisionIsSent,
+    /// A lost call with a hold keeps its permit.
+    LostCallKeepsPermit,
+    /// A lost call stays in flight.
+    LostCallStaysInFlight,
+    /// A failed connection forgets the waiting calls.
+    WaitingCallsAreNotAnswered,
+    /// The circuit breaker does not close.
+    BreakerStaysOpen,
+    /// Probing starts only once.
+    ProbingStartsOnce,
+    /// No call takes the place of a probe.
+    NoCallIsTrial,
+    /// The circuit breaker counts each call in flight.
+    EachCallInFlightCounts,
+    /// A connection without replies is not replaced.
+    SilentConnectionIsKept,
+    /// A closed connection is used.
+    ClosedConnectionIsUsed,
+    /// The tested connection is not used after an outage.
+    TestedConnectionIsNotUsed,
+    /// Calls are sent behind a stalled one.
+    CallsFollowStalledOne,
+    /// The script runs decisions at any time.
+    DecisionsHaveNoDeadline,
+    /// The script is not sent after NOSCRIPT.
+    ScriptIsNotSent,
+    /// A replica is used further.
+    ReplicaIsKept,
+    /// A grant that its caller does not receive is kept.
+    UnreceivedGrantIsKept,
+    /// A surcharge is charged again after its session.
+    SurchargeIsRepeated,
+    /// Sessions are not renewed.
+    SessionsAreNotRenewed,
+    /// The worker of a dropped limiter goes on.
+    WorkerOfDroppedLimiterStays,
+    /// Each cost of a bucket is sent as one.
+    CostIsSentAsOne,
+    /// The fraction of a bucket's state is lost.
+    FractionIsLost,
+    /// The held costs of a batch are not added up.
+    HeldCostsAreNotAdded,
+    /// A lease is spent after its end.
+    LeaseIsSpentAfterEnd,
+    /// Spent units of a lease are not reported.
+    SpentUnitsAreNotReported,
+    /// A dropped limiter keeps its leases.
+    DroppedLimiterKeepsLeases,
+    /// A closed limiter keeps its leases.
+    ClosedLimiterKeepsLeases,
+}
+
+#[cfg(all(test, feature = "redis"))]
+impl Mistake {
+    pub(crate) fn is_made(self) -> bool {
+        MADE.get() == Some(self)
+    }
+
+    /// Makes this mistake while `run` runs, in this thread.
+    pub(crate) fn make<T>(self, run: impl FnOnce() -> T) -> T {
+        let before = MADE.replace(Some(self));
+        let result = run();
+        MADE.set(before);
+        result
+    }
+}
