@@ -67,7 +67,7 @@ impl Limits {
         if let Some(url) = redis_url {
             let limits = self.rules.iter().map(|rule| rule.parts().redis_limits(std::slice::from_ref(&rule.policy)));
             let limits = limits.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect::<Vec<_>>();
-            return Ok(BoxLimiter::new(Redis::builder(RedisServer::open(url)?, &*self.domain, limits).build()?));
+            return Ok(BoxLimiter::new(Redis::builder(RedisServer::open(url)?, &self.domain, limits).build()?));
         }
         let limits = self.rules.iter().map(|rule| rule.parts().limits(std::slice::from_ref(&rule.policy)));
         let limits = limits.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect::<Vec<_>>();
@@ -120,7 +120,7 @@ impl Rule {
             let values =
                 entries.into_iter().flat_map(|entries| rule.counted.iter().filter_map(|&index| entries.get(index)));
             // With their lengths, so that different values have different sub-keys.
-            values.map(|(_, value)| format!("{}:{value}", value.len())).collect::<String>()
+            values.fold(String::new(), |text, (_, value)| format!("{text}{}:{value}", value.len()))
         };
         KeyParts::new()
             .add_shared(self.policy.by(), counted)
