@@ -28,6 +28,7 @@ mod random;
 mod reservation_ids;
 mod reservation_model;
 mod scheduling;
+mod share_law;
 mod shares;
 mod snapshot;
 mod stale_clock;

@@ -68,6 +68,7 @@ mod secure;
 mod sentinel;
 mod sentinel_server;
 mod server;
+mod shares;
 mod shutdown;
 mod sliding_log;
 mod ttl;
