@@ -17,7 +17,7 @@ debian() {
         flock 9
         # Without the run level, packages of servers would start them.
         export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"
+        timeout 120 apt-get update -qq && timeout 600 apt-get install -y -qq --no-install-recommends "$@"
     ) >&2 9>"${CARGO_TARGET_DIR:-target}/debian.lock"
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["scratch", "sync"],
+    &["mistake", "scratch", "sync"],
     &["clock", "error", "runtime"],
     &["decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],
