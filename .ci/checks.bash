@@ -61,7 +61,7 @@ impersonal() {
 # Fails if a relative link in a Markdown file has no target.
 linked() {
     local text target broken=0
-    for text in *.md docs/*.md simulate/*.md; do
+    for text in *.md benches/*.md docs/*.md simulate/*.md; do
         while read -r target; do
             if [ ! -e "$(dirname "$text")/${target%%#*}" ]; then
                 printf '%s: broken link: %s does not exist\n' "$text" "$target" >&2

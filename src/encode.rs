@@ -50,7 +50,7 @@ pub trait EncodeKey {
     /// Feeds `self` to a hasher, so that keys have equal hashes if they have equal encodings, and practically only then.
     ///
     /// The default feeds the encoding. Numbers, addresses and text feed themselves, which takes a quarter of the
-    /// instructions of a leased decision less: docs/leases.md has the figures.
+    /// instructions of a leased decision less: benches/NOTES.md has the figures.
     #[doc(hidden)]
     fn hash_key(&self, hasher: &mut dyn Hasher) {
         KeyWriter::with_buffer(|key| {

@@ -1,15 +1,5 @@
 //! Exact rate limiting for tower services: in memory, or in Redis with limits shared by many processes.
 //!
-//! ```sh
-//! cargo add tower-ratelimit axum
-//! cargo add tokio --features macros,net,rt-multi-thread
-//! ```
-//!
-//! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed
-//! request to the service. It rejects a denied request with the exact time after which a retry succeeds.
-//! The [`guide`] has a page on [algorithms](guide::choosing), [recipes](guide::recipes) and
-//! [common pitfalls](guide::pitfalls), and pages on keys, responses, costs, Redis, metrics and performance.
-//!
 //! ```
 //! use std::net::SocketAddr;
 //!
@@ -29,6 +19,25 @@
 //! }
 //! ```
 //!
+//! The [`guide`] leads you from the first limit to production: [algorithms](guide::choosing),
+//! [key extractors](guide::keys), a [cookbook](guide::recipes), [operating](guide::operating), [Redis](guide::redis) and
+//! [common pitfalls](guide::pitfalls).
+//!
+//! # What a request passes
+//!
+//! ```text
+//! request
+//!    │
+//!    v
+//! key extractor    PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//!    │
+//!    v
+//! limiter          Memory or Redis, any algorithm   ── denied ──> responder: 429 and Retry-After
+//!    │                                              ── delayed ─> waits in a queue, then goes on
+//!    v
+//! your service     ──> response with RateLimit
+//! ```
+//!
 //! # Components
 //!
 //! | Component | Responsibility |
@@ -40,10 +49,11 @@
 //! | [`Decision`] | allowed, delayed, denied or exceeds limit; with limit, remaining, reset and retry after |
 //! | [responder](Respond) | makes a response from a rejection: [`Http`], `Grpc`, an error, a closure |
 //!
-//! A limiter can be called without the middleware: [`Memory::check`]. Extractor, limiter, algorithm and responder are
-//! traits for your own implementations; the documentation of each trait contains a complete example.
+//! You can call a limiter without the middleware: [`Memory::check`]. In your tests, a [`ManualClock`] moves the time: see
+//! [testing your limits](guide::testing_your_limits).
 //!
-//! # Modules
+//! Extractor, limiter, algorithm and responder are
+//! traits for your own implementations. The documentation of each trait contains a complete example.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -67,61 +77,20 @@
 //! - **Exact**: algorithms count in integers and whole microseconds. No algorithm admits more in any window than its
 //!   documentation states, and no rate drifts. A denied request changes nothing.
 //! - **`retry_after` is sufficient and minimal**: if no other caller uses the key, the same request succeeds after
-//!   exactly that time, and not a microsecond earlier, unless the decision [is an estimate](Decision::is_estimate). A
-//!   request that can never succeed [exceeds the limit](Verdict::ExceedsLimit).
+//!   exactly that time, and not a microsecond earlier. The decision tells you if its wait
+//!   [is an estimate](Decision::is_estimate). A request that can never succeed
+//!   [exceeds the limit](Verdict::ExceedsLimit).
 //! - **Linearizable**: any number of threads admit exactly what one thread would admit.
-//! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table; below that bound no key is evicted.
-//!   There is no background thread and no sweep.
-//! - **Low overhead**: a decision in memory is immediate and allocates nothing, except for the sliding log and for
-//!   holds. [Performance](guide::performance) states the times.
+//! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table. Below that bound no key is evicted.
+//!   There is no background thread.
+//! - **Low overhead**: a decision on one key in memory takes about 20 ns, and allocates nothing. (Sliding logs and holds
+//!   allocate.) [Performance](guide::performance) compares other limiters.
 //! - **All or nothing**: if one of several limits denies a request, none is charged.
 //! - **A missing key is not an exemption**: a client cannot lift a limit by omitting or repeating a header field.
-//! - **Client-supplied headers are never trusted** unless the application [configures](key::TrustedProxies) its
-//!   proxies. Secrets are stored only as keyed hashes.
-//! - **tower's contract**: the service instance that was ready receives the request; a rejection releases the
-//!   readiness.
-//! - **No unsafe code**, and no panic at run time: an invalid configuration is an error when it is built.
-//!
-//! # Testing
-//!
-//! With a [`ManualClock`] a test does not sleep, and does not depend on the machine's speed:
-//!
-//! ```
-//! use std::net::SocketAddr;
-//! use std::time::Duration;
-//!
-//! use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, http::Request, routing::get};
-//! use tower::ServiceExt;
-//! use tower_ratelimit::{Gcra, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), tower_ratelimit::Error> {
-//! let clock = ManualClock::new();
-//! let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(20)).clock(clock.clone()).build()?;
-//! let app = Router::new()
-//!     .route("/", get(async || "hello\n"))
-//!     .layer(RateLimitLayer::new(PeerIp::new(), limiter))
-//!     .layer(MockConnectInfo(SocketAddr::from(([192, 0, 2, 1], 50_000))));
-//! let get = async || app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
-//!
-//! let first = get().await;
-//! assert_eq!(first.headers()["ratelimit-policy"], r#""default";q=20;w=2"#);
-//! assert_eq!(first.headers()["ratelimit"], r#""default";r=19;t=1"#);
-//! for _ in 1..20 {
-//!     assert_eq!(get().await.status(), 200);
-//! }
-//!
-//! let denied = get().await;
-//! assert_eq!(denied.status(), 429);
-//! assert_eq!(denied.headers()["retry-after"], "1");
-//!
-//! // Ten per second: one more request is allowed after 100 ms.
-//! clock.advance(Duration::from_millis(100));
-//! assert_eq!(get().await.status(), 200);
-//! assert_eq!(get().await.status(), 429);
-//! # Ok(())
-//! # }
-//! ```
+//! - **Client-supplied headers are never trusted** unless you [configure](key::TrustedProxies) your proxies. Secrets are
+//!   stored only as keyed hashes.
+//! - **tower's contract**: the service instance that was ready receives the request. A rejection releases the readiness.
+//! - **No unsafe code**, and no panic at run time: an invalid configuration is an error when you build it.
 //!
 //! # Features
 //!
@@ -129,7 +98,7 @@
 //!
 //! - **`axum`** (default): [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its
 //!   routes. Rejections are axum's responses, and closures that answer them may return tuples.
-//! - **`bb8`**: `RedisServer::from` takes the `bb8::Pool` that an application has. No other feature names types of bb8
+//! - **`bb8`**: `RedisServer::from` takes the `bb8::Pool` that your application has. No other feature names types of bb8
 //!   or of the crate redis.
 //! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
 //! - **`redis`**: `Redis`, a limiter whose limits many processes share.
@@ -224,18 +193,41 @@ pub use crate::table::WhenFull;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The guide: pages on choosing algorithms, key extractors, responses, costs, Redis, and more.
-///
-/// The same pages are in the folder `docs` of the repository.
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
+    //! The guide, page by page.
+    //!
+    //! [choosing]: crate::guide::choosing
+    //! [configuration]: crate::guide::configuration
+    //! [costs]: crate::guide::costs
+    //! [design]: crate::guide::design
+    //! [from-governor]: crate::guide::from_governor
+    //! [from-tower-governor]: crate::guide::from_tower_governor
+    //! [gateways]: crate::guide::gateways
+    //! [keys]: crate::guide::keys
+    //! [leases]: crate::guide::leases
+    //! [limits]: crate::guide::limits
+    //! [metrics]: crate::guide::metrics
+    //! [operating]: crate::guide::operating
+    //! [performance]: crate::guide::performance
+    //! [pitfalls]: crate::guide::pitfalls
+    //! [proof]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/testing.md
+    //! [recipes]: crate::guide::recipes
+    //! [redis]: crate::guide::redis
+    //! [redis-sizing]: crate::guide::redis_sizing
+    //! [responses]: crate::guide::responses
+    //! [testing-your-limits]: crate::guide::testing_your_limits
+    //!
+    #![doc = include_str!("../docs/README.md")]
+
+    /// [configuration]: crate::guide::configuration
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [shares]: crate::guide::limits#guaranteed-shares
+    /// [waiting]: crate::guide::costs#waiting-queueing
     /// [costs]: crate::guide::costs
-    /// [deploy]: crate::guide::recipes#counts-that-survive-a-deploy
-    /// [leases]: crate::guide::leases
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
-    /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
     #[doc = include_str!("../docs/pictures/fixed-window.md")]
@@ -249,14 +241,19 @@ pub mod guide {
     #[doc = include_str!("../docs/pictures/llm-tokens.md")]
     #[doc = include_str!("../docs/pictures/tenants.md")]
     #[doc = include_str!("../docs/pictures/waiting.md")]
-    #[doc = include_str!("../docs/pictures/several-limits.md")]
-    #[doc = include_str!("../docs/pictures/in-flight.md")]
     ///
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}
 
-    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
-    /// [pitfalls]: crate::guide::pitfalls
+    /// [limits]: crate::guide::limits
+    /// [tiers]: crate::guide::limits#tiers
+    ///
+    #[doc = include_str!("../docs/configuration.md")]
+    pub mod configuration {}
+
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [jobs]: crate::guide::recipes#a-fair-job-queue
+    /// [pitfalls]: crate::guide::pitfalls#waiting-and-disconnected-clients
     ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
@@ -269,16 +266,22 @@ pub mod guide {
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}
 
-    /// [buckets]: crate::guide::recipes#prometheus-buckets-and-alerts
+    /// [capacity]: crate::guide::operating#memory-and-capacity
+    /// [performance]: crate::guide::performance
+    ///
+    #[doc = include_str!("../docs/from-governor.md")]
+    pub mod from_governor {}
+
+    /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [keys]: crate::guide::keys
     /// [responses]: crate::guide::responses
-    /// [several]: crate::guide::choosing#several-limits
     /// [waiting]: crate::guide::costs#waiting-queueing
+    /// [several]: crate::guide::limits#several-limits
     ///
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
-    /// [tiers]: crate::guide::choosing#tiers
+    /// [tiers]: crate::guide::limits#tiers
     ///
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
@@ -288,32 +291,66 @@ pub mod guide {
 
     /// [choosing]: crate::guide::choosing
     /// [costs]: crate::guide::costs
-    /// [redis]: crate::guide::redis
-    ///
     #[doc = include_str!("../docs/pictures/leases.md")]
+    ///
     #[doc = include_str!("../docs/leases.md")]
     pub mod leases {}
 
+    /// [costs]: crate::guide::costs
+    /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
+    /// [leases]: crate::guide::leases
+    /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
+    /// [streams]: crate::guide::recipes#streams-of-a-language-model
+    #[doc = include_str!("../docs/pictures/several-limits.md")]
+    #[doc = include_str!("../docs/pictures/in-flight.md")]
+    ///
+    #[doc = include_str!("../docs/limits.md")]
+    pub mod limits {}
+
+    /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
+    /// [example]: https://docs.rs/crate/tower-ratelimit/latest/source/examples/observe.rs
+    /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
+    /// [near]: crate::guide::limits#near-limit-signal
+    ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
 
+    /// [configuration]: crate::guide::configuration
+    /// [metrics]: crate::guide::metrics
+    /// [processes]: crate::guide::recipes#several-processes
+    ///
+    #[doc = include_str!("../docs/operating.md")]
+    pub mod operating {}
+
+    /// [sizing]: crate::guide::redis_sizing
+    ///
     #[doc = include_str!("../docs/performance.md")]
     pub mod performance {}
 
-    /// [costs]: crate::guide::costs
-    /// [keys]: crate::guide::keys
+    /// [costs]: crate::guide::costs#waiting-queueing
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [keys]: crate::guide::keys#clients-behind-proxies
+    /// [redis]: crate::guide::redis
     /// [responses]: crate::guide::responses#cors
+    /// [streams]: crate::guide::recipes#streams-of-a-language-model
     ///
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [configuration]: crate::guide::configuration
+    /// [operating]: crate::guide::operating
+    /// [proxies]: crate::guide::keys#clients-behind-proxies
+    /// [several]: crate::guide::limits
+    ///
     #[doc = include_str!("../docs/recipes.md")]
     pub mod recipes {}
 
-    /// [sizing]: crate::guide::redis_sizing
-    /// [leases]: crate::guide::leases
+    /// [design]: crate::guide::design#batches-in-redis
     /// [holds-sizing]: crate::guide::redis_sizing#holds
-    /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
+    /// [ids]: crate::guide::costs#reservation-ids
+    /// [leases]: crate::guide::leases
+    /// [processes]: crate::guide::recipes#several-processes
+    /// [sizing]: crate::guide::redis_sizing
     ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
@@ -323,10 +360,16 @@ pub mod guide {
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
 
-    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
-    /// [operations]: crate::guide::keys#operations-on-keys
-    /// [pitfalls]: crate::guide::pitfalls
+    /// [handler]: crate::guide::recipes#a-limiter-in-a-handler
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [operations]: crate::guide::operating#operations-on-a-key
     ///
     #[doc = include_str!("../docs/responses.md")]
     pub mod responses {}
+
+    /// [shadow]: crate::guide::limits#shadow-limits
+    /// [simulation]: crate::guide::choosing#simulation
+    ///
+    #[doc = include_str!("../docs/testing-your-limits.md")]
+    pub mod testing_your_limits {}
 }

@@ -5,7 +5,7 @@ use crate::clock::{MAX_PERIOD_MICROS, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 
-/// A limit on requests in flight: at most so many at once.
+/// A limit on requests in flight: at most `max` at once.
 ///
 /// ![One request per second that takes six seconds, or two, with at most three in flight][picture-in-flight]
 ///

@@ -77,10 +77,10 @@ pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
 
 /// The result of one acquire call.
 ///
-/// With several limits, [`verdict`](Self::verdict) is that of all limits together.
+/// With several limits, [`verdict`](Self::verdict) is the verdict of all limits together.
 /// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
-/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the most
-/// restrictive limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so, otherwise the
+/// most restrictive limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
 #[derive(Clone)]
 #[must_use = "the decision says whether the request is allowed"]
 pub struct Decision {

@@ -124,8 +124,7 @@ impl<B> Predicate<Request<B>> for ExactPaths {
 /// use tower_ratelimit::key::PeerNetworks;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerNetworks::parse(["192.168.1.0/24", "::1"])?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
@@ -174,8 +173,7 @@ impl<B> Predicate<Request<B>> for PeerNetworks {
 /// let client = ClientIp::x_forwarded_for(TrustedProxies::parse(["10.0.0.0/24"])?);
 /// let inside = ClientNetworks::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(client, limiter).exempt_if(inside);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```

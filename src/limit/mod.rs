@@ -189,15 +189,15 @@ impl<A, P> Limit<A, P> {
 
     /// Applies the limit only to keys for which `condition` returns `true`.
     ///
-    /// A limit that does not apply to the key of a request has no part in the decision: the limiter does not read,
-    /// charge or hold anything there, and neither the decision, the header fields, nor the keys in Redis contain the
-    /// limit. If no limit of the limiter applies, the request is allowed, and
+    /// A limit that does not apply to the key of a request has no part in the decision. The limiter does not read,
+    /// charge or hold anything there. The decision, the header fields and the keys in Redis do not contain the limit.
+    /// If no limit of the limiter applies, the request is allowed, and
     /// [`Decision::is_exempt`](crate::Decision::is_exempt) returns `true`.
     ///
-    /// The condition reads the key, so a limit that counted by the whole key would count the requests that satisfy the
-    /// condition apart from the others. Therefore each limit of a limiter with a condition needs
-    /// [`keyed_by`](Limit::keyed_by), [`keyed_by_ref`](Limit::keyed_by_ref) or
-    /// [`keyed_by_some`](Limit::keyed_by_some): otherwise the limiter cannot be built. Call them before this method.
+    /// The condition reads the key. A limit by the whole key would count the requests that satisfy the condition apart
+    /// from the others. Therefore each limit of a limiter with a condition needs [`keyed_by`](Limit::keyed_by),
+    /// [`keyed_by_ref`](Limit::keyed_by_ref) or [`keyed_by_some`](Limit::keyed_by_some): otherwise the limiter cannot
+    /// be built. Call them before this method.
     ///
     /// `condition` must always return the same for the same key. The limiter calls it for every decision, possibly more
     /// than once. `reset` acts on the limits that apply to its key. `set_usage` and `block` return an error if their
@@ -313,7 +313,7 @@ impl<A, P> Limit<A, P> {
     ///   [`SlidingWindow`](crate::SlidingWindow)s of one period and number of blocks, or
     ///   [`SlidingLog`](crate::SlidingLog)s of one period, or [`InFlight`](crate::InFlight) with one maximum duration. No
     ///   other algorithm, and no [`per_key`](crate::per_key), can guarantee shares;
-    /// - the rates or the bursts of all shares add up to more than those of a limit beside the share;
+    /// - the rates or the bursts of all shares add up to more than the rate or the burst of a limit beside the share;
     /// - the share is a [shadow](Self::shadow), or keeps units free itself;
     /// - the limiter has [leases](crate::store), or in memory capacity for fewer than `sub_keys` keys.
     ///

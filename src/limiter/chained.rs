@@ -41,10 +41,11 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 ///
 /// # Decisions
 ///
-/// For requests one after the other, the decisions are those of one limiter with all limits, which they list as that
-/// limiter does, also in nested `Chained`s. A request is allowed if both limiters allow it. A denial charges nothing, and its wait is exact for both: after a denial by one limiter, the
-/// other is [peeked](Limiter::peek) at. If that peek fails, the wait is that of the limiter that denied. If a limiter
-/// returns an error, neither is charged, and the error is returned.
+/// For requests one after the other, a chain decides as one limiter with all limits would, and its decisions list the
+/// same limits. This also holds for nested `Chained`s. A request is allowed if both limiters allow it. A denial charges
+/// nothing, and its wait is exact for both: after a denial by one limiter, the other is [peeked](Limiter::peek) at. If
+/// that peek fails, the wait is the wait of the limiter that denied. If a limiter returns an error, neither is charged,
+/// and the error is returned.
 ///
 /// Concurrent requests see these differences from one limiter:
 ///

@@ -19,9 +19,9 @@ use crate::error::Error;
 /// A limiter that caches denials, so that a flood of denied requests does not reach the limiter inside.
 ///
 /// Put the cache around [`Redis`](crate::store) limiters. A cached denial answers later requests of the same key with
-/// the same or a higher cost (in each [unit](crate::Limit::cost_of)), and the same maximum delay. It expires at its `retry_after`, counted from the time of its
-/// request. Cached denials are exact: until then the limiter would deny the request again,
-/// and the numbers of a cached denial change with time as those of the limiter would. A request with a higher cost
+/// the same or a higher cost (in each [unit](crate::Limit::cost_of)), and the same maximum delay. It expires at its
+/// `retry_after`, counted from the time of its request. Cached denials are exact: until then the limiter would deny the
+/// request again. The numbers of a cached denial change with time, as in the limiter. A request with a higher cost
 /// receives the wait of the cached denial, and reaches the limiter after that.
 ///
 /// There is one exception: a request that accepts a delay, under several limits. A charge of another key with the same

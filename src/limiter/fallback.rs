@@ -34,8 +34,7 @@ use crate::error::Error;
 /// const PROCESSES: u64 = 4;
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let shared = Redis::<str>::new(server, "api", FixedWindow::new(Quota::per_minute(1000)));
-/// let local = Memory::new(FixedWindow::new(Quota::per_minute(1000 / PROCESSES)));
-/// # let local: Memory<str, _> = local;
+/// let local = Memory::<str, _>::new(FixedWindow::new(Quota::per_minute(1000 / PROCESSES)));
 /// let limiter = Fallback::new(shared, local);
 /// # Ok(())
 /// # }

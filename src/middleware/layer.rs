@@ -117,8 +117,8 @@ pub struct RateLimitLayer<K, A, R = Http, T = UnitCost, E = ()> {
 impl<K, A> RateLimitLayer<K, A> {
     /// Creates a layer with the responder [`Http`], in which every request costs one.
     ///
-    /// The key must be `Hash + Send + Sync + 'static`, and the limiter `Clone + Send + Sync + 'static`, because the layer
-    /// finds the queue of a waiting request by a hash of its key, and asks the limiter from another task.
+    /// The key must be `Hash + Send + Sync + 'static`, and the limiter `Clone + Send + Sync + 'static`. The layer finds
+    /// the queue of a waiting request by a hash of its key, and asks the limiter from another task.
     pub fn new(extractor: K, limiter: A) -> Self {
         let config = Config {
             extractor,
@@ -163,8 +163,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+    /// # let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
     /// use tower_ratelimit::key::{ExactPaths, Preflight};
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
@@ -186,8 +185,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+    /// # let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
     ///     .cost(|request: &http::Request<String>| if request.method() == "POST" { 5 } else { 1 });
     /// ```
@@ -216,7 +214,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
 
     /// Tracks requests until their response's body has ended, for limits on requests [in flight](crate::InFlight).
     ///
-    /// The requests and responses must be those of the crate `http`. The response's body becomes an
+    /// The requests and responses must be of the types of the crate `http`. The response's body becomes an
     /// [`InFlightBody`](crate::InFlightBody). A request ends when
     ///
     /// - the response's body has ended, has failed or is dropped: in gRPC at the end of the stream, and in any protocol
@@ -246,8 +244,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+    /// # let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
     /// use tower_ratelimit::observe::Event;
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(|event: &Event<'_>| {
@@ -291,7 +288,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
     ///
     /// While a request waits, the layer reads its body into a bounded buffer, so that the server notices clients that
-    /// leave: see [`read_ahead`](Self::read_ahead). With other bodies than those of axum and tonic, add a
+    /// leave: see [`read_ahead`](Self::read_ahead). For bodies of other crates than axum and tonic, add a
     /// [`ReadAheadLayer`](crate::ReadAheadLayer) outside of this layer.
     ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait. A `max_wait` of zero disables

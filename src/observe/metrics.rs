@@ -22,8 +22,7 @@ use super::observer::Observer;
 /// use tower_ratelimit::observe::Metrics;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(Metrics::new("api"));
 /// ```
 #[derive(Clone)]

@@ -28,8 +28,7 @@ use super::event::Event;
 /// }
 ///
 /// let denied = Arc::new(Denied::default());
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(denied.clone());
 /// ```
 #[diagnostic::on_unimplemented(

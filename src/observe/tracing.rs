@@ -31,8 +31,7 @@ use crate::error::Error;
 /// use tower_ratelimit::observe::Tracing;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(Tracing::new("api"));
 /// ```
 #[derive(Clone, Debug)]

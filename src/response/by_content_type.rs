@@ -27,8 +27,7 @@ use crate::observe::Observers;
 /// use tower_ratelimit::response::{ByContentType, Grpc, Http};
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let responder = ByContentType::new(Grpc::new().pushback(Duration::from_millis(200)), Http::new());
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(responder);
 /// ```

@@ -8,6 +8,7 @@ mod architecture;
 mod extension_points;
 mod hidden_items;
 mod messages;
+mod prose;
 mod readme;
 mod testing_page;
 mod waiting;

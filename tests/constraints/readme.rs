@@ -84,7 +84,7 @@ fn pages_of_the_guide_are_modules_below_one_module() {
     let text = read("src/lib.rs");
     let (outside, guide) = text.split_once("\npub mod guide {\n").expect("the guide");
     assert!(!outside.contains("include_str!(\"../docs"), "a page is outside of the guide");
-    let pages = names_in("docs").into_iter().filter(|page| !["testing", "pictures", "badges"].contains(&&**page));
+    let pages = names_in("docs").into_iter().filter(|page| !["README", "testing", "pictures"].contains(&&**page));
     let names =
         pages.map(|page| page.replace('-', "_")).filter(|page| !guide.contains(&format!("pub mod {page} {{}}")));
     assert_eq!(names.collect::<Vec<_>>(), [""; 0]);
@@ -92,14 +92,22 @@ fn pages_of_the_guide_are_modules_below_one_module() {
     assert!(links.contains("[`guide`]"), "the first screen links to the guide");
 }
 
+/// The guide's first page links to the files of all pages, and README.md to their published modules.
 #[test]
-fn readme_links_to_each_page() {
-    let readme = read("README.md");
-    let pages = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).expect("docs");
-    let pages = pages.map(|page| page.expect("an entry").path()).filter(|page| page.extension() == Some("md".as_ref()));
-    let names = pages.map(|page| page.file_name().expect("a name").to_str().expect("UTF-8").to_owned());
-    let unlinked: Vec<_> = names.filter(|name| !readme.contains(&format!("docs/{name}"))).collect();
-    assert_eq!(unlinked, [""; 0]);
+fn each_page_is_linked_from_the_guide_and_the_readme() {
+    let (index, readme) = (read("docs/README.md"), read("README.md"));
+    let pages = names_in("docs").into_iter().filter(|page| !["README", "pictures"].contains(&&**page));
+    for page in pages {
+        assert!(index.contains(&format!("]: {page}.md\n")), "docs/README.md does not link to {page}");
+        if page != "testing" {
+            let module = format!("/latest/tower_ratelimit/guide/{}/\n", page.replace('-', "_"));
+            assert!(readme.contains(&module), "README.md does not link to {module}");
+        }
+    }
+    let published = readme.split("/tower_ratelimit/guide/").skip(1).filter_map(|rest| rest.split('/').next());
+    let unknown: Vec<_> =
+        published.filter(|module| !read("src/lib.rs").contains(&format!("pub mod {module} {{}}"))).collect();
+    assert_eq!(unknown, [""; 0]);
 }
 
 /// Other scripts call the excluded ones.

@@ -9,6 +9,7 @@ use tower_ratelimit_simulate::{Simulation, Traffic, code};
 use crate::support::millis;
 
 const GUIDE: &str = include_str!("../../../docs/choosing.md");
+const LIMITS: &str = include_str!("../../../docs/limits.md");
 
 #[derive(Deserialize)]
 struct Config {
@@ -41,10 +42,10 @@ pub(crate) fn limits_of_case(picture: &str) -> Vec<Policy> {
 
 #[test]
 fn every_configuration_is_valid() {
-    let blocks = blocks(GUIDE, "toml");
-    // The sample of a log, the requests in flight, and the priority classes.
-    assert_eq!(blocks.len(), cases().len() + 3);
-    assert!(blocks.into_iter().all(|block| !parse(block).is_empty()));
+    let (guide, limits) = (blocks(GUIDE, "toml"), blocks(LIMITS, "toml"));
+    // The sample of a log; the requests in flight, and the priority classes.
+    assert_eq!((guide.len(), limits.len()), (cases().len() + 1, 2));
+    assert!(guide.into_iter().chain(limits).all(|block| !parse(block).is_empty()));
 }
 
 #[test]
@@ -115,9 +116,10 @@ fn commands_on_the_sample_print_what_the_page_shows() {
     assert_eq!(printed.next(), None);
 }
 
-/// The page shows each picture, and defines its link.
+/// The pages show each picture, and define its link.
 #[test]
 fn guide_shows_every_picture_but_those_of_other_pages() {
+    let pages = [GUIDE, LIMITS].concat();
     let pictures = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pictures")).expect("the pictures");
     let names = pictures.map(|file| file.expect("an entry").file_name().into_string().expect("text"));
     let mut count = 0;
@@ -125,9 +127,9 @@ fn guide_shows_every_picture_but_those_of_other_pages() {
         if ["architecture", "leases"].contains(&name.as_str()) {
             continue;
         }
-        assert!(GUIDE.contains(&format!("][picture-{name}]\n")), "{name}");
-        assert!(GUIDE.contains(&format!("\n[picture-{name}]: pictures/{name}.svg\n")), "{name}");
+        assert!(pages.contains(&format!("][picture-{name}]\n")), "{name}");
+        assert!(pages.contains(&format!("\n[picture-{name}]: pictures/{name}.svg\n")), "{name}");
         count += 1;
     }
-    assert_eq!(GUIDE.matches("\n![").count(), count);
+    assert_eq!(pages.matches("\n![").count(), count);
 }

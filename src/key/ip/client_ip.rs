@@ -22,8 +22,7 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// use tower_ratelimit::{ClientIp, Gcra, Memory, Quota, RateLimitLayer};
 ///
 /// let proxies = TrustedProxies::parse(["10.0.0.0/8", "fd00::/8"])?;
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(ClientIp::x_forwarded_for(proxies), limiter);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```

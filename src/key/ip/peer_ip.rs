@@ -21,8 +21,7 @@ use crate::key::{ExtractKey, Extracted};
 /// ```
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(PeerIp::new().ipv6_prefix(56), limiter);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

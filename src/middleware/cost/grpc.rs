@@ -16,8 +16,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// use tower_ratelimit::response::Grpc;
 /// use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let failed = Memory::new(FixedWindow::new(Quota::per_hour(5)));
-/// # let failed: Memory<std::net::IpAddr, _> = failed;
+/// let failed = Memory::<std::net::IpAddr, _>::new(FixedWindow::new(Quota::per_hour(5)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), failed)
 ///     .responder(Grpc::new())
 ///     .settle(OnlyGrpcCodes::new([Code::Unauthenticated, Code::PermissionDenied]));

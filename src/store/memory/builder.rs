@@ -141,7 +141,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// To the limits, a restart is a step of the clock by the time in between: usage drains meanwhile. If the system time
     /// was set back, states are decided as after any step back of a [`Clock`](crate::Clock).
     ///
-    /// The whole file is read at once. [Saved counts](crate::guide::recipes) shows a server that saves and restores.
+    /// The whole file is read at once. [Saved counts](crate::guide::operating#counts-that-survive-a-deploy) shows a server that saves and restores.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};

@@ -23,8 +23,9 @@ use crate::table::{LookupError, TableFull};
 
 /// A limiter that stores its states in this process's memory.
 ///
-/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision
-/// waits only while another thread writes to the same few keys, allocates nothing, and returns immediately.
+/// Clones share the states. Concurrent decisions are linearizable: together they admit exactly what one thread would
+/// admit. A decision returns immediately and allocates nothing. It waits only while another thread writes to the same
+/// few keys.
 ///
 /// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
 /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
@@ -261,8 +262,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             .ok_or_else(|| Error::does_not_apply(limit))
     }
 
-    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share
-    /// of the limit, or if the algorithm is chosen by the key, by the time until the key is idle.
+    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order. The order is by
+    /// the used part of the limit. If the algorithm is chosen by the key, it is by the time until the key is idle.
     ///
     /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
     ///
@@ -383,11 +384,11 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, C, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
-    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over
-    /// its table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of
-    /// its algorithm: with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new
-    /// limit starts empty, and the keys of any other previous limit are dropped. Each algorithm documents how it
-    /// carries usage over.
+    /// A limit takes over the table of a previous one if the name, the type of the algorithm and the type of the
+    /// sub-key are equal: usage and blocks are kept. A key in a limit that can be replaced takes the space of any
+    /// setting of its algorithm. With a [`SlidingWindow`](crate::SlidingWindow) these are 60 blocks, some 600 bytes.
+    /// Any other new limit starts empty, and the keys of any other previous limit are dropped. Each algorithm documents
+    /// how it carries usage over.
     ///
     /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table.
     /// Concurrent replacements run one after another.

@@ -30,8 +30,8 @@ use crate::observe::Event;
 /// for which [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens,
 /// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, a
 /// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker. If the
-/// runtime of that task is not driven (`block_on` for each call, a parked runtime), one call per second, from any runtime,
-/// is sent to Redis instead of failing.
+/// runtime of that task is not driven (`block_on` for each call, a parked runtime), one call per second is sent to
+/// Redis instead of failing.
 ///
 /// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead,
 /// and [`FailOpen`](crate::limiter::FailOpen) allows the request.
@@ -51,7 +51,7 @@ use crate::observe::Event;
 ///
 /// - **A settlement takes effect once.** The process repeats it until Redis confirms it, also if the caller has gone,
 ///   the deadline has passed, or Redis is unreachable for a while. If the hold expires first, Redis has charged the
-///   whole held cost, and the process charges only a surcharge (actual cost above the held one), at most once. The
+///   whole held cost. The process then charges only a surcharge (actual cost above the held one), at most once. The
 ///   actual cost of a hold of 0 is charged at most once.
 /// - **A hold without a reply** fails. The process releases it as soon as it reaches Redis again; otherwise the hold
 ///   expires, and Redis charges it. A hold that is dropped before its reply is released.
@@ -69,10 +69,10 @@ use crate::observe::Event;
 /// A value is the state's numbers as little-endian doubles. In `redis-cli`,
 /// `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads a bucket's.
 ///
-/// [`usage`](crate::Memory::usage) and [`top_keys`](crate::Memory::top_keys) exist on [`Memory`](crate::Memory) only: they
-/// read the whole table. In Redis they would have to scan all keys of the server, with those of other applications. An
-/// index of keys by usage does not exist: each decision would have to write the index. For the memory of a key see `MEMORY USAGE` in
-/// `redis-cli`, and for one key's usage [`peek`](crate::Limiter::peek).
+/// [`usage`](crate::Memory::usage) and [`top_keys`](crate::Memory::top_keys) exist on [`Memory`](crate::Memory) only:
+/// they read the whole table. In Redis they would have to scan all keys of the server, with the keys of other
+/// applications. An index of keys by usage does not exist: each decision would have to write the index. For the memory
+/// of a key see `MEMORY USAGE` in `redis-cli`, and for one key's usage [`peek`](crate::Limiter::peek).
 ///
 /// # In a cluster
 ///
@@ -81,8 +81,8 @@ use crate::observe::Event;
 /// `prefix:{name}:limit:script:key`. Redis computes the slot from the text in braces, so all of these keys are on one
 /// node. This suits limits that one node can serve, and limits that count all keys together. Otherwise
 /// [`slot_by`](RedisBuilder::slot_by) spreads the keys by a part of the key. If there is no such part ("per user, and
-/// in all"), make each limit a limiter of its own, and let [`Chained`](crate::limiter::Chained) decide over both: the
-/// first limiter holds the cost until the second has decided.
+/// in all"), make each limit a limiter of its own, and let [`Chained`](crate::limiter::Chained) decide over both. The
+/// first limiter then holds the cost until the second has decided.
 ///
 /// Operations travel together slot by slot. While a slot with several limits moves, the client repeats a decision until
 /// its deadline.

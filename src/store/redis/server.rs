@@ -21,9 +21,9 @@ use crate::limiter::BoxFuture;
 /// [`open`](Self::open) takes an address. With the feature `bb8`, `From` takes a pool: `bb8::Pool<M>` for any manager
 /// whose connections are shared by cloning, such as `bb8_redis::RedisConnectionManager`.
 ///
-/// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls share this
-/// connection, one behind the other. The limiter opens another connection if this one fails, or if the server closed it
-/// while it was idle. Of a pool, the limiter uses the manager and the customizer, but none of the pooled connections.
+/// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls are pipelined
+/// on this connection. The limiter opens another connection if this one fails, or if the server closed it while it was
+/// idle. Of a pool, the limiter uses the manager and the customizer, but none of the pooled connections.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Connector>);
 

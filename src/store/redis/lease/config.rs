@@ -53,24 +53,25 @@ impl Lease {
     /// Sets the part of the burst, or of the limit of a window, that all leases on a key hold together at most: above 0,
     /// at most 1. Default: [`DEFAULT_MAX_SHARE`](Self::DEFAULT_MAX_SHARE).
     ///
-    /// What others hold, a process cannot use. So after traffic has moved, this part may be missing for one duration.
+    /// A process cannot use units that others hold. So after traffic has moved, this part may be missing for one
+    /// duration.
     #[must_use]
     pub const fn max_share(mut self, share: f64) -> Self {
         self.max_share = share;
         self
     }
 
-    /// Sets how long before the expiry a process stops to spend: at least 1 ms, and less than half of the duration.
+    /// Sets how long before the expiry a process stops spending: at least 1 ms, and less than half of the duration.
     /// Default: a tenth of the duration, at least 1 ms.
     ///
-    /// It must cover by how much the clocks of the process and of the server drift apart during the duration.
+    /// It must exceed the drift between the clocks of process and server during one lease.
     #[must_use]
     pub const fn margin(mut self, margin: Duration) -> Self {
         self.margin = Some(margin);
         self
     }
 
-    /// Sets for how many keys at a time the process has leases at most, and counts the demand. Default:
+    /// Sets the maximum number of keys that are leased or watched for demand. Default:
     /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
     ///
     /// With several limits, each sub-key of each limit is such a key. Each takes about 150 bytes. Further keys are decided
@@ -119,7 +120,7 @@ impl Lease {
         micros_floor(self.duration)
     }
 
-    /// The time from sending a report until the process stops to spend, in microseconds.
+    /// The time from sending a report until the process stops spending, in microseconds.
     pub(super) fn usable_micros(&self) -> u64 {
         micros_floor(self.duration.saturating_sub(self.margin_or_default()))
     }

@@ -17,7 +17,7 @@ use super::spending::LeasePart;
 
 /// The decisions within one duration below which a key gets no lease.
 ///
-/// A lease with demand makes two reports in each duration, which is the work of ten decisions: docs/leases.md has the
+/// A lease with demand makes two reports in each duration, which is the work of ten decisions: benches/NOTES.md has the
 /// figures.
 pub(super) const MIN_DECISIONS: u64 = 16;
 

@@ -21,7 +21,7 @@ const LEASE_IDS: u64 = 1 << 52;
 /// The least wanted grant. A lease without units ends below this demand.
 const MIN_DEMAND: u64 = 4;
 
-/// The decisions that take the server as long as one report: docs/leases.md has the figures.
+/// The decisions that take the server as long as one report: benches/NOTES.md has the figures.
 pub(super) const REPORT_WORK: u64 = 5;
 
 /// The reports that a lease makes without saving anything, before it ends. So a short pause does not end it.

@@ -26,7 +26,7 @@ pub(crate) struct LeaseReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LeaseReply {
     /// The server has applied the report, and holds `held` units until `expiry`; 0 if it holds none. If the expiry is
-    /// not later than before, the process must stop to spend.
+    /// not later than before, the process must stop spending.
     Applied { held: u64, expiry: u64 },
     /// The hold has expired, and the server has charged it whole. The report had no effect.
     Expired,
