@@ -121,6 +121,7 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "redis")]
 #[macro_use]
 mod mistake;
 
