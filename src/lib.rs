@@ -139,6 +139,8 @@ pub mod limiter;
 mod middleware;
 pub mod observe;
 mod quota;
+#[cfg(any(test, feature = "test-util"))]
+mod random;
 mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]
