@@ -47,12 +47,12 @@ impl Copy {
                 let mut contents = fs::read(repository.join(file)).expect("a file");
                 if file == TEST_SCRIPT {
                     let text = String::from_utf8(contents).expect("text");
-                    let complete = "parts.concat()\n";
+                    let complete = "parts.concat()";
                     assert!(
                         text.contains(complete),
                         "{TEST_SCRIPT} has changed: where a script is complete is not found"
                     );
-                    let mutated = "tower_ratelimit::__mutants::lua(parts.concat())\n";
+                    let mutated = "tower_ratelimit::__mutants::lua(parts.concat())";
                     contents = text.replace(complete, mutated).into_bytes();
                 }
                 copy.write(file, &contents);
@@ -191,7 +191,7 @@ fn with_runtime(root: &str) -> String {
 }
 
 fn with_lua_mutants(text: &str) -> String {
-    let complete = "let hash = HashedScript::new(&text)";
+    let complete = "let text = fields::resolve(&text);";
     assert!(text.contains(complete), "{SCRIPT} has changed: the place where a script is complete is not found");
     text.replace(complete, &format!("let text = crate::__mutants::lua(text);\n{complete}"))
 }

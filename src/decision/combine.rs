@@ -1,6 +1,6 @@
 //! The rule that combines the limits of one request into one decision.
 //!
-//! A store reads each limit alone ([`LimitReading`]). [`Plan`] says what all limits decide together, and what each of
+//! A store reads each limit alone ([`LimitReading`]). [`Plan::of`] says what all limits decide together, and what each of
 //! them is charged. After the charges, [`Plan::decide`] builds the decision. A store whose limits have another rule, such
 //! as a chain of limiters, merges whole decisions: [`Decision::merge`].
 
@@ -12,7 +12,7 @@ use super::cold_drop::ColdDrop;
 use super::flags::DecisionFlags;
 use super::near::NearLimit;
 use super::options::{AcquireOptions, Detail};
-use super::shares::ShareRole;
+use super::shares::{ShareRole, combine_shares};
 use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
 use super::verdict::{PackedVerdict, Verdict};
@@ -26,7 +26,7 @@ pub(crate) struct LimitReading {
     /// The verdict with the delay that the caller accepts.
     pub(crate) verdict: Verdict,
     /// The verdict for a caller that accepts no delay. If the limit does not schedule, the same as `verdict`; for a
-    /// limit beside shares see [`combine_shares`](super::combine_shares).
+    /// limit beside shares see [`combine_shares`].
     pub(crate) immediate: Verdict,
     /// The numbers before the decision.
     pub(crate) snapshot: LazySnapshot,
@@ -47,7 +47,7 @@ pub(crate) struct LimitReading {
     pub(crate) shadow: bool,
     pub(crate) share: ShareRole,
     /// The units that a common limit keeps free from the request. The snapshot includes them until
-    /// [`combine_shares`](super::combine_shares).
+    /// [`combine_shares`].
     pub(crate) kept_free: u64,
     /// The request borrows: the share has no part in the decision.
     pub(crate) borrows: bool,
@@ -128,7 +128,7 @@ impl LimitReading {
     /// Until then nothing is allowed, and from then on starts can be scheduled again. So the wait that a limit returns
     /// now for a caller that accepts no delay can be too long. `later` is the reading as of the end of the block, and
     /// `plan` the plan of these readings.
-    pub(crate) fn after_block(&self, blocked: Duration, later: &Self, plan: &Plan) -> Self {
+    fn after_block(&self, blocked: Duration, later: &Self, plan: &Plan) -> Self {
         let verdict = match plan.verdict_of(later) {
             _ if self.shadow => self.verdict,
             Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
@@ -137,6 +137,24 @@ impl LimitReading {
             _ => Verdict::Denied { retry_after: Duration::from_micros(self.blocked) },
         };
         Self { verdict, immediate: verdict, supports_scheduling: false, ..*self }
+    }
+}
+
+/// What contains the reading of one limit.
+pub(crate) trait HasReading {
+    fn reading(&self) -> &LimitReading;
+    fn reading_mut(&mut self) -> &mut LimitReading;
+}
+
+impl HasReading for LimitReading {
+    #[inline]
+    fn reading(&self) -> &LimitReading {
+        self
+    }
+
+    #[inline]
+    fn reading_mut(&mut self) -> &mut LimitReading {
+        self
     }
 }
 
@@ -164,7 +182,45 @@ impl Plan {
         Self { verdict: Verdict::Allowed, schedules, holds: false, is_estimate: false, has_shadows, has_marks, limits }
     }
 
-    /// Applies the rule to the readings of all limits.
+    /// Applies the whole rule to the readings of all limits: shares, schedules, and the end of a block.
+    ///
+    /// `read_later` returns the readings after the time that the block lasts. It is called only if the caller accepts a
+    /// delay and a key is blocked.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `read_later`.
+    #[inline]
+    pub(crate) fn of<T: HasReading, E>(
+        limits: &mut [T],
+        options: AcquireOptions,
+        read_later: impl FnOnce(&mut [T], Duration) -> Result<Vec<LimitReading>, E>,
+    ) -> Result<Self, E> {
+        combine_shares(limits);
+        let plan = Self::new(limits.iter().map(T::reading));
+        match plan.block_to_await(options, limits.iter().map(T::reading)) {
+            None => Ok(plan),
+            Some(blocked) => Self::after_block(limits, blocked, read_later),
+        }
+    }
+
+    #[cold]
+    fn after_block<T: HasReading, E>(
+        limits: &mut [T],
+        blocked: Duration,
+        read_later: impl FnOnce(&mut [T], Duration) -> Result<Vec<LimitReading>, E>,
+    ) -> Result<Self, E> {
+        let mut later = read_later(limits, blocked)?;
+        combine_shares(&mut later);
+        let later_plan = Self::new(later.iter());
+        for (limit, later) in limits.iter_mut().zip(&later) {
+            let reading = limit.reading_mut();
+            *reading = reading.after_block(blocked, later, &later_plan);
+        }
+        Ok(Self::new(limits.iter().map(T::reading)))
+    }
+
+    /// Applies the rule to the readings of limits without shares and blocks.
     #[inline]
     pub(crate) fn new<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clone) -> Self {
         Self::with_schedule(readings.clone(), || lasts_until_start(readings))
@@ -206,7 +262,7 @@ impl Plan {
     /// Returns after what time the limits must be read again, because a block ends then.
     ///
     /// The caller accepts a delay, so each limit decides [as of the end of the block](LimitReading::after_block).
-    pub(crate) fn block_to_await<'a>(
+    fn block_to_await<'a>(
         &self,
         options: AcquireOptions,
         readings: impl Iterator<Item = &'a LimitReading> + Clone,

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use self::block::BlockReason;
 use self::cold_drop::ColdDrop;
-pub(crate) use self::combine::{Counting, DecisionPart, LimitNumbers, LimitReading, Plan};
+pub(crate) use self::combine::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
@@ -27,7 +27,7 @@ pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
 pub use self::reservation_id::ReservationId;
 pub(crate) use self::reservation_id::Reserve;
-pub(crate) use self::shares::{ShareRole, combine_shares};
+pub(crate) use self::shares::ShareRole;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, first_invalid_name_char};

@@ -40,7 +40,9 @@ pub struct AcquireOptions {
     /// A limiter around this one has checked that a limit names each unit.
     pub(crate) has_known_units: bool,
     /// The id of a hold that other processes can settle.
-    pub(crate) reserve: Option<Reserve>,
+    pub(crate) id: Option<ReservationId>,
+    /// The time until such a hold expires, in microseconds.
+    pub(crate) expires_in: u64,
 }
 
 impl AcquireOptions {
@@ -69,7 +71,8 @@ impl AcquireOptions {
             is_provisional: false,
             units: UnitCosts::NONE,
             has_known_units: false,
-            reserve: None,
+            id: None,
+            expires_in: Reserve::DEFAULT_EXPIRY,
         }
     }
 
@@ -179,20 +182,17 @@ impl AcquireOptions {
     /// ```
     #[must_use]
     pub fn id(mut self, id: impl Into<ReservationId>) -> Self {
-        let expires_in = self.reserve.map_or(micros_floor(Reserve::DEFAULT_EXPIRY), |reserve| reserve.expires_in);
-        self.reserve = Some(Reserve { id: id.into(), expires_in });
+        self.id = Some(id.into());
         self
     }
 
     /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours, by
-    /// default 10 minutes. Call it after [`id`](Self::id): without an id it has no effect.
+    /// default 10 minutes.
     ///
     /// Redis rounds the expiry up by at most an eighth of this time, or a millisecond.
     #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
-        if let Some(reserve) = &mut self.reserve {
-            reserve.expires_in = micros_floor(expires_in);
-        }
+        self.expires_in = micros_floor(expires_in);
         self
     }
 
@@ -201,10 +201,7 @@ impl AcquireOptions {
     /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold.
     #[must_use]
     pub const fn get_id(&self) -> Option<ReservationId> {
-        match self.reserve {
-            Some(reserve) if self.hold => Some(reserve.id),
-            _ => None,
-        }
+        if self.hold { self.id } else { None }
     }
 
     /// Returns an error for a hold with an id, which a limiter or guard (`name`) does not support.
@@ -225,7 +222,7 @@ impl AcquireOptions {
     /// Returns the id and the expiry of a hold that has an id.
     #[inline]
     pub(crate) fn reserve(&self) -> Option<Reserve> {
-        self.reserve.filter(|_| self.hold)
+        self.get_id().map(|id| Reserve { id, expires_in: self.expires_in })
     }
 
     /// Holds the costs of all limits, until another limiter has decided.
@@ -282,7 +279,7 @@ impl AcquireOptions {
     pub(crate) const fn without_guard(mut self) -> Self {
         self.hold = false;
         self.until_end = false;
-        self.reserve = None;
+        self.id = None;
         self
     }
 }

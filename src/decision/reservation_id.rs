@@ -87,7 +87,8 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    pub(crate) const DEFAULT_EXPIRY: Duration = Duration::from_secs(10 * 60);
+    /// Ten minutes, in microseconds.
+    pub(crate) const DEFAULT_EXPIRY: u64 = 10 * 60 * 1_000_000;
     pub(crate) const MAX_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
     /// The default maximum number of remembered ids of a key.
     pub(crate) const DEFAULT_MAX_IDS: usize = 10_000;

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use super::combine::{Counting, LimitReading};
+use super::combine::{Counting, HasReading};
 use super::verdict::Verdict;
 
 /// The part of a limit in the guaranteed shares of its limiter.
@@ -41,18 +41,18 @@ fn wait(verdict: Verdict) -> Duration {
 /// The reading of a common limit has the verdict for a request that borrows, and as the immediate verdict the one for a
 /// request within its share. The rule replaces both by the verdict with which the limit takes part in the decision.
 #[inline]
-pub(crate) fn combine_shares<T>(items: &mut [T], reading: impl Fn(&mut T) -> &mut LimitReading) {
-    if items.iter_mut().any(|item| reading(item).share != ShareRole::None) {
-        combine(items, reading);
+pub(super) fn combine_shares<T: HasReading>(items: &mut [T]) {
+    if items.iter().any(|item| item.reading().share != ShareRole::None) {
+        combine(items);
     }
 }
 
 #[cold]
-fn combine<T>(items: &mut [T], reading: impl Fn(&mut T) -> &mut LimitReading) {
+fn combine<T: HasReading>(items: &mut [T]) {
     // Without a share that applies, only one way is left.
     let (mut own, mut is_within) = (Verdict::ExceedsLimit, false);
     for item in items.iter_mut() {
-        let share = reading(item);
+        let share = item.reading_mut();
         if share.share == ShareRole::Share {
             own = share.immediate;
             if share.counting == Counting::NoSlot {
@@ -67,7 +67,7 @@ fn combine<T>(items: &mut [T], reading: impl Fn(&mut T) -> &mut LimitReading) {
     }
     let (mut within, mut borrowing) = (own, Verdict::Allowed);
     for item in items.iter_mut() {
-        let common = reading(item);
+        let common = item.reading_mut();
         if common.share == ShareRole::Common && !common.shadow {
             within = within.stricter_of(common.immediate);
             borrowing = borrowing.stricter_of(common.verdict);
@@ -75,7 +75,7 @@ fn combine<T>(items: &mut [T], reading: impl Fn(&mut T) -> &mut LimitReading) {
     }
     let all_within = is_within || wait(within) < wait(borrowing);
     for item in items.iter_mut() {
-        let common = reading(item);
+        let common = item.reading_mut();
         if common.share != ShareRole::Common {
             continue;
         }

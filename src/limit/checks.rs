@@ -3,14 +3,14 @@ use std::collections::HashSet;
 use super::LimitCost;
 use super::guarantee::{Shares, check_shares};
 use crate::algorithm::ShareCapacity;
-use crate::decision::{ShareRole, WarnAt, first_invalid_name_char};
+use crate::decision::{Name, ShareRole, WarnAt, first_invalid_name_char};
 use crate::error::Error;
 
-/// What the checks of a limiter's limits need to know of one limit.
-#[derive(Clone, Copy, Debug)]
+/// The properties of a limit that depend on no key type: what the checks of a limiter's limits need.
+#[derive(Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
-pub(crate) struct LimitFacts<'a> {
-    pub(crate) name: &'a str,
+pub(crate) struct LimitFacts {
+    pub(crate) name: Name,
     /// The limit may not apply to some keys.
     pub(crate) is_conditional: bool,
     /// The limit counts by the whole key.
@@ -22,12 +22,28 @@ pub(crate) struct LimitFacts<'a> {
     pub(crate) cost: LimitCost,
     pub(crate) is_shadow: bool,
     pub(crate) share: ShareRole,
-    /// Of a share: the number of sub-keys that have one.
+    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that are kept free.
     pub(crate) share_units: u64,
     /// What the limit's algorithm can guarantee, if it is the same for all keys.
     pub(crate) capacity: Option<ShareCapacity>,
     /// The mark of the near-limit signal, if the limit has one.
     pub(crate) warn_at: Option<WarnAt>,
+}
+
+impl LimitFacts {
+    /// Sets the part of the limit in the guaranteed shares of its limiter.
+    #[cfg(feature = "redis")]
+    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
+        if let Some(shares) = shares {
+            shares.place_limit(self.cost, &mut self.share, &mut self.share_units);
+        }
+    }
+
+    /// Returns the units that are kept free from a request that borrows, where the limit itself keeps `own` free.
+    #[cfg(feature = "redis")]
+    pub(crate) fn kept_free(&self, own: Option<u64>) -> Option<u64> {
+        own.max((self.share == ShareRole::Common).then_some(self.share_units))
+    }
 }
 
 /// Checks the limits of a limiter together. Returns their guaranteed shares, if there are any.
@@ -44,18 +60,18 @@ pub(crate) struct LimitFacts<'a> {
 /// - a queue keeps units free;
 /// - a mark is not above 0 and at most 1;
 /// - the other limits cannot serve all guaranteed shares.
-pub(crate) fn check_limits(limits: &[LimitFacts<'_>]) -> Result<Option<Shares>, Error> {
+pub(crate) fn check_limits(limits: &[LimitFacts]) -> Result<Option<Shares>, Error> {
     check_names(limits)?;
-    limits.iter().try_for_each(|limit| limit.cost.check(limit.name))?;
+    limits.iter().try_for_each(|limit| limit.cost.check(limit.name.as_str()))?;
     check_sub_keys(limits)?;
     check_kept_free(limits)?;
     check_marks(limits)?;
     check_shares(limits)
 }
 
-fn check_names(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+fn check_names(limits: &[LimitFacts]) -> Result<(), Error> {
     let mut seen = HashSet::new();
-    for &LimitFacts { name, .. } in limits {
+    for name in limits.iter().map(|limit| limit.name.as_str()) {
         if name.is_empty() {
             return Err(Error::config("limit name: a limit has an empty name; give it a name that clients may see"));
         }
@@ -79,17 +95,16 @@ fn check_names(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
 /// A condition reads the key, so the key contains what it depends on. A limit on the whole key would count the requests
 /// that satisfy the condition apart from the others, and would so allow its quota twice. The same holds for units that are
 /// kept free.
-fn check_sub_keys(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
-    let reads_key =
-        |limit: &&LimitFacts<'_>| limit.is_conditional || limit.keeps_free || limit.share == ShareRole::Share;
+fn check_sub_keys(limits: &[LimitFacts]) -> Result<(), Error> {
+    let reads_key = |limit: &&LimitFacts| limit.is_conditional || limit.keeps_free || limit.share == ShareRole::Share;
     let conditional = limits.iter().find(reads_key);
     let whole = limits.iter().find(|limit| limit.is_whole_key);
     match (conditional, whole) {
         (Some(conditional), Some(whole)) => Err(Error::config(format!(
             "limit {:?}: it counts by the whole key, which includes what decides whether the limit {:?} {}; call \
              `keyed_by` on each limit of the limiter",
-            whole.name,
-            conditional.name,
+            whole.name.as_str(),
+            conditional.name.as_str(),
             match conditional {
                 LimitFacts { is_conditional: true, .. } => "applies",
                 LimitFacts { keeps_free: true, .. } => "keeps units free",
@@ -101,21 +116,21 @@ fn check_sub_keys(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
 }
 
 /// Units are kept free from requests that start now. The starts of a queue are later ones.
-fn check_kept_free(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+fn check_kept_free(limits: &[LimitFacts]) -> Result<(), Error> {
     match limits.iter().find(|limit| limit.keeps_free && limit.is_queue) {
         Some(queue) => Err(Error::config(format!(
             "limit {:?}: a queue cannot keep units free, because its starts are one after the other; use `Gcra`",
-            queue.name
+            queue.name.as_str()
         ))),
         None => Ok(()),
     }
 }
 
-fn check_marks(limits: &[LimitFacts<'_>]) -> Result<(), Error> {
+fn check_marks(limits: &[LimitFacts]) -> Result<(), Error> {
     match limits.iter().find(|limit| limit.warn_at.is_some_and(|mark| !mark.is_valid())) {
         Some(limit) => Err(Error::config(format!(
             "limit {:?}: the mark `warn_at` is not above 0 and at most 1; pass a part of the limit, such as 0.8",
-            limit.name
+            limit.name.as_str()
         ))),
         None => Ok(()),
     }

@@ -224,131 +224,6 @@ impl<A, P> Limit<A, P> {
         self.map_sub_key(|sub_key| OnlyIf::new(sub_key, Some(condition)))
     }
 
-    /// Keeps units of the limit free from some requests: priority classes.
-    ///
-    /// `units` returns for a key how many units its requests must leave to others. The limit allows such a request only
-    /// if the units are free besides the cost of the request and all held costs, and then charges the cost alone. 0 is
-    /// the highest priority: such a request may use the whole limit. For a request, the numbers of the limit are those
-    /// without the units that are kept free from it, and its `retry_after` is exact. A cost that exceeds the limit less
-    /// these units is never allowed.
-    ///
-    /// The units are free again as the limit drains, so a class with few units kept free is admitted at the rate of the
-    /// limit, if requests of other classes leave that rate. Surcharges can use units that are kept free.
-    ///
-    /// A limit that keeps units free schedules no later starts, so [`LeakyQueue`](crate::LeakyQueue) cannot keep any:
-    /// the limiter cannot be built. `units` reads the key, so each limit of the limiter needs a sub-key, as beside
-    /// [`only_if`](Self::only_if): call this method after `keyed_by`. `units` must always return the same for the same
-    /// key. A limiter with [leases](crate::store) and such a limit cannot be built.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Gcra, Limit, Memory, Quota};
-    ///
-    /// struct Call {
-    ///     is_bulk: bool,
-    /// }
-    ///
-    /// let all = Limit::new("all", Gcra::new(Quota::per_second(80)).burst(40))
-    ///     .keyed_by(|_: &Call| ())
-    ///     .keep_free_by(|call: &Call| if call.is_bulk { 30 } else { 0 });
-    /// let limiter = Memory::new(all);
-    /// assert_eq!(limiter.check(&Call { is_bulk: true }, 10).remaining(), Some(0));
-    /// assert!(!limiter.check(&Call { is_bulk: true }, 1).is_allowed());
-    /// assert!(limiter.check(&Call { is_bulk: false }, 30).is_allowed());
-    /// ```
-    pub fn keep_free_by<Key: ?Sized, F: Fn(&Key) -> u64>(self, units: F) -> Limit<A, KeepFree<P, F>> {
-        self.map_sub_key(|sub_key| KeepFree::new(sub_key, Some(units)))
-    }
-
-    /// Guarantees each sub-key a share of the limits beside this one. What other sub-keys leave can be borrowed.
-    ///
-    /// `sub_keys` is the number of sub-keys that have a share: of tenants, for example. The limits *beside* the share are
-    /// all other limits of the limiter that count the same cost (no unit, the same [unit](Self::cost_of) or the same
-    /// [fixed cost](Self::fixed_cost)).
-    ///
-    /// - A request that the share allows now is *within its share*. The limits beside it allow such a request, and the
-    ///   request is charged to them and to the share.
-    /// - Any other request *borrows*: the share does not deny or delay it. The limits beside the share allow the request
-    ///   only if, besides its cost and all held costs, the bursts of all shares are free: `sub_keys` times the burst. The
-    ///   request is charged to these limits alone. Units that [`keep_free_by`](Self::keep_free_by) keeps free there count
-    ///   for requests that borrow: the larger number counts.
-    ///
-    /// While at most `sub_keys` sub-keys are in use, the limits beside the share never deny a request within its share,
-    /// however many requests borrow. The `retry_after` of a request that borrows is exact: the time until the share allows
-    /// the request, or until the request may borrow. A cost above the burst of a share can only borrow.
-    ///
-    /// Among requests that borrow, no tenant is protected: a tenant that sends more requests gets more of the surplus.
-    /// [`LimitStatus::is_borrowing`](crate::LimitStatus::is_borrowing) shows which requests borrow. In the
-    /// [layer's queue](crate::RateLimitLayer::max_wait), a request waits behind requests of its own share only.
-    ///
-    /// # Other sub-keys
-    ///
-    /// A request to which the share does not apply borrows. So guarantee shares to a fixed set of names with
-    /// [`keyed_by_some`](Limit::keyed_by_some), which returns `None` for any other name. If more than `sub_keys` sub-keys
-    /// are in use, the limits beside the share are still never exceeded, but they can deny requests within their share.
-    ///
-    /// A mark ([`warn_at`](Self::warn_at)) of a limit beside a share is a part of the whole limit, also for requests that
-    /// borrow.
-    ///
-    /// # What breaks a guarantee
-    ///
-    /// The limits beside the share can deny requests within their share, until the usage that was added has drained, after
-    ///
-    /// - a [surcharge](crate::limiter::Held): a tenant that holds 1 and settles 400 makes others wait. Settle at most what
-    ///   you have held;
-    /// - `reset` or `set_usage` of a share, restored or evicted usage, and limits that were replaced.
-    ///
-    /// A settlement reaches the limits of a decision one after the other. Until it has reached all, a request within its
-    /// share may be denied. In memory the table of shares never evicts a sub-key in use: without a slot, requests borrow.
-    /// In Redis, use the policy `noeviction`, as for every limiter. Blocking a key of the share denies its requests.
-    ///
-    /// # Errors
-    ///
-    /// The limiter cannot be built if
-    ///
-    /// - `sub_keys` is 0, or the limiter has two shares;
-    /// - a limit of the limiter counts by the whole key: call `keyed_by` on each limit;
-    /// - no other limit counts the same cost;
-    /// - a limit beside the share is not of its family: both are buckets ([`Gcra`](crate::Gcra),
-    ///   [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket)), or strict
-    ///   [`SlidingWindow`](crate::SlidingWindow)s of one period and number of blocks, or
-    ///   [`SlidingLog`](crate::SlidingLog)s of one period, or [`InFlight`](crate::InFlight) with one maximum duration. No
-    ///   other algorithm, and no [`per_key`](crate::per_key), can guarantee shares;
-    /// - the rates or the bursts of all shares add up to more than the rate or the burst of a limit beside the share;
-    /// - the share is a [shadow](Self::shadow), or keeps units free itself;
-    /// - the limiter has [leases](crate::store), or in memory capacity for fewer than `sub_keys` keys.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Gcra, Limit, Memory, Quota};
-    ///
-    /// struct Call {
-    ///     tenant: u32,
-    /// }
-    ///
-    /// // Each of 8 tenants has 100 per second and a burst of 20. The bursts of all are 160.
-    /// let share = Limit::new("share", Gcra::new(Quota::per_second(100)).burst(20))
-    ///     .keyed_by(|call: &Call| call.tenant)
-    ///     .guarantee(8);
-    /// let all = Limit::new("all", Gcra::new(Quota::per_second(800)).burst(400)).keyed_by(|_: &Call| ());
-    /// let limiter = Memory::new((share, all));
-    ///
-    /// // Tenant 1 gets its own burst of 20, and borrows what is above the 160 units that are kept free.
-    /// let admitted = (0..1_000).filter(|_| limiter.check(&Call { tenant: 1 }, 1).is_allowed()).count();
-    /// assert!((240..300).contains(&admitted));
-    /// // Every other tenant still has its burst.
-    /// assert!((2..=8).all(|tenant| limiter.check(&Call { tenant }, 20).is_allowed()));
-    /// ```
-    #[must_use]
-    pub fn guarantee(mut self, sub_keys: u64) -> Self {
-        (self.share, self.share_units) = (ShareRole::Share, sub_keys);
-        self
-    }
-
-    /// Sets the units that a limit from configuration keeps free, if it keeps any.
-    #[cfg(feature = "serde")]
-    pub(crate) fn keep_free_by_some<F>(self, units: Option<F>) -> Limit<A, KeepFree<P, F>> {
-        self.map_sub_key(|sub_key| KeepFree::new(sub_key, units))
-    }
-
     /// Sets the condition of a limit from configuration, if it has one.
     #[cfg(feature = "serde")]
     pub(crate) fn only_if_some<F>(self, condition: Option<F>) -> Limit<A, OnlyIf<P, F>> {
@@ -431,38 +306,6 @@ impl<A, P> Limit<A, P> {
         self
     }
 
-    /// Sets the part of the limit in the guaranteed shares of its limiter.
-    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
-        if let Some(shares) = shares {
-            shares.place_limit(self.cost, &mut self.share, &mut self.share_units);
-        }
-    }
-
-    /// See [`set_shares`](Self::set_shares).
-    pub(crate) fn beside(mut self, shares: Option<Shares>) -> Self {
-        self.set_shares(shares);
-        self
-    }
-
-    pub(crate) fn share(&self) -> ShareRole {
-        self.share
-    }
-
-    /// Returns the number of sub-keys that have a share, if the limit guarantees shares.
-    pub(crate) fn share_count(&self) -> Option<u64> {
-        (self.share == ShareRole::Share).then_some(self.share_units)
-    }
-
-    /// Returns the units that the limit keeps free from requests of `key` that borrow, if it keeps any free.
-    #[inline]
-    pub(crate) fn kept_free<Key: ?Sized>(&self, key: &Key) -> Option<u64>
-    where
-        P: SubKeyOf<Key>,
-    {
-        let kept = (self.share == ShareRole::Common).then_some(self.share_units);
-        kept.max(self.sub_key.kept_free(key))
-    }
-
     pub(crate) fn cost(&self) -> LimitCost {
         self.cost
     }
@@ -501,13 +344,13 @@ impl<A, P> Limit<A, P> {
     }
 
     /// Returns what the checks of a limiter's limits need.
-    pub(crate) fn facts<Key: ?Sized>(&self) -> LimitFacts<'_>
+    pub(crate) fn facts<Key: ?Sized>(&self) -> LimitFacts
     where
         A: AlgorithmSelector,
         P: SubKeyOf<Key>,
     {
         LimitFacts {
-            name: self.name(),
+            name: self.name.clone(),
             is_conditional: self.sub_key.is_conditional(),
             is_whole_key: self.sub_key.is_whole_key(),
             keeps_free: self.sub_key.keeps_free(),

@@ -59,27 +59,40 @@ impl<A, P> Limit<A, P> {
         self
     }
 
-    /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark. `all` are the numbers with
-    /// the units that are kept free, and `key` identifies the limit's key.
-    #[inline]
-    pub(crate) fn numbers_after(
-        &self,
-        reading: &LimitReading,
-        all: LazySnapshot,
-        key: impl Hash,
-        now: Timestamp,
-    ) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(reading.kept_free));
-        // Beside a share, a mark is a part of the whole limit.
-        let marked = if reading.share == ShareRole::None { &snapshot } else { &all };
-        let near = self.warn_keys().map_or(reading.near, |keys| keys.charged(reading.near, marked, key, now));
-        LimitNumbers { snapshot, near }
-    }
-
     /// Returns the mark, with the keys that have crossed it.
     #[inline]
     pub(crate) fn warn_keys(&self) -> Option<&Arc<WarnKeys>> {
         self.warning.as_ref().map(|warning| &warning.0)
+    }
+}
+
+impl LimitReading {
+    /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark (`keys`). `all` are the
+    /// numbers with the units that are kept free, and `key` identifies the limit's key.
+    #[inline]
+    pub(crate) fn numbers_after(
+        &self,
+        keys: Option<&Arc<WarnKeys>>,
+        all: LazySnapshot,
+        key: impl Hash,
+        now: Timestamp,
+    ) -> LimitNumbers {
+        let snapshot = all.keeping_free(Some(self.kept_free));
+        let near = keys.map_or(self.near, |keys| keys.charged(self.near, self.marked(&all, &snapshot), key, now));
+        LimitNumbers { snapshot, near }
+    }
+
+    /// Returns the numbers without a charge. `all` are those with the units that are kept free.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers_of(&self, keys: Option<&Arc<WarnKeys>>, all: LazySnapshot) -> LimitNumbers {
+        let snapshot = all.keeping_free(Some(self.kept_free));
+        let near = keys.map_or(self.near, |keys| keys.warn_at.level(self.marked(&all, &snapshot)));
+        LimitNumbers { snapshot, near }
+    }
+
+    /// Returns the numbers that a mark concerns. Beside a share, a mark is a part of the whole limit.
+    fn marked<'a>(&self, all: &'a LazySnapshot, snapshot: &'a LazySnapshot) -> &'a LazySnapshot {
+        if self.share == ShareRole::None { snapshot } else { all }
     }
 }
 

@@ -1,7 +1,10 @@
 //! Stores: in memory, in Redis, and limits for [a store of your own](StoreLimits).
 
 mod custom;
+mod inner;
 mod memory;
+#[cfg(all(test, feature = "redis", not(loom)))]
+mod naming_tests;
 #[cfg(feature = "redis")]
 mod redis;
 /// The slot of a lease, for its loom models: the other modules of the feature `redis` do not build with loom.

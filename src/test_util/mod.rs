@@ -5,7 +5,7 @@
 //!
 //! | Part | The store is wrong if |
 //! |---|---|
-//! | traces: random limits, requests, operations and times, one call after another | a decision differs from that of `Memory` in any field |
+//! | traces: random limits, some with a guaranteed share, requests, operations and times, one call after another | a decision differs from that of `Memory` in any field |
 //! | concurrent calls on one key and on several limits | more or less than the quota is allowed, or a denied call charges a limit |
 //! | dropped calls | a call that was dropped charges more than its cost, or another call does not end |
 //!
@@ -54,6 +54,7 @@
 //! ```
 
 mod concurrency;
+mod shares;
 mod traces;
 
 use crate::error::Error;
@@ -87,6 +88,8 @@ pub struct StoreReport {
     pub delayed: u64,
     /// The calls that were denied.
     pub denied: u64,
+    /// The calls that borrowed, because their guaranteed share did not allow them.
+    pub borrowed: u64,
     /// The calls of [`Limiter::peek`]: zero if the store does not support it.
     pub peeks: u64,
     /// The calls of [`Limiter::administer`]: zero if the store does not support it.

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::shares::limits_with_share;
 use super::{StoreReport, StoreViolation, TestKey};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::clock::ManualClock;
-use crate::decision::{AcquireOptions, BlockReason, Decision, Detail};
+use crate::decision::{AcquireOptions, BlockReason, Decision, Detail, LimitStatus};
 use crate::error::Error;
 use crate::limit::{Limit, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Limiter};
@@ -23,8 +24,13 @@ pub(super) struct Trace {
     memory: Memory<TestKey, Vec<DynLimit<TestKey>>, ManualClock>,
     clock: ManualClock,
     seed: u64,
-    limits: Vec<Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)>>,
+    limits: Vec<MakeLimit>,
+    /// The names of the limits that apply to every key.
+    names: Vec<String>,
 }
+
+/// Makes a limit for both stores, and describes it.
+pub(super) type MakeLimit = Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)>;
 
 /// One call of a trace.
 #[derive(Clone, Copy)]
@@ -56,13 +62,19 @@ impl fmt::Debug for Call<'_> {
 impl Trace {
     pub(super) fn new(seed: u64) -> Result<Self, Error> {
         let (mut random, clock) = (Random::new(seed), ManualClock::new());
-        let count = 1 + random.below(4);
-        // A start is scheduled only if all limits can schedule: those of the first five kinds.
-        let kinds = random.choose(&[5, 9]);
-        let limits: Vec<_> = (0..count).map(|index| any_limit(&mut random, index, kinds)).collect();
+        let has_share = seed % 4 == 3;
+        let limits: Vec<_> = if has_share {
+            limits_with_share(&mut random)
+        } else {
+            let count = 1 + random.below(4);
+            // A start is scheduled only if all limits can schedule: those of the first five kinds.
+            let kinds = random.choose(&[5, 9]);
+            (0..count).map(|index| any_limit(&mut random, index, kinds)).collect()
+        };
         let of_memory: Vec<_> = limits.iter().map(|make| make().0).collect();
+        let names = of_memory.iter().skip(usize::from(has_share)).map(|limit| limit.name().to_owned()).collect();
         let memory = Memory::builder(of_memory).max_keys(1_000).clock(clock.clone()).build()?;
-        Ok(Self { memory, clock, seed, limits })
+        Ok(Self { memory, clock, seed, limits, names })
     }
 
     pub(super) fn store_limits(&self) -> Result<StoreLimits<TestKey>, Error> {
@@ -78,10 +90,10 @@ impl Trace {
         limiter: &L,
         report: &mut StoreReport,
     ) -> Result<(), StoreViolation> {
-        let (mut random, names) = (Random::new(!self.seed), self.names());
+        let mut random = Random::new(!self.seed);
         let (mut calls, mut last) = (Vec::new(), None);
         for index in 0..CALLS {
-            let call = any_call(&mut random, &names, index, last.as_ref());
+            let call = any_call(&mut random, &self.names, index, last.as_ref());
             calls.push(call);
             let (expected, actual) = match call {
                 Call::Wait(time) => {
@@ -118,10 +130,6 @@ impl Trace {
         Ok(())
     }
 
-    fn names(&self) -> Vec<String> {
-        self.limits.iter().map(|make| make().0.name().to_owned()).collect()
-    }
-
     fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> StoreViolation {
         let limits = self.limits.iter().map(|make| make().2).collect::<Vec<_>>().join("\n  ");
         let calls = calls.iter().map(|call| format!("{call:?}")).collect::<Vec<_>>().join("\n  ");
@@ -148,15 +156,12 @@ pub(super) fn count(decision: &Decision, report: &mut StoreReport) {
     report.allowed += u64::from(decision.is_allowed_now());
     report.delayed += u64::from(decision.is_allowed() && !decision.is_allowed_now());
     report.denied += u64::from(!decision.is_allowed());
+    report.borrowed += u64::from(decision.limits().iter().any(LimitStatus::is_borrowing));
 }
 
 /// Returns a function that makes a limit for both stores, and describes it: with tiers, a fixed cost, a mark, as a shadow, by
 /// a part of the key.
-fn limit<A: Algorithm + Copy>(
-    random: &mut Random,
-    index: u64,
-    make: fn(&mut Random) -> A,
-) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
+fn limit<A: Algorithm + Copy>(random: &mut Random, index: u64, make: fn(&mut Random) -> A) -> MakeLimit {
     let tiers = [make(random), make(random)];
     let (part, cost, is_shadow) = (random.below(3), random.below(8), random.below(6) == 0);
     let has_mark = random.below(3) == 0;
@@ -181,11 +186,7 @@ fn limit<A: Algorithm + Copy>(
     })
 }
 
-fn any_limit(
-    random: &mut Random,
-    index: u64,
-    kinds: u64,
-) -> Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)> {
+fn any_limit(random: &mut Random, index: u64, kinds: u64) -> MakeLimit {
     match random.below(kinds) {
         0 => limit(random, index, |random| Gcra::new(quota(random))),
         1 => limit(random, index, |random| TokenBucket::new(quota(random)).burst(3)),

@@ -43,6 +43,12 @@ const DECIDING: &[&str] = &[
     "config",
 ];
 
+/// What the stores use of the inside of the crate.
+const INNER: &str = "store/inner.rs";
+
+/// The maximum number of names in it.
+const MAX_INNER_NAMES: usize = 40;
+
 /// The maximum lines of code of a file, without comments and empty lines.
 const MAX_LINES: usize = 420;
 
@@ -97,7 +103,7 @@ fn code(text: &str) -> String {
         pair[0].starts_with("#[cfg(")
             && pair[0].contains("test")
             && pair[1].starts_with("mod ")
-            && pair[1].ends_with('{')
+            && pair[1].ends_with("tests {")
     };
     let end = lines.windows(2).position(starts_tests).unwrap_or(lines.len());
     lines[..end].join("\n")
@@ -135,32 +141,45 @@ fn unquoted(text: &str) -> String {
 
 /// The names that follow `crate::`: the first name of a path, or of each path in braces.
 fn named_in_crate(code: &str) -> BTreeSet<&str> {
-    let mut names = BTreeSet::new();
+    paths_in_crate(code).into_iter().map(|path| path[0]).collect()
+}
+
+/// The paths that follow `crate::`, with one path for each name in braces.
+fn paths_in_crate(code: &str) -> BTreeSet<Vec<&str>> {
+    let mut paths = BTreeSet::new();
     for (position, _) in code.match_indices("crate::") {
-        let path = &code[position + "crate::".len()..];
-        let Some(group) = path.strip_prefix('{') else {
-            names.insert(leading_word(path));
-            continue;
-        };
-        let mut depth = 1;
-        let mut starts = true;
-        for (position, char) in group.char_indices() {
-            match char {
-                '{' => depth += 1,
-                '}' => depth -= 1,
-                ',' if depth == 1 => starts = true,
-                char if starts && !char.is_whitespace() => {
-                    names.insert(leading_word(&group[position..]));
-                    starts = false;
-                }
-                _ => {}
+        read_path(&code[position + "crate::".len()..], &mut Vec::new(), &mut paths);
+    }
+    paths
+}
+
+/// Reads one path, with the paths in its braces. Returns the text behind it.
+fn read_path<'a>(text: &'a str, start: &mut Vec<&'a str>, paths: &mut BTreeSet<Vec<&'a str>>) -> &'a str {
+    if let Some(mut rest) = text.strip_prefix('{') {
+        loop {
+            rest = rest.trim_start_matches(|char: char| char.is_whitespace() || char == ',');
+            if let Some(rest) = rest.strip_prefix('}') {
+                return rest;
             }
-            if depth == 0 {
-                break;
-            }
+            rest = read_path(rest, start, paths);
+            // A new name: `Thing as Other`.
+            rest = rest.trim_start_matches(|char: char| !",}".contains(char));
         }
     }
-    names
+    let name = if text.starts_with('*') { "*" } else { leading_word(text) };
+    let rest = &text[name.len()..];
+    start.push(name);
+    let rest = match rest.strip_prefix("::") {
+        Some(rest) if rest.starts_with(|char: char| char.is_alphabetic() || "_{*".contains(char)) => {
+            read_path(rest, start, paths)
+        }
+        _ => {
+            paths.insert(start.clone());
+            rest
+        }
+    };
+    start.pop();
+    rest
 }
 
 fn leading_word(text: &str) -> &str {
@@ -184,6 +203,37 @@ fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
     }
     assert!(names.len() > 20, "lib.rs re-exports more than {names:?}");
     names
+}
+
+/// The public items: for each the module in whose path the crate names it, and its name.
+fn public_items(sources: &[Source]) -> BTreeSet<(String, String)> {
+    let mut items: BTreeSet<_> = reexports(sources).into_iter().map(|(name, module)| (module, name)).collect();
+    let lib = sources.iter().find(|source| source.module == "lib").expect("lib.rs");
+    let modules = lib.code.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
+    for module in modules {
+        let is_root =
+            |path: &Path| path == Path::new(module).join("mod.rs") || path == Path::new(&format!("{module}.rs"));
+        let source = sources.iter().find(|source| is_root(&source.path)).expect("the file of a public module");
+        for item in source.code.lines().filter_map(|line| line.strip_prefix("pub ")) {
+            let mut parts = words(item);
+            let kind = parts.next().unwrap_or_default();
+            if ["trait", "struct", "enum", "fn", "type", "const"].contains(&kind) {
+                items.insert((module.to_owned(), parts.next().unwrap_or_default().to_owned()));
+            }
+        }
+        for reexport in source.code.split("\npub use ").skip(1) {
+            let reexport = reexport.split(';').next().expect("a part");
+            let mut paths = BTreeSet::new();
+            read_path(reexport, &mut Vec::new(), &mut paths);
+            for path in paths {
+                let name = (*path.last().expect("a name")).to_owned();
+                // A re-export of another module's item makes it public there, too.
+                let of = if path[0] == "crate" { path[1] } else { module };
+                items.extend([(of.to_owned(), name.clone()), (module.to_owned(), name)]);
+            }
+        }
+    }
+    items
 }
 
 /// The modules that each module uses, with the files.
@@ -295,6 +345,52 @@ fn decision_modules_do_not_depend_on_requests() {
     }
 }
 
+/// A store imports public items, its own ones, and the names of one module. A store of a user's own needs no others.
+///
+/// Methods of public types that only the crate can call are no imports.
+#[test]
+fn stores_import_the_inside_from_one_module() {
+    let sources = sources();
+    let public = public_items(&sources);
+    let is_public = |path: &[&str]| match *path {
+        [name] => public.iter().any(|(_, public)| public == name),
+        [module, name, ..] => public.contains(&(module.to_owned(), name.to_owned())),
+        [] => false,
+    };
+    for (module, name) in
+        [("decision", "Decision"), ("limit", "SubKeyOf"), ("encode", "KeyWriter"), ("algorithm", "State")]
+    {
+        assert!(is_public(&[module, name]), "{module}::{name} is public");
+    }
+    for (module, name) in [("decision", "Plan"), ("limit", "LimitFacts"), ("table", "Table"), ("runtime", "sleep")] {
+        assert!(!is_public(&[module, name]), "{module}::{name} is not public");
+    }
+    let inner = sources.iter().find(|source| source.path == Path::new(INNER)).expect("the module of the inside");
+    let listed: BTreeSet<Vec<&str>> = paths_in_crate(&inner.code);
+    let names: BTreeSet<&str> = listed.iter().map(|path| path[path.len() - 1]).collect();
+    assert_eq!(listed.len(), names.len(), "two names of {INNER} are equal");
+    assert!((20..=MAX_INNER_NAMES).contains(&names.len()), "{INNER} has {} names", names.len());
+    for path in &listed {
+        assert!(!is_public(path), "`{}` is public, so {INNER} need not list it", path.join("::"));
+    }
+    let mut used = BTreeSet::new();
+    let of_stores = sources.iter().filter(|source| source.module == "store" && source.path != Path::new(INNER));
+    for source in of_stores {
+        let own: Vec<&str> = source.path.iter().filter_map(|part| part.to_str()).take(2).collect();
+        for path in paths_in_crate(&source.code) {
+            match path[..] {
+                ["store", "inner", name, ..] => {
+                    used.insert(name.to_owned());
+                }
+                ["store", store, ..] if own[1].trim_end_matches(".rs") == store => {}
+                _ => assert!(is_public(&path), "{:?} imports `{}`: add it to {INNER}", source.path, path.join("::")),
+            }
+        }
+    }
+    let unused: Vec<_> = names.iter().filter(|name| !used.contains(**name)).collect();
+    assert!(unused.is_empty(), "no store uses these names of {INNER}: {unused:?}");
+}
+
 /// An algorithm is a function of a state, a time and a cost. (`algorithm/state` contains the storage of states.)
 #[test]
 fn algorithms_read_no_clock_and_take_no_lock() {
@@ -350,6 +446,9 @@ mod tests {
 }
 "##;
     let code = code(text);
+    let paths: Vec<_> = paths_in_crate(&code).into_iter().map(|path| path.join("::")).collect();
+    let expected = ["Root", "five", "last", "one::Thing", "seven::U", "six::T", "three::Deep", "three::four"];
+    assert_eq!(paths, expected);
     let named: Vec<_> = named_in_crate(&code).into_iter().collect();
     assert_eq!(named, ["Root", "five", "last", "one", "seven", "six", "three"]);
     assert_eq!(code.lines().count(), 10);

@@ -142,7 +142,8 @@ fn check(mistake: Mistake) -> Result<StoreReport, StoreViolation> {
 fn map_of_bytes_decides_as_memory_whether_it_removes_expired_states_or_not() {
     for mistake in [Mistake::None, Mistake::KeepsAll] {
         let report = check(mistake).unwrap_or_else(|violation| panic!("{mistake:?}: {violation}"));
-        let StoreReport { allowed, delayed, denied, peeks, operations, .. } = report;
+        let StoreReport { allowed, delayed, denied, borrowed, peeks, operations, .. } = report;
+        assert!(borrowed > 50, "{report:?}");
         assert!(allowed > 1_000 && delayed > 50 && denied > 1_000 && peeks > 300 && operations > 150, "{report:?}");
     }
 }

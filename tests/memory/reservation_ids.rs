@@ -26,6 +26,26 @@ fn window(clock: &ManualClock) -> Memory<str, FixedWindow, ManualClock> {
 }
 
 #[tokio::test]
+async fn expires_in_counts_before_and_after_id() {
+    let second = Duration::from_secs(1);
+    let orders = [
+        AcquireOptions::cost(7).hold().expires_in(second).id("a"),
+        AcquireOptions::cost(7).hold().id("a").expires_in(second),
+        AcquireOptions::cost(7).id("a").hold().expires_in(MINUTE).expires_in(second),
+    ];
+    for options in orders {
+        let clock = ManualClock::new();
+        let limiter = window(&clock);
+        assert!(limiter.hold("alice", options).await.expect("a decision").decision.is_allowed());
+        clock.advance(second);
+        // The hold has expired, so its cost is charged: a settlement with less changes nothing.
+        limiter.settle("alice", "a", 1).await.expect("a remembered id");
+        assert_eq!(limiter.check("alice", 0).remaining(), Some(LIMIT - 7));
+        assert_eq!(options, orders[0]);
+    }
+}
+
+#[tokio::test]
 async fn reservation_id_follows_the_model() {
     let mut seen = HashMap::new();
     for seed in 0..1_000 {

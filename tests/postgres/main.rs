@@ -89,8 +89,9 @@ fn four_processes_at_once_decide_as_memory() {
     for process in &mut processes {
         let reported = process.reported();
         assert!(process.0.wait().expect("its end").success());
-        let [allowed, delayed, denied, peeks, operations] = reported[..] else { panic!("{reported:?}") };
-        println!("allowed {allowed}, delayed {delayed}, denied {denied}, peeks {peeks}, operations {operations}");
+        let [allowed, delayed, denied, borrowed, peeks, operations] = reported[..] else { panic!("{reported:?}") };
+        println!("allowed {allowed}, delayed {delayed}, denied {denied}, borrowed {borrowed}, peeks {peeks}");
+        assert!(borrowed > 50, "{reported:?}");
         assert!(allowed > 1_000 && delayed > 50 && denied > 1_000 && peeks > 300 && operations > 150, "{reported:?}");
     }
 }
@@ -107,7 +108,8 @@ fn checking_process() {
         std::future::ready(Ok(limiter))
     }));
     let report = checked.unwrap_or_else(|violation| panic!("{violation}: {violation:?}"));
-    for number in [report.allowed, report.delayed, report.denied, report.peeks, report.operations] {
+    let calls = [report.allowed, report.delayed, report.denied];
+    for number in calls.into_iter().chain([report.borrowed, report.peeks, report.operations]) {
         println!("reported: {number}");
     }
 }

@@ -10,6 +10,10 @@ use bb8_redis::redis;
 
 use crate::server::Server;
 
+#[allow(dead_code, reason = "the crate uses the rest")]
+#[path = "../../src/store/redis/script/fields.rs"]
+mod fields;
+
 /// The Redis stub: strings, lists, and `struct` by `string.pack`. Runs a script on each input line, and prints the reply
 /// and the work: the numbers of commands, of bytes that they transfer, and of Lua instructions.
 const STUB: &str = r"
@@ -106,7 +110,8 @@ pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> S
         parts.push(include_str!("../../src/store/redis/script/lease.lua").to_owned());
     }
     parts.push(include_str!("../../src/store/redis/script/driver.lua").to_owned());
-    parts.concat()
+    let script = parts.concat();
+    fields::resolve(&script)
 }
 
 /// One batch of decisions at `now`: (key index, cost) each, with parameters by `params`.

@@ -7,15 +7,20 @@ use super::layout::{Block, MAX_HITS, MAX_STATE_BYTES, Stored, VERSION};
 use super::transaction::StoreWrite;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, BlockReason, LimitNumbers, LimitReading, LimitStatus, Name, Plan, ShareRole};
-use crate::encode::{EncodeKey, KeyWriter, hash_if_long};
+use crate::decision::{AcquireOptions, BlockReason, LimitStatus};
+use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, LimitFacts, ReadMode, SelectAlgorithm, Shares, SubKeyOf, Transition};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
+use crate::store::inner::{
+    LimitFacts, LimitNumbers, LimitReading, Name, Plan, ReadMode, ShareRole, Shares, Transition, hash_if_long,
+};
 
 /// A limit on keys of type `Key`.
 pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
-    fn facts(&self) -> LimitFacts<'_>;
+    fn name(&self) -> &str;
+
+    fn facts(&self) -> LimitFacts;
 
     /// Sets the part of the limit in the guaranteed shares of its limiter.
     fn set_shares(&mut self, shares: Option<Shares>);
@@ -85,7 +90,11 @@ where
     P: SubKeyOf<Key>,
     P::SubKey: EncodeKey,
 {
-    fn facts(&self) -> LimitFacts<'_> {
+    fn name(&self) -> &str {
+        Limit::name(self)
+    }
+
+    fn facts(&self) -> LimitFacts {
         Limit::facts(self)
     }
 
@@ -145,7 +154,8 @@ where
         let max_waiting = algorithm.and_then(Algorithm::max_waiting);
         let mut sub_key = KeyWriter::new();
         if self.sub_key().with_sub_key(key, |part| part.encode(&mut sub_key)).is_some() {
-            limits.add_limit(Limit::name(self), sub_key.as_str(), self.cost(), max_waiting);
+            let kept_free = self.kept_free(key);
+            limits.add_class(Limit::name(self), sub_key.as_str(), kept_free, self.cost(), max_waiting);
         }
     }
 }
@@ -238,7 +248,7 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
             stored.state.apply(next);
         }
         let snapshot = transition.snapshot(&stored.state, 0, now);
-        let numbers = self.limit.numbers_after(reading, snapshot, &self.warn_key, now);
+        let numbers = reading.numbers_after(self.limit.warn_keys(), snapshot, &self.warn_key, now);
         Ok((self.write(&stored, now)?, numbers))
     }
 

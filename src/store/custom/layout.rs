@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::algorithm::{Counters, State};
-use crate::clock::{Timestamp, latest_end, micros_floor};
+use crate::clock::Timestamp;
 use crate::decision::BlockReason;
+use crate::store::inner::{latest_end, micros_floor};
 
 /// The version of the layout: the first byte of each state, and the first part of each key.
 pub(super) const VERSION: u8 = 1;

@@ -6,8 +6,9 @@ use super::transaction::StoreTransaction;
 use crate::decision::AcquireOptions;
 use crate::encode::EncodeKey;
 use crate::error::Error;
-use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_limits, impl_into_limits};
+use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
+use crate::store::inner::{check_limits, impl_into_limits};
 
 /// The limits of a store of your own, such as a table of a database.
 ///
@@ -176,7 +177,7 @@ impl<Key: ?Sized> StoreLimit<Key> {
     /// Returns the limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.facts().name
+        self.0.name()
     }
 }
 

@@ -2,10 +2,10 @@ use std::fmt;
 
 use super::bound::AnyBoundLimit;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Decision, LimitNumbers, LimitReading, Plan, combine_shares};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limit::ReadMode;
 use crate::limiter::AdminOperation;
+use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 
 /// One decision or operation on a key, for a store of your own: from the states that the store has read, those to write.
 ///
@@ -187,23 +187,14 @@ impl StoreTransaction {
     fn read(&self, states: &[Option<&[u8]>], now: Timestamp) -> Result<Vec<LimitReading>, Error> {
         let mode = if self.limits.len() > 1 { ReadMode::Together } else { ReadMode::Snapshot };
         let read = self.limits.iter().zip(states).map(|(limit, state)| limit.read(*state, now, self.options, mode));
-        let mut readings = read.collect::<Result<Vec<_>, _>>()?;
-        combine_shares(&mut readings, |reading| reading);
-        Ok(readings)
+        read.collect()
     }
 
     /// Reads all limits, and returns what they decide together.
     fn plan(&self, states: &[Option<&[u8]>], now: Timestamp) -> Result<(Vec<LimitReading>, Plan), Error> {
         let mut readings = self.read(states, now)?;
-        let mut plan = Plan::new(readings.iter());
-        if let Some(blocked) = plan.block_to_await(self.options, readings.iter()) {
-            let later = self.read(states, now.saturating_add(blocked))?;
-            let later_plan = Plan::new(later.iter());
-            for (reading, later) in readings.iter_mut().zip(&later) {
-                *reading = reading.after_block(blocked, later, &later_plan);
-            }
-            plan = Plan::new(readings.iter());
-        }
+        let read_later = |_: &mut [_], blocked| self.read(states, now.saturating_add(blocked));
+        let plan = Plan::of(&mut readings, self.options, read_later)?;
         Ok((readings, plan))
     }
 

@@ -1,6 +1,7 @@
 use crate::algorithm::Algorithm;
-use crate::clock::{Timestamp, micros_floor};
-use crate::table::{EvictionPolicy, WhenFull};
+use crate::clock::Timestamp;
+use crate::store::inner::{micros_floor, table::EvictionPolicy};
+use crate::table::WhenFull;
 
 /// The eviction policy of a limit: the algorithm determines the usage.
 pub(super) struct AlgorithmEviction<'a, A> {

@@ -7,11 +7,14 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::algorithm::AtomicState;
-use crate::clock::{Clock, Timestamp, latest_end};
+use crate::clock::{Clock, Timestamp};
 use crate::decision::BlockReason;
-use crate::sync::AtomicU64;
-use crate::table::{EvictionPolicy, Location, SavedItem, Table, WhenFull, fingerprint};
+use crate::store::inner::{
+    AtomicState, latest_end,
+    sync::AtomicU64,
+    table::{EvictionPolicy, Location, SavedItem, Table, fingerprint},
+};
+use crate::table::WhenFull;
 
 /// For how long a flag outlasts the last block of its set, in microseconds. A clock that steps back by less finds the
 /// block again.

@@ -9,8 +9,8 @@ use super::limits::MemoryLimits;
 use super::save::{Restore, SavedCounts};
 use super::transaction_limit::{Capacity, read_clock};
 use crate::clock::{Clock, SystemClock};
-use crate::decision::Reserve;
 use crate::error::Error;
+use crate::store::inner::Reserve;
 use crate::table::WhenFull;
 
 /// Builds a [`Memory`] limiter.

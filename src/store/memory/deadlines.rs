@@ -18,9 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
 use super::flights::{Ended, Flights, Node};
-use crate::clock::{Clock, Timestamp, latest_end};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::table::LockToken;
+use crate::clock::{Clock, Timestamp};
+use crate::store::inner::{
+    latest_end,
+    sync::{AtomicU64, Mutex, MutexGuard, Ordering},
+    table::LockToken,
+};
 
 /// The deadlines of a limit.
 pub(super) struct Deadlines {

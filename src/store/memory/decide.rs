@@ -11,12 +11,15 @@ use std::hash::{BuildHasher, Hash};
 use super::limit_table::{AtomicStateOf, CellOf, LimitTable};
 use super::transaction::{self, AcquireContext, HeldLimit, LimitStep};
 use super::transaction_limit::TransactionLimit;
-use crate::algorithm::{Algorithm, AtomicState, ChargeOptions, InLine, State, Step};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, LazySnapshot, LimitStatus, Name, ShareRole};
+use crate::decision::{Decision, LazySnapshot, LimitStatus};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::sync::Backoff;
-use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
+use crate::store::inner::{
+    AtomicState, InLine, Name, ShareRole,
+    sync::Backoff,
+    table::{Entry, LockedEntry, LookupError, StoreError, TableEntry},
+};
 
 /// Why an entry was not decided. Nothing was charged.
 enum EntryError {

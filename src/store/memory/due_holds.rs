@@ -8,7 +8,7 @@ use super::limit_table::{CellOf, LimitTable};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
 use crate::limit::AlgorithmSelector;
-use crate::table::{Location, LockToken, SlotIndex, Table};
+use crate::store::inner::table::{Location, LockToken, SlotIndex, Table};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Before a decision: ends the holds of the key whose requests last longer than the maximum, and those of some other

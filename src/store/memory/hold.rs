@@ -5,9 +5,11 @@ use std::borrow::Borrow;
 use super::limit_table::LimitTable;
 use super::transaction_limit::{AcquireContext, LimitRead, LimitResult};
 use crate::algorithm::Algorithm;
-use crate::clock::micros_floor;
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::table::{LockToken, SlotIndex};
+use crate::store::inner::{
+    micros_floor,
+    table::{LockToken, SlotIndex},
+};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Holds the cost on the key.

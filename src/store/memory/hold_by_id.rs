@@ -5,10 +5,10 @@ use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Settlement};
 use super::transaction_limit::{HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Reserve};
+use crate::decision::{AcquireOptions, Costs, Decision, ReservationId};
 use crate::error::Error;
 use crate::limiter::Outcome;
-use crate::table::LookupError;
+use crate::store::inner::{Reserve, table::LookupError};
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Holds the cost under an id, unless the id is remembered.

@@ -11,10 +11,12 @@ use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
-use crate::decision::Name;
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::table::{LockToken, SlotIndex, Table, TableFull};
+use crate::store::inner::{
+    Name,
+    table::{LockToken, SlotIndex, Table, TableFull},
+};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {

@@ -13,13 +13,17 @@ use super::transaction_limit::{
     AcquireContext, Capacity, HeldLimit, LimitCharge, LimitRead, LimitResult, TransactionLimit,
 };
 use super::usage::KeyId;
-use crate::algorithm::{Algorithm, AtomicState, State};
-use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{BlockReason, Decision, LazySnapshot, LimitNumbers, LimitReading, ShareRole};
+use crate::algorithm::{Algorithm, State};
+use crate::clock::Timestamp;
+use crate::decision::{BlockReason, Decision, LazySnapshot};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, ReadMode, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LockToken, LookupError, Reading, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+use crate::store::inner::{
+    AtomicState, LimitNumbers, LimitReading, ReadMode, ShareRole, micros_floor,
+    table::{Location, LockToken, LookupError, Reading, SlotIndex, Table, TableFull, fingerprint},
+};
+use crate::table::WhenFull;
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -205,7 +209,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns the numbers after a charge or a hold, and whether it has crossed the limit's mark.
     #[inline]
     pub(super) fn numbers_after_charge(&self, read: &LimitRead, snapshot: LazySnapshot) -> LimitNumbers {
-        self.limit.numbers_after(&read.reading, snapshot, read.location.hash(), read.now)
+        read.reading.numbers_after(self.limit.warn_keys(), snapshot, read.location.hash(), read.now)
     }
 
     /// Decides on a state.

@@ -15,11 +15,12 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{
-    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, capacity_added, limiter_methods,
-};
+use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::table::{LookupError, TableFull};
+use crate::store::inner::{
+    capacity_added, limiter_methods,
+    table::{LookupError, TableFull},
+};
 
 /// A limiter that stores its states in this process's memory.
 ///

@@ -4,11 +4,11 @@ use super::decide::{self, Prepared};
 use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
-use crate::algorithm::{Algorithm, AtomicState};
+use crate::algorithm::Algorithm;
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, check_limits};
-use crate::table::LookupError;
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::{AtomicState, check_limits, table::LookupError};
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.

@@ -15,8 +15,8 @@ use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{IntoLimit, Limit, LimitFacts, SelectAlgorithm, Shares, SubKeyOf, check_limits};
-use crate::table::LookupError;
+use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::{LimitFacts, Shares, check_limits, table::LookupError};
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
 ///
@@ -50,7 +50,7 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
     /// The limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.0.facts().name
+        self.0.name()
     }
 }
 
@@ -61,7 +61,8 @@ impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
 }
 
 trait BuildLimit<Key: ?Sized, S>: Send + Sync {
-    fn facts(&self) -> LimitFacts<'_>;
+    fn name(&self) -> &str;
+    fn facts(&self) -> LimitFacts;
     fn build(
         self: Box<Self>,
         shares: Option<Shares>,
@@ -78,7 +79,11 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    fn facts(&self) -> LimitFacts<'_> {
+    fn name(&self) -> &str {
+        Self::name(self)
+    }
+
+    fn facts(&self) -> LimitFacts {
         self.facts::<Key>()
     }
 

@@ -17,7 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::transaction_limit::HeldLimit;
 use super::usage::KeyId;
 use crate::clock::Timestamp;
-use crate::decision::{Costs, ReservationId, Reserve};
+use crate::decision::{Costs, ReservationId};
+use crate::store::inner::Reserve;
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {

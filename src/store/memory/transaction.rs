@@ -7,20 +7,21 @@
 //! changed. All locks are held before the first charge, and until the last one. So no other thread sees a part of the
 //! charges. The common order of limits and of sets prevents deadlock.
 
+use std::convert::Infallible;
 use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use super::transaction_limit::LimitCharge;
 use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
-use super::transaction_limit::{LimitCharge, LimitRead};
 use crate::clock::Timestamp;
-use crate::decision::{
-    Counting, Decision, DecisionPart, LimitReading, LimitStatus, Plan, ShareRole, Verdict, combine_shares,
+use crate::decision::{Decision, LimitStatus, Verdict};
+use crate::store::inner::{
+    Counting, DecisionPart, LimitReading, Plan, ReadMode, ShareRole,
+    sync::Backoff,
+    table::{LockToken, TableFull},
 };
-use crate::limit::ReadMode;
-use crate::sync::Backoff;
-use crate::table::{LockToken, TableFull};
 
 /// Decides over all limits, and charges or holds the cost if all of them allow.
 ///
@@ -176,32 +177,28 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 ) -> Plan {
     let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, steps, context, mode);
-    combine_shares(steps, |step| &mut step.read.reading);
-    let plan = Plan::new(readings(steps));
-    match plan.block_to_await(context.options, readings(steps)) {
-        None => plan,
-        Some(blocked) => read_after_block(limits, steps, context, blocked),
-    }
+    let read_later =
+        |steps: &mut [LimitStep], blocked| Ok::<_, Infallible>(read_later(limits, steps, context, blocked));
+    let Ok(plan) = Plan::of(steps, context.options, read_later);
+    plan
 }
 
 /// Reads all limits as of the end of a block.
 #[cold]
-fn read_after_block<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+fn read_later<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
     steps: &mut [LimitStep],
     context: &AcquireContext<'_, Key, S>,
     blocked: Duration,
-) -> Plan {
+) -> Vec<LimitReading> {
     let end = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
-    let mut later: Vec<_> = limits.iter().map(|limit| limit.read(&end, ReadMode::Together)).collect();
-    combine_shares(&mut later, |read| &mut read.reading);
-    let plan = Plan::new(later.iter().map(|read| &read.reading));
-    for (step, later) in steps.iter_mut().zip(later) {
-        let reading = step.read.reading.after_block(blocked, &later.reading, &plan);
+    let read = limits.iter().zip(steps).map(|(limit, step)| {
+        let later = limit.read(&end, ReadMode::Together);
         // The last reading is the one that is validated.
-        step.read = LimitRead { location: later.location, reading, ..step.read };
-    }
-    Plan::new(readings(steps))
+        step.read.location = later.location;
+        later.reading
+    });
+    read.collect()
 }
 
 /// Reads all limits soon after the clock was read.

@@ -9,11 +9,14 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, BlockReason, Decision, LimitNumbers, LimitReading, Name};
+use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limit::{LimitCost, ReadMode};
 use crate::limiter::LimitsOfKey;
-use crate::table::{Location, LockToken, LookupError, SlotIndex, TableFull, WhenFull};
+use crate::store::inner::{
+    HasReading, LimitCost, LimitNumbers, LimitReading, Name, ReadMode,
+    table::{Location, LockToken, LookupError, SlotIndex, TableFull},
+};
+use crate::table::WhenFull;
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +220,18 @@ pub struct LimitResult {
     pub(super) numbers: LimitNumbers,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
+}
+
+impl HasReading for LimitStep {
+    #[inline]
+    fn reading(&self) -> &LimitReading {
+        &self.read.reading
+    }
+
+    #[inline]
+    fn reading_mut(&mut self) -> &mut LimitReading {
+        &mut self.read.reading
+    }
 }
 
 impl LimitStep {

@@ -8,7 +8,7 @@ use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::scratch::with_scratch;
+use crate::store::inner::with_scratch;
 
 /// A limit on a part of keys of type `Key`.
 pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
@@ -29,8 +29,9 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     /// Feeds the sub-key to a hasher, and the parameters of the algorithm if the key chooses it.
     fn hash(&self, key: &Key, hasher: &mut dyn Hasher);
 
-    /// Names the limit and the key's sub-key, unless the limit is a shadow.
-    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
+    /// Names the limit and the key's sub-key, unless the limit is a shadow. `kept_free` are the units that are kept free from
+    /// requests of the key.
+    fn name_limit(&self, key: &Key, kept_free: Option<u64>, limits: &mut LimitsOfKey<'_>);
 }
 
 pub(crate) struct BoundLimit<C, P>(pub(crate) Arc<Limit<C, P>>);
@@ -46,19 +47,10 @@ where
     fn info(&self) -> LimitInfo {
         let fixed_algorithm = || Arc::new(FixedAlgorithmOf(Arc::clone(&self.0))) as Arc<dyn FixedAlgorithm>;
         LimitInfo {
-            name: self.0.name_handle().clone(),
+            facts: self.0.facts::<Key>(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
-            shadow: self.0.is_shadow(),
-            cost: self.0.cost(),
             held_until_end: C::Algorithm::HELD_UNTIL_END,
-            is_queue: C::Algorithm::IS_QUEUE,
             is_global: self.0.sub_key().is_constant(),
-            is_conditional: self.0.sub_key().is_conditional(),
-            is_whole_key: self.0.sub_key().is_whole_key(),
-            keeps_free: self.0.sub_key().keeps_free(),
-            share: self.0.share(),
-            share_units: self.0.share_count().unwrap_or_default(),
-            capacity: self.0.algorithm().fixed().and_then(Algorithm::share_capacity),
             warn_keys: self.0.warn_keys().cloned(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
@@ -96,15 +88,14 @@ where
         }
     }
 
-    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+    fn name_limit(&self, key: &Key, kept_free: Option<u64>, limits: &mut LimitsOfKey<'_>) {
         if self.0.is_shadow() || !self.applies_to(key) {
             return;
         }
         let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
         let mut sub_key = KeyWriter::new();
         self.encode(key, &mut sub_key);
-        let (name, kept_free) = (self.0.name_handle().as_str(), self.kept_free(key));
-        limits.add_class(name, sub_key.as_str(), kept_free, self.0.cost(), max_waiting);
+        limits.add_class(self.0.name(), sub_key.as_str(), kept_free, self.0.cost(), max_waiting);
     }
 }
 

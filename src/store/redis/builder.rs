@@ -8,10 +8,10 @@ use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
 use crate::clock::Clock;
-use crate::decision::Reserve;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::observe::{Observer, Observers};
+use crate::observe::Observer;
+use crate::store::inner::{Observers, Reserve};
 
 /// Writes the hash tag of a key, which selects its cluster slot.
 pub(crate) type HashTag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
@@ -248,7 +248,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             return Err(Error::config(format!(
                 "invalid limits: `slot_by` cannot spread the limit {:?}, which counts all keys together; make it a \
                  limiter of its own, and combine the two with `limiter::Chained`",
-                global.name.as_str()
+                global.facts.name.as_str()
             )));
         }
         if let Some(lease) = &self.lease {

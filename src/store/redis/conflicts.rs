@@ -62,7 +62,7 @@ impl LimitFingerprint {
             algorithm.params(1, &mut params);
             params
         });
-        Self { limit: limit.name.as_str().to_owned(), script: limit.script.name(), params }
+        Self { limit: limit.facts.name.as_str().to_owned(), script: limit.script.name(), params }
     }
 
     fn conflict_with(&self, other: &Self, name: &str) -> Option<String> {

@@ -5,9 +5,10 @@ use super::cluster::cluster_slot;
 use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
 use super::script::Operation;
-use crate::decision::{AcquireOptions, Costs, ReservationId, Reserve};
+use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
+use crate::store::inner::Reserve;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Submits a hold with an id.

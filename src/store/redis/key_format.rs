@@ -2,8 +2,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::decision::ReservationId;
-use crate::encode::{KeyWriter, hash_if_long, hex};
+use crate::encode::KeyWriter;
 use crate::error::Error;
+use crate::store::inner::{hash_if_long, hex};
 
 /// The keys of a reservation id in Redis: of its record, and of the counts of the user's key.
 pub(crate) struct ReservationKeys {

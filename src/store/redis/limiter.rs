@@ -9,13 +9,11 @@ use super::limiter_state::LimiterState;
 use super::limits::IntoRedisLimits;
 use super::script::Operation;
 use super::server::RedisServer;
-use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limiter::{
-    Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, capacity_added, limiter_methods,
-};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey};
 use crate::observe::Event;
+use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
@@ -314,7 +312,7 @@ impl<Key: ?Sized> Clone for Redis<Key> {
 impl<Key: ?Sized> fmt::Debug for Redis<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        let limits: Vec<_> = state.limits().iter().map(|limit| limit.name.as_str()).collect();
+        let limits: Vec<_> = state.limits().iter().map(|limit| limit.facts.name.as_str()).collect();
         let config = &state.client.config;
         f.debug_struct("Redis")
             .field("server", &config.health.server)

@@ -18,12 +18,12 @@ use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
 use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
 use super::server::RedisServer;
-use crate::clock::{Clock, SystemClock, micros_floor};
-use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus, Plan, ShareRole};
+use crate::clock::{Clock, SystemClock};
+use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::observe::Observers;
+use crate::store::inner::{Observers, Plan, ShareRole, micros_floor};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -47,13 +47,14 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
         let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
-        let shares = crate::limit::check_limits(&limits.iter().map(LimitInfo::facts).collect::<Vec<_>>())?;
+        let shares =
+            crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
-            limit.set_shares(shares);
+            limit.facts.set_shares(shares);
         }
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
-        let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
+        let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
         let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
@@ -122,12 +123,12 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     pub(super) fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits().iter().filter_map(|limit| limit.cost.unit()).for_each(visit);
+        self.limits().iter().filter_map(|limit| limit.facts.cost.unit()).for_each(visit);
     }
 
     /// Returns the index of the limit with this name.
     fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
+        let found = self.limits().iter().position(|limit| limit.facts.name.as_str() == name);
         found.ok_or_else(|| Error::no_such_limit(name))
     }
 
@@ -199,11 +200,11 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
     fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
-        if !self.limits().iter().any(|limit| limit.keeps_free || limit.share == ShareRole::Common) {
+        if !self.limits().iter().any(|limit| limit.facts.keeps_free || limit.facts.share == ShareRole::Common) {
             return Vec::new();
         }
         let limits = self.limits().iter().zip(&*self.limit_fns);
-        limits.map(|(limit, fns)| limit.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))).collect()
+        limits.map(|(limit, fns)| limit.facts.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))).collect()
     }
 
     /// The template of a decision on all limits.
@@ -231,7 +232,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             if let Some(algorithm) = limit.select(index, algorithms) {
                 algorithm.params(cost, &mut params);
             }
-            params.extend([u64::from(limit.shadow), cost]);
+            params.extend([u64::from(limit.facts.is_shadow), cost]);
         }
         let mut arg1 = 0;
         for (index, kept) in kept_free.iter().enumerate().filter(|(_, kept)| kept.is_some()) {
@@ -241,7 +242,7 @@ impl<Key: ?Sized> LimiterState<Key> {
                 arg1 |= 1 << index;
             }
         }
-        for (index, _) in self.limits().iter().enumerate().filter(|(_, limit)| limit.share != ShareRole::None) {
+        for (index, _) in self.limits().iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
             arg1 |= 1 << (self.limits().len() + index);
         }
         let arg2 = match operation {
@@ -295,7 +296,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
-            let holds = options.hold && options.reserve.is_none();
+            let holds = options.hold && options.id.is_none();
             let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
             return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {
@@ -369,9 +370,11 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Names the limits that apply to a key. A request waits behind requests of its share only.
     pub(super) fn name_limits(&self, key: &Key, names: &mut LimitsOfKey<'_>) {
         let limits = || self.limits().iter().zip(&*self.limit_fns);
-        let has_share = limits().any(|(limit, fns)| limit.share == ShareRole::Share && fns.applies_to(key));
-        let is_named = |limit: &LimitInfo| !has_share || limit.share != ShareRole::Common;
-        limits().filter(|(limit, _)| is_named(limit)).for_each(|(_, fns)| fns.name_limit(key, names));
+        let has_share = limits().any(|(limit, fns)| limit.facts.share == ShareRole::Share && fns.applies_to(key));
+        let is_named = |limit: &LimitInfo| !has_share || limit.facts.share != ShareRole::Common;
+        for (limit, fns) in limits().filter(|(limit, _)| is_named(limit)) {
+            fns.name_limit(key, limit.facts.kept_free(fns.kept_free(key)), names);
+        }
     }
 
     /// Returns whether no limit applies to a key.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use super::bound_limit::{BoundLimit, RedisBoundLimit};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
-use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf, impl_into_limits};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::impl_into_limits;
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for limits that are known only at run time, in a `Vec`.
 ///
@@ -35,7 +36,7 @@ impl<Key: ?Sized> RedisLimit<Key> {
 
 impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLimit").field("name", &self.0.info().name.as_str()).finish_non_exhaustive()
+        f.debug_struct("RedisLimit").field("name", &self.0.info().facts.name.as_str()).finish_non_exhaustive()
     }
 }
 

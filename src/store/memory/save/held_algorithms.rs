@@ -1,8 +1,9 @@
+use crate::store::inner::{
+    sync::{Mutex, MutexGuard},
+    table::LockToken,
+};
 use std::collections::HashMap;
 use std::sync::PoisonError;
-
-use crate::sync::{Mutex, MutexGuard};
-use crate::table::LockToken;
 
 /// The algorithms of keys with held costs, if the algorithm is chosen by the key: a save charges these costs, and has no
 /// key to choose by.

@@ -9,9 +9,10 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
+use crate::store::inner::table::{EvictionPolicy, SavedItem};
 use crate::store::memory::algorithm_eviction::AlgorithmEviction;
 use crate::store::memory::limit_table::{LimitTable, StateOf};
-use crate::table::{EvictionPolicy, SavedItem, WhenFull};
+use crate::table::WhenFull;
 
 /// What identifies a limit in a file.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::command::classify;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
-use crate::runtime::{Sleep, sleep};
+use crate::store::inner::runtime::{Sleep, sleep};
 use crate::store::redis::connect::{Connection, Failure, no_runtime};
 use crate::store::redis::health::ServerHealth;
 

@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use super::completion::DelayedResults;
 use super::operation::{OperationKind, QueuedOperation};
-use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::store::inner::StateEncoding;
 use crate::store::redis::connect::Failure;
 use crate::store::redis::holds::{HoldRegistry, NewSessions};
 use crate::store::redis::script::{
@@ -71,11 +71,13 @@ impl Batch {
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {
-                            push(&update.target.template, numbers.to_vec());
+                            push(&update.target.entry.template, numbers.into_numbers().to_vec());
                         }
                     }
                 }
-                OperationKind::Lease(renewal) => push(&renewal.quota.template, renewal.encode().to_vec()),
+                OperationKind::Lease(renewal) => {
+                    push(&renewal.quota.entry.template, renewal.encode().into_numbers().to_vec());
+                }
                 OperationKind::Mutate(templates) => {
                     for template in templates {
                         push(template, Vec::new());

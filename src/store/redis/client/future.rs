@@ -11,7 +11,7 @@ use super::completion::{Completion, OperationResult};
 use super::config::ClientConfig;
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Outcome};
-use crate::runtime::Sleep;
+use crate::store::inner::runtime::Sleep;
 
 /// A decision that waits for its reply from Redis.
 ///

@@ -13,7 +13,7 @@ use super::operation::{OperationKind, QueuedOperation};
 use super::{Client, no_runtime};
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
-use crate::runtime::sleep;
+use crate::store::inner::runtime::sleep;
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
@@ -142,7 +142,7 @@ fn not_confirmed(error: Error) -> Error {
 impl HoldTransport for Client {
     fn send_update(&self, mut updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error> {
         // Holds before and after a replacement of the limits have different scripts.
-        updates.sort_by_key(|update| update.target.limit);
+        updates.sort_by_key(|update| update.target.entry.limit);
         let mut replies = Vec::new();
         for updates in group_by_limits(updates, |update| &update.target.limits) {
             let key_of = |update: &SessionUpdate| (Arc::clone(&update.session.key), Arc::clone(&update.target));
@@ -155,13 +155,13 @@ impl HoldTransport for Client {
     fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let mut charges: Vec<_> =
             charges.iter().map(|(session, cost)| (Arc::clone(&session.key), session.target(), *cost)).collect();
-        charges.sort_by_key(|(_, target, _)| target.limit);
+        charges.sort_by_key(|(_, target, _)| target.entry.limit);
         let mut replies = Vec::new();
         for charges in group_by_limits(charges, |(_, target, _)| &target.limits) {
             let templates = charges.iter().filter_map(|(_, target, cost)| {
-                let limit = &target.limits.limits[target.limit];
-                let algorithm = limit.algorithm(target.algorithm.as_ref())?;
-                Some(Arc::new(limit.template(target.limit, Operation::Charge, algorithm, *cost, *cost)))
+                let limit = &target.limits.limits[target.entry.limit];
+                let algorithm = limit.algorithm(target.entry.algorithm.as_ref())?;
+                Some(Arc::new(limit.template(target.entry.limit, Operation::Charge, algorithm, *cost, *cost)))
             });
             let kind = OperationKind::Mutate(templates.collect());
             let sessions: Vec<_> =
@@ -190,8 +190,8 @@ impl Client {
         kind: OperationKind,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let Some((_, first)) = sessions.first() else { return Ok(Box::pin(std::future::ready(Ok(())))) };
-        let reply =
-            self.enqueue(|reply| Ok(QueuedOperation::on_sessions(&first.limits, sessions, kind, reply)), None)?;
+        let entries = sessions.iter().map(|(key, target)| (&**key, &target.entry));
+        let reply = self.enqueue(|reply| Ok(QueuedOperation::on_entries(&first.limits, entries, kind, reply)), None)?;
         Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
     }
 }

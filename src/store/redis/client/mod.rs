@@ -55,7 +55,7 @@ use super::connect::no_runtime;
 use super::health::NodeState;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
-use crate::runtime::sleep;
+use crate::store::inner::runtime::sleep;
 
 /// The queues and worker tasks of a limiter. They outlive a replacement of the limits.
 pub(crate) struct Client {

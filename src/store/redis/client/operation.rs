@@ -9,9 +9,9 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
 use crate::store::redis::connect::Failure;
-use crate::store::redis::holds::{PendingHold, SessionTarget, SessionUpdate};
+use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::LeaseRenewal;
-use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, OperationTemplate};
+use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, OperationTemplate};
 
 /// An operation from its queueing to its reply.
 pub(crate) struct QueuedOperation {
@@ -49,17 +49,17 @@ pub(crate) enum OperationKind {
 }
 
 impl QueuedOperation {
-    /// An operation on the keys of some sessions, each of another one of these limits, in the order of the limits.
-    pub(crate) fn on_sessions(
+    /// An operation on the keys of some entries, each of another one of these limits, in the order of the limits.
+    pub(crate) fn on_entries<'a>(
         limits: &Arc<LimitSet>,
-        sessions: &[(Arc<[u8]>, Arc<SessionTarget>)],
+        entries: impl Iterator<Item = (&'a [u8], &'a EntryTarget)>,
         kind: OperationKind,
         reply: oneshot::Sender<OperationResult>,
     ) -> Self {
         let count = limits.limits.len();
         let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(count), Vec::new());
         let mut weight = 1;
-        for (key, target) in sessions {
+        for (key, target) in entries {
             // Each of the steps concerns one limit, so the maximum weight bounds them.
             weight = weight.max(target.weight);
             key_offsets.resize(target.limit, keys.len());

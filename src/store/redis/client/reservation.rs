@@ -5,12 +5,13 @@ use std::sync::Arc;
 use super::completion::{Completion, OperationResult};
 use super::operation::QueuedOperation;
 use super::results::arrived_late;
-use crate::algorithm::StateEncoding;
-use crate::decision::{AcquireOptions, Costs, Reserve};
+use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
+use crate::store::inner::{Reserve, StateEncoding};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
-    LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm, to_f64,
+    Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, catch_panic, fields,
+    limit_has_no_algorithm, to_f64,
 };
 
 /// A hold with an id.
@@ -32,13 +33,15 @@ pub(crate) struct SettleOperation {
 impl ReserveOperation {
     /// Returns the numbers to send, and adds the keys of the id.
     pub(super) fn encode(&self, limits: &[LimitInfo], keys: &mut Vec<Vec<u8>>) -> Vec<f64> {
-        let mut numbers = Vec::with_capacity(limits.len() + 4);
-        numbers.extend(limits.iter().map(|limit| f64::from(u8::from(limit.options(self.options).hold))));
-        for key in [&self.keys.record, &self.keys.counts] {
-            keys.push(key.clone());
-            numbers.push(to_f64(keys.len() as u64));
-        }
-        numbers.extend([self.reserve.expires_in, self.max_ids as u64].map(to_f64));
+        let holds = |limit: &LimitInfo| f64::from(u8::from(limit.options(self.options).hold));
+        let mut numbers: Vec<_> = limits.iter().map(holds).collect();
+        let fields = fields::Reserve {
+            record_key: push_key(&self.keys.record, keys),
+            counts_key: push_key(&self.keys.counts, keys),
+            lifetime: self.reserve.expires_in,
+            max_ids: self.max_ids as u64,
+        };
+        numbers.extend(fields.map(to_f64).into_numbers());
         numbers
     }
 
@@ -74,13 +77,12 @@ impl SettleOperation {
     pub(super) fn encode(&self, limits: &[LimitInfo], keys: &mut Vec<Vec<u8>>) -> Vec<f64> {
         // In place of a cost that only Redis knows: the held one.
         const HELD: u64 = u64::MAX;
-        let actual = |limit: &LimitInfo| match limit.cost.actual(&self.actual, HELD) {
+        let actual = |limit: &LimitInfo| match limit.facts.cost.actual(&self.actual, HELD) {
             HELD => -1.0,
             actual => to_f64(actual),
         };
         let mut numbers: Vec<_> = limits.iter().map(actual).collect();
-        keys.push(self.record.clone());
-        numbers.push(to_f64(keys.len() as u64));
+        numbers.extend(fields::Settle { record_key: push_key(&self.record, keys) }.map(to_f64).into_numbers());
         numbers
     }
 
@@ -92,10 +94,10 @@ impl SettleOperation {
     ) -> Option<OperationResult> {
         let mut result = Ok(Completion::Done);
         for index in (0..replay.limits.len()).filter(|index| replay.applies(*index)).collect::<Vec<_>>() {
-            let (released, charged) = (reply.next_i64()?, reply.next_i64()?);
-            if ScriptVerdict::is_invalid_state(released) {
+            let Settled { released, charged } = Settled::read(|| reply.next_i64())?;
+            if ReplyReader::is_invalid_state(released) {
                 result = Err(operation.foreign_key_error());
-            } else if released == ScriptVerdict::UNKNOWN_ID {
+            } else if Failure::of(released) == Some(Failure::UnknownId) {
                 result = Err(Error::unknown_id());
             } else if let Err(error) = replay_settlement(index, released, charged, replay) {
                 result = Err(error);
@@ -103,6 +105,12 @@ impl SettleOperation {
         }
         Some(result)
     }
+}
+
+/// Adds the key of an id. Returns its number.
+fn push_key(key: &[u8], keys: &mut Vec<Vec<u8>>) -> u64 {
+    keys.push(key.to_vec());
+    keys.len() as u64
 }
 
 fn replay_settlement(index: usize, released: i64, charged: i64, replay: &mut Replay<'_>) -> Result<(), Error> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use super::completion::{Completion, OperationResult};
 use super::operation::{OperationKind, QueuedOperation};
 use super::reservation::SettleOperation;
-use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
+use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
-    OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
+    Failure, Grant, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Updated, View, catch_panic,
+    limit_has_no_algorithm,
 };
 
 impl QueuedOperation {
@@ -57,7 +58,7 @@ impl QueuedOperation {
             OperationKind::Mutate(templates) => {
                 // All replies, also after an invalid state: those to the next operation come behind them.
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
-                if values.contains(&ScriptVerdict::INVALID_STATE) {
+                if values.contains(&Failure::InvalidState.result()) {
                     return Some(Err(self.foreign_key_error()));
                 }
                 Some(catch_panic(|| replay_operations(&templates, replay)).map(|()| Completion::Done))
@@ -106,15 +107,14 @@ impl QueuedOperation {
             update.finish(true, 0);
             return Some(Ok(()));
         }
-        // For requests in flight: by how much the held costs have shrunk, and what is not counted.
-        let (released, charged) = (reply.next_i64()?, reply.next_i64()?);
-        if ScriptVerdict::is_invalid_state(released) || charged < 0 {
+        let Updated { released, charged } = Updated::read(|| reply.next_i64())?;
+        if ReplyReader::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
-        let index = update.target.limit;
+        let index = update.target.entry.limit;
         let (now, limit) = (replay.now, &replay.limits[index]);
         let state = replay.state(index);
-        let is_known = released != ScriptVerdict::EXPIRED;
+        let is_known = Failure::of(released) != Some(Failure::Expired);
         if is_known {
             state.held = state.held.saturating_add_signed(-released);
         }
@@ -122,7 +122,7 @@ impl QueuedOperation {
             update.finish(is_known, charged.unsigned_abs());
             return Some(Ok(()));
         }
-        let algorithm = limit.algorithm(update.target.algorithm.as_ref());
+        let algorithm = limit.algorithm(update.target.entry.algorithm.as_ref());
         if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }
@@ -137,20 +137,18 @@ impl QueuedOperation {
         reply: &mut ReplyReader<'_>,
         replay: &mut Replay<'_>,
     ) -> Option<OperationResult> {
-        let (held, expiry, charged, total) =
-            (reply.next_i64()?, reply.next_i64()?, reply.next_i64()?, reply.next_i64()?);
-        let (now, index) = (replay.now, renewal.quota.limit);
+        let Grant { held, expiry, charged, total } = Grant::read(|| reply.next_i64())?;
+        let (now, index) = (replay.now, renewal.quota.entry.limit);
         let limit = &replay.limits[index];
         let is_full = limit.script.state_encoding() == StateEncoding::Full;
         let mut view = [0; 3];
         if held >= 0 && !is_full {
-            for number in &mut view {
-                *number = u64::try_from(reply.next_i64()?).unwrap_or(0);
-            }
+            let numbers = View::read(|| reply.next_i64())?.into_numbers();
+            view = numbers.map(|number| u64::try_from(number).unwrap_or(0));
         }
         let state = replay.state(index);
         let mut figures = None;
-        if let Some(algorithm) = limit.algorithm(renewal.quota.algorithm.as_ref())
+        if let Some(algorithm) = limit.algorithm(renewal.quota.entry.algorithm.as_ref())
             && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
         {
             state.held = total;
@@ -169,11 +167,11 @@ impl QueuedOperation {
         let applied = u64::try_from(held).ok().zip(u64::try_from(expiry).ok());
         let result = match applied {
             Some((held, expiry)) => LeaseReply::Applied { held, expiry },
-            None if held == ScriptVerdict::EXPIRED => LeaseReply::Expired,
+            None if Failure::of(held) == Some(Failure::Expired) => LeaseReply::Expired,
             None => LeaseReply::Refused,
         };
         renewal.finish(&RenewalReply { reply: result, now: now.as_micros(), figures });
-        Some(if ScriptVerdict::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
+        Some(if ReplyReader::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 
     pub(super) fn foreign_key_error(&self) -> Error {

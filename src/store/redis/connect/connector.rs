@@ -15,7 +15,7 @@ use super::failure::{Failure, no_runtime};
 use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
-use crate::runtime::sleep;
+use crate::store::inner::runtime::sleep;
 
 /// The maximum time to open a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::registry::HoldRegistry;
 use super::session::{Session, SessionDeadline};
 use crate::decision::{AcquireOptions, Costs};
-use crate::limit::LimitCost;
+use crate::store::inner::LimitCost;
 use crate::store::redis::script::LimitInfo;
 
 /// The sessions in which an operation holds, one for each limit that holds a cost, from its sending to its reply.
@@ -50,12 +50,12 @@ impl PendingHold {
                 None
             };
             let until_end = limit.held_until_end;
-            let (kind, is_fixed) = (limit.cost, !until_end && limit.cost.is_fixed());
+            let (kind, is_fixed) = (limit.facts.cost, !until_end && limit.facts.cost.is_fixed());
             // A cost of 0 needs no settlement, unless the actual cost differs.
             let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
             holds.extend(held.map(|held| GrantedHold { session, held, kind, is_fixed, until_end, deadline }));
         }
-        let units = limits.iter().filter_map(|limit| limit.cost.unit()).collect();
+        let units = limits.iter().filter_map(|limit| limit.facts.cost.unit()).collect();
         Grant {
             is_hold: options.hold,
             costs: Box::new(options.costs()),

@@ -13,12 +13,11 @@ use super::session::Session;
 use super::target::SessionTarget;
 use super::update::SessionUpdate;
 use super::visit::SessionDue;
-use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
-use crate::observe::{Event, Observers};
-use crate::runtime;
+use crate::observe::Event;
+use crate::store::inner::{Observers, micros_floor, runtime};
 use crate::store::redis::background;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algorithm};
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::id::random_id;
 use super::target::SessionTarget;
 use super::visit::{SessionDue, UpdateEnd, Visit};
-use crate::store::redis::script::{MAX_EXACT, to_f64};
+use crate::store::redis::script::{MAX_EXACT, Update, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
@@ -28,7 +28,54 @@ pub(crate) struct SessionDeadline {
     id: u64,
 }
 
-#[allow(clippy::struct_excessive_bools, reason = "the flags are independent")]
+/// The life of a session. It never goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No reply has granted a hold, so only the call that creates the session knows it.
+    New,
+    /// The server has granted a hold, so it has an entry for the session.
+    Open,
+    /// The session accepts no more holds, and no reply has granted one. The hold that creates it may still arrive.
+    Unknown,
+    /// The session accepts no more holds, and the server has an entry for it.
+    Closing,
+    /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
+    Over,
+}
+
+impl Phase {
+    /// Returns the phase after the server has granted a hold.
+    fn granted(self) -> Self {
+        match self {
+            Self::New | Self::Open => Self::Open,
+            Self::Unknown | Self::Closing => Self::Closing,
+            Self::Over => Self::Over,
+        }
+    }
+
+    /// Returns the phase in which the session accepts no more holds.
+    fn closed(self) -> Self {
+        match self {
+            Self::New | Self::Unknown => Self::Unknown,
+            Self::Open | Self::Closing => Self::Closing,
+            Self::Over => Self::Over,
+        }
+    }
+
+    fn is_closed(self) -> bool {
+        matches!(self, Self::Unknown | Self::Closing | Self::Over)
+    }
+
+    /// Returns whether no reply says that the server has an entry.
+    fn is_unconfirmed(self) -> bool {
+        matches!(self, Self::New | Self::Unknown)
+    }
+
+    fn is_over(self) -> bool {
+        self == Self::Over
+    }
+}
+
 struct SessionState {
     target: Arc<SessionTarget>,
     /// Holds that were sent and not answered.
@@ -53,12 +100,7 @@ struct SessionState {
     /// Updates that were queued and have not ended, and when the last one was queued.
     updates: usize,
     updating_since: Instant,
-    /// The server has granted a hold, so it has an entry for the session.
-    is_confirmed: bool,
-    /// The session accepts no more holds.
-    is_closed: bool,
-    /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
-    is_over: bool,
+    phase: Phase,
     /// When the registry's schedule visits the session, if it contains the session.
     visited_at: Option<Instant>,
     created_at: Instant,
@@ -91,9 +133,9 @@ pub(super) struct SessionSnapshot {
 }
 
 impl SessionSnapshot {
-    pub(super) fn encode(&self, id: u64) -> [f64; 5] {
-        let [id, released, charged, held] = [id, self.sums.released, self.sums.charged, self.held].map(to_f64);
-        [id, released, charged, f64::from(u8::from(self.ends)), held]
+    pub(super) fn encode(&self, id: u64) -> Update<f64> {
+        let Sums { released, charged, .. } = self.sums;
+        Update { id, released, charged, ends: u64::from(self.ends), held: self.held }.map(to_f64)
     }
 }
 
@@ -114,9 +156,7 @@ impl Session {
             detached_surcharge: 0,
             updates: 0,
             updating_since: now,
-            is_confirmed: false,
-            is_closed: false,
-            is_over: false,
+            phase: Phase::New,
             visited_at: None,
             created_at: now,
             renewed_at: now,
@@ -148,7 +188,7 @@ impl Session {
     pub(super) fn join(&self, expiry: Duration) -> bool {
         let mut state = self.state();
         // The margin of a tenth covers the time until the hold reaches the server.
-        let is_open = !state.is_closed && state.renewed_at.elapsed() < expiry * 9 / 10;
+        let is_open = !state.phase.is_closed() && state.renewed_at.elapsed() < expiry * 9 / 10;
         state.pending += usize::from(is_open);
         is_open
     }
@@ -156,7 +196,7 @@ impl Session {
     /// Returns the id as a hold sends it: negative if the hold creates the session on the server.
     pub(super) fn signed_id(&self) -> f64 {
         let id = to_f64(self.id);
-        if self.state().is_confirmed { id } else { -id }
+        if self.state().phase.is_unconfirmed() { -id } else { id }
     }
 
     /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
@@ -170,7 +210,7 @@ impl Session {
         state.pending -= 1;
         state.guards += 1;
         state.held = state.held.saturating_add(cost);
-        state.is_confirmed = true;
+        state.phase = state.phase.granted();
         state.renewed_at = state.renewed_at.max(sent_at);
         let at = sent_at.checked_add(max_duration?)?;
         state.last_deadline += 1;
@@ -190,7 +230,7 @@ impl Session {
     pub(super) fn hold_unknown(&self) {
         let mut state = self.state();
         state.pending -= 1;
-        state.is_closed = true;
+        state.phase = state.phase.closed();
     }
 
     /// The server does not know the session any more.
@@ -199,7 +239,7 @@ impl Session {
     pub(super) fn lose(&self) {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
-            state.is_closed = true;
+            state.phase = state.phase.closed();
         } else {
             state.lose();
         }
@@ -225,7 +265,7 @@ impl Session {
         // An update in a runtime that is parked does not end. The reply to any other one may bring a surcharge.
         let has_update = state.updates > 0 && now < state.updating_since + expiry * 2;
         // The server has settled an idle session on expiry by then.
-        let has_ended = !has_update && (state.is_over || now > state.renewed_at + expiry * 2);
+        let has_ended = !has_update && (state.phase.is_over() || now > state.renewed_at + expiry * 2);
         state.visited_at = None;
         if surcharge == 0 && state.is_idle() && has_ended {
             return Visit::Remove;
@@ -259,7 +299,7 @@ impl Session {
 
     /// Whether the session accepts no more holds.
     pub(super) fn is_closed(&self) -> bool {
-        self.state().is_closed
+        self.state().phase.is_closed()
     }
 
     /// Adds an update in flight.
@@ -286,7 +326,7 @@ impl Session {
     /// Returns the sums for an update that is about to be sent, or `None` if the session is over.
     pub(super) fn snapshot(&self) -> Option<SessionSnapshot> {
         let mut state = self.state();
-        if state.is_over {
+        if state.phase.is_over() {
             return None;
         }
         let surcharge_before = state.sent_surcharge;
@@ -295,7 +335,9 @@ impl Session {
         // it.
         let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
         let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
-        state.is_closed |= ends;
+        if ends {
+            state.phase = state.phase.closed();
+        }
         let (sums, held) = (state.settled, state.held);
         Some(SessionSnapshot { sums, surcharge_before, held, ends, sent_at: Instant::now() })
     }
@@ -327,11 +369,11 @@ impl Session {
     pub(super) fn update_missed(&self, snapshot: &SessionSnapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
-            state.is_closed = true;
+            state.phase = state.phase.closed();
             state.retry_at = Instant::now() + expiry / 3;
             return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
         }
-        if !state.is_confirmed && state.created_at.elapsed() < expiry {
+        if state.phase.is_unconfirmed() && state.created_at.elapsed() < expiry {
             // The hold that creates the session may still arrive. A later update must then end what it holds.
             state.retry_at = Instant::now() + expiry / 10;
             return 0;
@@ -355,9 +397,9 @@ impl SessionState {
 
     /// Returns when the next work is due, which may be now.
     fn next_visit(&self, now: Instant, expiry: Duration) -> Instant {
-        let next = if self.detached_surcharge > 0 || self.is_over && self.is_idle() && self.updates == 0 {
+        let next = if self.detached_surcharge > 0 || self.phase.is_over() && self.is_idle() && self.updates == 0 {
             now
-        } else if self.is_over {
+        } else if self.phase.is_over() {
             // The ends of its guards and updates move the visit.
             now + expiry
         } else {
@@ -374,7 +416,7 @@ impl SessionState {
         let surcharge = actual.saturating_sub(held);
         self.guards -= 1;
         self.held = self.held.saturating_sub(held);
-        if self.is_over {
+        if self.phase.is_over() {
             self.detached_surcharge = self.detached_surcharge.saturating_add(surcharge);
             return;
         }
@@ -383,14 +425,16 @@ impl SessionState {
         settled.charged = settled.charged.saturating_add(actual);
         settled.surcharge = settled.surcharge.saturating_add(surcharge);
         // A new session starts before the sums leave the range in which doubles are exact.
-        self.is_closed |= self.settled.released.max(self.settled.charged) >= MAX_EXACT / 2;
+        if self.settled.released.max(self.settled.charged) >= MAX_EXACT / 2 {
+            self.phase = self.phase.closed();
+        }
         self.retry_at = Instant::now();
     }
 
     /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without
     /// it.
     fn lose(&mut self) {
-        if !self.is_over {
+        if !self.phase.is_over() {
             let unsent = self.settled.surcharge - self.sent_surcharge;
             self.detached_surcharge = self.detached_surcharge.saturating_add(unsent);
         }
@@ -398,7 +442,25 @@ impl SessionState {
     }
 
     fn end(&mut self) {
-        self.is_over = true;
-        self.is_closed = true;
+        self.phase = Phase::Over;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Phase;
+
+    const ALL: [Phase; 5] = [Phase::New, Phase::Open, Phase::Unknown, Phase::Closing, Phase::Over];
+
+    /// The two facts of a phase stay independent: a grant after the end of holds confirms the entry, and opens nothing.
+    #[test]
+    fn a_grant_confirms_and_never_opens_a_closed_session() {
+        for phase in ALL {
+            let (granted, closed) = (phase.granted(), phase.closed());
+            assert!(!granted.is_unconfirmed() && granted.is_closed() == phase.is_closed(), "{phase:?}");
+            assert!(closed.is_closed() && closed.is_unconfirmed() == phase.is_unconfirmed(), "{phase:?}");
+            assert_eq!([granted, closed].map(Phase::is_over), [phase.is_over(); 2], "{phase:?}");
+            assert_eq!(granted.closed(), closed.granted(), "{phase:?}");
+        }
     }
 }

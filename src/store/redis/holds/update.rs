@@ -4,6 +4,7 @@ use super::registry::HoldRegistry;
 use super::session::{Session, SessionSnapshot};
 use super::target::SessionTarget;
 use super::visit::UpdateEnd;
+use crate::store::redis::script::Update;
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
 /// has failed, and the registry sends another one.
@@ -45,7 +46,7 @@ impl SessionUpdate {
     }
 
     /// Returns the numbers to send, or `None` if this update sends nothing.
-    pub(crate) fn encode(&self) -> Option<[f64; 5]> {
+    pub(crate) fn encode(&self) -> Option<Update<f64>> {
         self.snapshot.map(|snapshot| snapshot.encode(self.session.id))
     }
 

@@ -13,10 +13,10 @@ use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
 use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
-use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
-use crate::observe::{Event, Observers};
+use crate::observe::Event;
 use crate::store::DefaultHashBuilder;
+use crate::store::inner::{Observers, micros_floor};
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo};
 
 /// The leases of a limiter: one for each limit, sub-key and quota with enough demand.

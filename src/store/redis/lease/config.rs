@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use crate::clock::micros_floor;
 use crate::error::Error;
+use crate::store::inner::micros_floor;
 
 /// The leases of a [`Redis`](crate::Redis) limiter: a process holds a part of the quota, and decides by it without a
 /// round trip.

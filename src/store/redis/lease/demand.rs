@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 
 use super::book::LeaseBook;
 use super::held_lease::HeldLease;
-use super::quota::{LeasedLimit, LeasedQuota, MIN_GRANT};
+use super::quota::{LeasedLimit, LeasedQuota};
 use super::spending::LeasePart;
+use crate::store::redis::script::MIN_GRANT;
 
 /// The decisions within one duration below which a key gets no lease.
 ///
@@ -134,7 +135,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::held_lease::REPORT_WORK;
     use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply, RenewalReply};
@@ -160,7 +161,7 @@ mod tests {
                 for report in book.take_due(true) {
                     reports += 1;
                     expiry += 1;
-                    let held = report.encode()[5] as u64;
+                    let held = report.encode().want as u64;
                     report.finish(&RenewalReply { reply: LeaseReply::Applied { held, expiry }, now: 0, figures: None });
                 }
                 for _ in tick * demand / 16..(tick + 1) * demand / 16 {

@@ -5,6 +5,7 @@ use super::ledger::{Change, LeaseReply, LeaseReport, Ledger};
 use super::quota::LeasedQuota;
 use super::slot::{LeaseSlot, MAX_UNITS};
 use crate::store::redis::holds::random_id;
+use crate::store::redis::script::LEASE_IDS;
 
 /// The times of a limiter's leases, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -14,9 +15,6 @@ pub(super) struct Terms {
     /// The time for which a process spends after a report was sent.
     pub(super) usable: u64,
 }
-
-/// The least id of a lease. Those of sessions are smaller: see `holds.lua`.
-const LEASE_IDS: u64 = 1 << 52;
 
 /// The least wanted grant. A lease without units ends below this demand.
 const MIN_DEMAND: u64 = 4;

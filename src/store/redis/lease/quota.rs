@@ -4,14 +4,10 @@ use std::time::Duration;
 
 use super::config::Lease;
 use super::slot::MAX_UNITS;
-use crate::algorithm::StateEncoding;
-use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, Name};
-use crate::limit::{LimitCost, WarnKeys};
-use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate};
-
-/// Redis grants no fewer units.
-pub(super) const MIN_GRANT: u64 = 2;
+use crate::clock::Timestamp;
+use crate::decision::AcquireOptions;
+use crate::store::inner::{LimitCost, Name, StateEncoding, WarnKeys, micros_floor};
+use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitInfo, MIN_GRANT, Operation};
 
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {
@@ -28,21 +24,15 @@ impl LeasedLimit {
     pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
         let algorithm = limit.fixed_algorithm.as_ref();
         let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease)));
-        let (name, warn_keys) = (limit.name.clone(), limit.warn_keys.clone());
-        Self { name, is_shadow: limit.shadow, cost: limit.cost, warn_keys, fixed }
+        let (name, warn_keys) = (limit.facts.name.clone(), limit.warn_keys.clone());
+        Self { name, is_shadow: limit.facts.is_shadow, cost: limit.facts.cost, warn_keys, fixed }
     }
 }
 
 /// The quota of a key at one limit, as leases need it.
 pub(crate) struct LeasedQuota {
-    /// The index of the limit.
-    pub(crate) limit: usize,
-    /// The algorithm, if the key chooses it.
-    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
-    /// The template of reports, with parameters for a cost of 1.
-    pub(crate) template: Arc<OperationTemplate>,
-    /// The run time of a report in the script.
-    pub(crate) weight: usize,
+    /// The limit of the reports, whose template has the parameters for a cost of 1.
+    pub(crate) entry: EntryTarget,
     /// The units that all leases on the key hold together at most.
     pub(super) max_held: u64,
     pub(super) figures: QuotaFigures,
@@ -72,11 +62,13 @@ impl LeasedQuota {
         let mut template = limit.template(index, Operation::Lease, algorithm, 1, lease.duration_micros());
         template.arg2 = i64::try_from(max_held).unwrap_or(i64::MAX);
         Self {
-            limit: index,
-            algorithm: None,
-            template: Arc::new(template),
-            // To find the size of a grant takes several decisions.
-            weight: usize::from(algorithm.weight()).max(1) * 4,
+            entry: EntryTarget {
+                limit: index,
+                algorithm: None,
+                // To find the size of a grant takes several decisions.
+                weight: usize::from(algorithm.weight()).max(1) * 4,
+                template: Arc::new(template),
+            },
             max_held,
             figures: QuotaFigures {
                 limit: idle.limit,
@@ -89,8 +81,9 @@ impl LeasedQuota {
 
     /// The quota by an algorithm that the key chooses.
     pub(super) fn of_key(index: usize, limit: &LimitInfo, algorithm: Arc<dyn DynLuaAlgorithm>, lease: &Lease) -> Self {
-        let quota = Self::new(index, limit, &*algorithm, lease);
-        Self { algorithm: Some(algorithm), ..quota }
+        let mut quota = Self::new(index, limit, &*algorithm, lease);
+        quota.entry.algorithm = Some(algorithm);
+        quota
     }
 }
 

@@ -5,7 +5,7 @@ use super::held_lease::HeldLease;
 use super::ledger::{LeaseReply, LeaseReport};
 use super::quota::LeasedQuota;
 use crate::decision::LimitSnapshot;
-use crate::store::redis::script::to_f64;
+use crate::store::redis::script::{Report, to_f64};
 
 /// A report from its queueing to its reply. A renewal that is dropped before [`finish`](Self::finish) has failed, and
 /// the task sends the report again.
@@ -34,9 +34,9 @@ impl LeaseRenewal {
     }
 
     /// Returns the numbers to send.
-    pub(crate) fn encode(&self) -> [f64; 7] {
+    pub(crate) fn encode(&self) -> Report<f64> {
         let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, .. } = self.report;
-        [self.id, sequence, spent, unconfirmed, keep, want, expiry].map(to_f64)
+        Report { id: self.id, sequence, spent, unconfirmed, keep, want, expiry }.map(to_f64)
     }
 
     /// Records the reply.

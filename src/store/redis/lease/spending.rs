@@ -6,10 +6,8 @@ use super::book::LeaseBook;
 use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{LeaseSlot, TakenUnits};
 use crate::clock::Timestamp;
-use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, NearLimit, Plan, Verdict,
-};
-use crate::limit::WarnKeys;
+use crate::decision::{AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Verdict};
+use crate::store::inner::{NearLimit, Plan, WarnKeys};
 
 /// What a decision needs of one limit. The parts of a decision are in the order of the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -187,7 +185,7 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::encode::EncodeKey;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
     use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseReply, LeaseTransport, RenewalReply};
@@ -248,7 +246,7 @@ mod tests {
         clock.advance(DURATION / 2);
         let in_flight = book.take_due(true);
         let numbers = |reports: &[LeaseRenewal]| {
-            let sequences_and_wants = reports.iter().map(|report| [report.encode()[1], report.encode()[5]]);
+            let sequences_and_wants = reports.iter().map(|report| [report.encode().sequence, report.encode().want]);
             sequences_and_wants.collect::<Vec<_>>()
         };
         assert!(numbers(&in_flight).iter().all(|&[sequence, want]| sequence < 2.0 && want > 0.0), "asks for units");

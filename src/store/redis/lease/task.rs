@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::book::LeaseBook;
 use super::renewal::LeaseRenewal;
 use crate::error::Error;
-use crate::runtime;
+use crate::store::inner::runtime;
 use crate::store::redis::background;
 
 /// Queues reports. The client implements it.
@@ -132,7 +132,7 @@ mod tests {
     use crate::clock::{Clock as _, ManualClock};
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::observe::Observers;
+    use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
     use crate::store::redis::lease::{Lease, LeaseClock, LeaseReply, RenewalReply};
@@ -163,7 +163,7 @@ mod tests {
             let replied: Vec<_> = sent.drain(..count).collect();
             drop(sent);
             for report in replied {
-                let held = report.encode()[5] as u64;
+                let held = report.encode().want as u64;
                 let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
                 report.finish(&RenewalReply { reply, now, figures: None });
             }

@@ -13,17 +13,14 @@
 --      the values
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
--- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of 1 if no later
--- start can be scheduled, of 2 if only the units of leases deny, of 4, 8, 16 .. for each limit whose key is blocked, and
--- of the next powers for each limit whose key is blocked by an escalation; then, for each kernel with a list, the three
--- figures of its numbers. The results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
--- costs that it has released, less those that it holds again, and the costs for which there is no room. The
--- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
--- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
--- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
--- the latest time LATE, and no figures follow. The same goes for a hold with an id: CONFLICT, TOO_MANY_IDS. The sum of a
--- repeated one includes REPEATED. The results of a settlement by id are for each limit the costs that it has released and
--- charged, or UNKNOWN_ID in each place.
+-- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of the flags FLAG,
+-- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation;
+-- then, for each kernel with a list, the figures VIEW. The results of an update are UPDATED, those of a report GRANT (for
+-- a kernel with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation
+-- is 0.
+--
+-- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one), and no
+-- figures follow. Names in capitals are lists of fields.rs.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
@@ -95,7 +92,7 @@ end
 -- a charge as of the start would waste it. Held costs do not count: they are no part of the state that is charged.
 local function evaluate(template, operation, at, max_delay, with_blocks)
   local verdicts, immediates = { nil, nil, nil, nil }, { nil, nil, nil, nil }
-  local can_schedule, longest_wait, second_wait, exceeds = template.op ~= HOLD, 0, 0, false
+  local can_schedule, longest_wait, second_wait, exceeds = template.op ~= OPERATION.hold, 0, 0, false
   local group = template.group
   share, borrowed_share = 0, 0
   for l = 1, limits do
@@ -151,7 +148,7 @@ end
 local function blocked_for(template, operation)
   local longest = 0
   -- Nothing is scheduled beside a share, so the waits of now are exact.
-  if limits > 1 and share == 0 and template.arg2 ~= 0 and template.op ~= HOLD then
+  if limits > 1 and share == 0 and template.arg2 ~= 0 and template.op ~= OPERATION.hold then
     for l = 1, limits do
       local p = template[l]
       if not p.is_shadow then
@@ -196,8 +193,9 @@ local function push_view(index, p)
     held_costs.charged(index, now, p)
   end
   local at = result_count
-  results[at + 1], results[at + 2], results[at + 3] = kernel_of_key[index].view(states[index], now, p)
-  result_count = at + 3
+  results[at + VIEW.first], results[at + VIEW.second], results[at + VIEW.third] =
+    kernel_of_key[index].view(states[index], now, p)
+  result_count = at + VIEW.LENGTH
 end
 
 -- Adds the figures of all kernels with a list.
@@ -216,7 +214,7 @@ local function decide(template, operation)
       return fail(INVALID_STATE)
     end
   end
-  local holding = template.op == HOLD
+  local holding = template.op == OPERATION.hold
   if holding and not held_costs then
     held_costs = make_holds()
   end
@@ -234,7 +232,7 @@ local function decide(template, operation)
         results[result_count] = 0
       end
       result_count = result_count + 1
-      results[result_count] = REPEATED + 1
+      results[result_count] = REPEATED + FLAG.cannot_schedule
       return push_views(template, operation)
     elseif known then
       return fail(known)
@@ -261,10 +259,10 @@ local function decide(template, operation)
   end
   local by_leases = not allowed and held_costs and held_costs.is_denied_by_leases
     and held_costs.is_denied_by_leases(template, operation, verdicts)
-  if held_costs and held_costs.mark_large_costs and template.op ~= PEEK then
+  if held_costs and held_costs.mark_large_costs and template.op ~= OPERATION.peek then
     held_costs.mark_large_costs(template, operation, verdicts, by_leases)
   end
-  if allowed and template.op ~= PEEK then
+  if allowed and template.op ~= OPERATION.peek then
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
@@ -301,7 +299,8 @@ local function decide(template, operation)
     results[result_count + l] = verdicts[l]
   end
   result_count = result_count + limits + 1
-  local flags, flag = (can_schedule and 0 or 1) + (by_leases and 2 or 0), 4
+  local flag = FLAG.first_blocked
+  local flags = (can_schedule and 0 or FLAG.cannot_schedule) + (by_leases and FLAG.denied_by_leases or 0)
   for l = 1, limits do
     if blocks[operation[l + 1]] > now then
       flags = flags + flag
@@ -323,12 +322,11 @@ end
 local function operate(template, operation)
   local l, op = template.limit, template.op
   local kernel, p, index = kernels[l], template[l], operation[l + 1]
-  local s = states[index]
-  result_count = result_count + 1
-  results[result_count] = s and 0 or INVALID_STATE
-  for _ = 1, op == UPDATE and 1 or op == LEASE and 3 or 0 do
-    result_count = result_count + 1
-    results[result_count] = 0
+  local s, at = states[index], result_count
+  result_count = at + (op == OPERATION.update and UPDATED.LENGTH or op == OPERATION.lease and GRANT.LENGTH or 1)
+  results[at + 1] = s and 0 or INVALID_STATE
+  for result = at + 2, result_count do
+    results[result] = 0
   end
   if not s then
     return
@@ -336,20 +334,20 @@ local function operate(template, operation)
   if held_costs then
     held_costs.prepare(index, p)
   end
-  if op == UPDATE then
+  if op == OPERATION.update then
     held_costs = held_costs or make_holds()
-    results[result_count - 1], results[result_count] = held_costs.update(template, index, p)
+    results[at + UPDATED.released], results[at + UPDATED.charged] = held_costs.update(template, index, p)
     return
-  elseif op == LEASE then
+  elseif op == OPERATION.lease then
     held_costs = held_costs or make_holds()
-    local at = result_count
-    results[at - 3], results[at - 2], results[at - 1], results[at] = held_costs.renew(template, index, p)
-    if kernel.view and results[at - 3] >= 0 then
+    results[at + GRANT.held], results[at + GRANT.expiry], results[at + GRANT.charged], results[at + GRANT.total] =
+      held_costs.renew(template, index, p)
+    if kernel.view and results[at + GRANT.held] >= 0 then
       push_view(index, p)
     end
     return
   end
-  if op == SET or op == RESET then
+  if op == OPERATION.set or op == OPERATION.reset then
     if kernel.is_list then
       kernel.clear(s)
     else
@@ -357,11 +355,11 @@ local function operate(template, operation)
       s = zeros(kernel.words)
       states[index] = s
     end
-  elseif op == BLOCK then
+  elseif op == OPERATION.block then
     reasons[index] = template.arg1 % 2 / 2
     blocks[index] = template.arg1 > 1 and now + math.floor(template.arg1 / 2) or 0
   end
-  if op == CHARGE or (op == SET and template.arg1 > 0) then
+  if op == OPERATION.charge or (op == OPERATION.set and template.arg1 > 0) then
     kernel.commit(s, now, 0, p)
   end
   changed[index] = true
@@ -372,12 +370,12 @@ end
 
 -- Runs an operation on all limits: a decision, or a settlement by id.
 local function run_decision(template, operation)
-  if template.op == SETTLE then
+  if template.op == OPERATION.settle then
     held_costs = held_costs or make_holds()
     reservations = reservations or make_reservations(held_costs)
     reservations.run_settlement(template, operation)
   elseif is_late then
-    fail(LATE)
+    fail(FAILURE.late)
   else
     decide(template, operation)
   end

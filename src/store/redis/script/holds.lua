@@ -23,7 +23,7 @@
 -- A decision on a key with held costs is made on a copy of the state in which they are charged, so a held cost counts
 -- like a charged one. An expired entry is charged to the state, as of its expiry.
 
-local LEASE_IDS = 2 ^ 52
+local LEASE_IDS = BOUND.lease_ids
 
 local function make_holds()
   local this = {}
@@ -36,11 +36,11 @@ local function make_holds()
     end
     entries = {}
     local cost = 0
-    for at = 1, h.count * ENTRY_WORDS * 8, ENTRY_WORDS * 8 do
-      local entry = { unpack('<ddddd', h.packed, at) }
-      if are_numbers(entry, ENTRY_WORDS) then
+    for at = 1, h.count * ENTRY.LENGTH * 8, ENTRY.LENGTH * 8 do
+      local entry = { unpack(format(ENTRY.LENGTH), h.packed, at) }
+      if are_numbers(entry, ENTRY.LENGTH) then
         entries[#entries + 1] = entry
-        cost = cost + entry[2]
+        cost = cost + entry[ENTRY.held]
       end
     end
     h.entries, h.cost = entries, cost
@@ -87,8 +87,8 @@ local function make_holds()
     local entries = h.entries
     local due, latest, leased = MAX_EXACT, 0, 0
     for i = 1, #entries do
-      local expiry = entries[i][5]
-      if entries[i][1] >= LEASE_IDS then leased = leased + entries[i][2] end
+      local expiry = entries[i][ENTRY.expiry]
+      if entries[i][ENTRY.id] >= LEASE_IDS then leased = leased + entries[i][ENTRY.held] end
       if expiry < due then due = expiry end
       if expiry > latest then latest = expiry end
     end
@@ -114,17 +114,17 @@ local function make_holds()
   local function expire(index, p)
     local kernel, s, h = kernel_of_key[index], states[index], holds[index]
     local entries, latest, kept = entries_of(index, h), now + h.span, {}
-    table.sort(entries, function(a, b) return a[5] < b[5] end)
+    table.sort(entries, function(a, b) return a[ENTRY.expiry] < b[ENTRY.expiry] end)
     for i = 1, #entries do
       local entry = entries[i]
-      if entry[5] <= now then
-        if entry[2] > 0 then
-          kernel.charge(s, entry[5], entry[2], p)
-          h.cost, expired = h.cost - entry[2], expired + 1
+      if entry[ENTRY.expiry] <= now then
+        if entry[ENTRY.held] > 0 then
+          kernel.charge(s, entry[ENTRY.expiry], entry[ENTRY.held], p)
+          h.cost, expired = h.cost - entry[ENTRY.held], expired + 1
         end
       else
         -- The clock was set back: the entry must not outlive its expiry by more.
-        if entry[5] > latest then entry[5] = latest end
+        if entry[ENTRY.expiry] > latest then entry[ENTRY.expiry] = latest end
         kept[#kept + 1] = entry
       end
     end
@@ -158,7 +158,7 @@ local function make_holds()
 
   -- Returns the kind of an entry: of a session, a lease, or a group of reservations.
   local function kind_of(id)
-    return id >= LEASE_IDS and LEASE or id % 1 == 0 and HOLD or RESERVE
+    return id >= LEASE_IDS and OPERATION.lease or id % 1 == 0 and OPERATION.hold or OPERATION.reserve
   end
 
   -- Returns whether a key has the maximum number of entries of this kind.
@@ -169,7 +169,7 @@ local function make_holds()
     end
     local entries = entries_of(index, h)
     for i = 1, #entries do
-      if kind_of(entries[i][1]) == kind then count = count + 1 end
+      if kind_of(entries[i][ENTRY.id]) == kind then count = count + 1 end
     end
     return count >= MAX_ENTRIES
   end
@@ -179,7 +179,7 @@ local function make_holds()
     if h then
       local entries = entries_of(index, h)
       for i = 1, #entries do
-        if entries[i][1] == id then
+        if entries[i][ENTRY.id] == id then
           return entries[i], i
         end
       end
@@ -238,7 +238,7 @@ local function make_holds()
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[2], entry[5] = entry[2] + p.cost, now + template.arg2
+        entry[ENTRY.held], entry[ENTRY.expiry] = entry[ENTRY.held] + p.cost, now + template.arg2
         h.cost, h.span = h.cost + p.cost, max(h.span, template.arg2)
         refresh(index, p)
       end
@@ -249,19 +249,20 @@ local function make_holds()
   -- there is room. Returns by how much the held costs have shrunk, and the costs for which there is no room.
   local function update_in_flight(template, index, p)
     local ids = template.ids
-    local ends, entry, position = ids[4] == 1, find(index, ids[1])
-    if not entry and (ends or is_full(index, HOLD)) then
+    local ends, entry, position = ids[UPDATE.ends] == 1, find(index, ids[UPDATE.id])
+    if not entry and (ends or is_full(index, OPERATION.hold)) then
       return EXPIRED, 0
     end
-    local before, h, added, missing = entry and entry[2] or 0, with_holds(index), 0, 0
-    entry = entry or { ids[1], 0, ids[2], 0, 0 }
-    local held = ends and 0 or max(0, before - max(0, ids[2] - entry[3]))
+    local before, h, added, missing = entry and entry[ENTRY.held] or 0, with_holds(index), 0, 0
+    entry = entry or { ids[UPDATE.id], 0, ids[UPDATE.released], 0, 0 }
+    local held = ends and 0 or max(0, before - max(0, ids[UPDATE.released] - entry[ENTRY.released]))
     h.cost = h.cost - before + held
-    if not ends and ids[2] >= entry[3] then
-      missing = max(0, ids[5] - held)
+    if not ends and ids[UPDATE.released] >= entry[ENTRY.released] then
+      missing = max(0, ids[UPDATE.held] - held)
       added = math.min(missing, max(0, kernel_of_key[index].room(h.cost, p)))
     end
-    entry[2], entry[3], entry[5] = held + added, max(entry[3], ids[2]), now + template.arg1
+    entry[ENTRY.held], entry[ENTRY.expiry] = held + added, now + template.arg1
+    entry[ENTRY.released] = max(entry[ENTRY.released], ids[UPDATE.released])
     h.cost, h.span = h.cost + added, max(h.span, template.arg1)
     if ends then
       table.remove(h.entries, position)
@@ -269,7 +270,7 @@ local function make_holds()
       h.entries[#h.entries + 1] = entry
     end
     refresh(index, p)
-    return before - entry[2], missing - added
+    return before - entry[ENTRY.held], missing - added
   end
 
   -- Applies a session's sums, and renews or ends it. Returns the newly released and charged costs.
@@ -278,18 +279,21 @@ local function make_holds()
       return update_in_flight(template, index, p)
     end
     local ids = template.ids
-    local entry, position = find(index, ids[1])
+    local entry, position = find(index, ids[UPDATE.id])
     if not entry then
       return EXPIRED, 0
     end
     local h = holds[index]
-    local released, charged = max(0, ids[2] - entry[3]), max(0, ids[3] - entry[4])
-    if released > entry[2] or ids[4] == 1 then
-      released = entry[2]
+    local released = max(0, ids[UPDATE.released] - entry[ENTRY.released])
+    local charged = max(0, ids[UPDATE.charged] - entry[ENTRY.charged])
+    if released > entry[ENTRY.held] or ids[UPDATE.ends] == 1 then
+      released = entry[ENTRY.held]
     end
-    entry[2], entry[3], entry[4] = entry[2] - released, max(entry[3], ids[2]), max(entry[4], ids[3])
-    entry[5], h.cost, h.span = now + template.arg1, h.cost - released, max(h.span, template.arg1)
-    if ids[4] == 1 then
+    entry[ENTRY.held] = entry[ENTRY.held] - released
+    entry[ENTRY.released] = max(entry[ENTRY.released], ids[UPDATE.released])
+    entry[ENTRY.charged] = max(entry[ENTRY.charged], ids[UPDATE.charged])
+    entry[ENTRY.expiry], h.cost, h.span = now + template.arg1, h.cost - released, max(h.span, template.arg1)
+    if ids[UPDATE.ends] == 1 then
       table.remove(h.entries, position)
     end
     if charged > 0 then
@@ -299,17 +303,20 @@ local function make_holds()
     return released, charged
   end
 
-  -- Packs the held costs: nine of the eleven words, and the entries.
+  -- Packs the held costs: the words behind the key's expiry and its block, and the entries.
   function this.pack(index)
     local h = holds[index]
-    local entries, parts = h.entries, {}
-    parts[1] = pack('<ddddddddd', h.cost, h.leased, h.due, h.latest, h.span, h.most, h.duration, h.yields_until, h.count)
+    local entries, parts, words = h.entries, {}, { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
+    words[HELD.cost], words[HELD.leased], words[HELD.due], words[HELD.latest] = h.cost, h.leased, h.due, h.latest
+    words[HELD.span], words[HELD.most], words[HELD.duration] = h.span, h.most, h.duration
+    words[HELD.yields_until], words[HELD.count] = h.yields_until, h.count
+    parts[1] = pack(format(HELD.LENGTH - HELD.block), table_unpack(words, HELD.cost, HELD.LENGTH))
     if not entries then
       -- Not decoded, so unchanged.
       parts[2] = h.packed
     else
       for i = 1, #entries do
-        parts[i + 1] = pack('<ddddd', table_unpack(entries[i]))
+        parts[i + 1] = pack(format(ENTRY.LENGTH), table_unpack(entries[i], 1, ENTRY.LENGTH))
       end
     end
     return table.concat(parts)

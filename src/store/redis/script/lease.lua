@@ -36,7 +36,7 @@
 local make_holds_of_sessions = make_holds
 
 -- A smaller grant is not worth a call.
-local MIN_GRANT = 2
+local MIN_GRANT = BOUND.min_grant
 -- For so many durations the leases on a key yield to a large cost.
 local YIELD_DURATIONS = 32
 
@@ -75,27 +75,29 @@ function make_holds()
   -- Applies a report, and grants units. Returns the units that are held then, their expiry, the charged cost, and all
   -- held costs of the key.
   function this.renew(template, index, p)
-    local id, sequence, spent, unconfirmed, keep, want, named_expiry = table_unpack(template.ids)
+    local ids = template.ids
+    local id, sequence, keep, want = ids[REPORT.id], ids[REPORT.sequence], ids[REPORT.keep], ids[REPORT.want]
+    local spent, unconfirmed, named_expiry = ids[REPORT.spent], ids[REPORT.unconfirmed], ids[REPORT.expiry]
     local kernel, entry = kernel_of_key[index], this.find(index, id)
     local h = holds[index]
     if not kernel.charge then
       return UNSUPPORTED, 0, 0, h and h.cost or 0
-    elseif entry and sequence <= entry[4] then
-      return sequence == entry[4] and entry[2] or EXPIRED, entry[5], 0, h.cost
+    elseif entry and sequence <= entry[ENTRY.sequence] then
+      return sequence == entry[ENTRY.sequence] and entry[ENTRY.held] or EXPIRED, entry[ENTRY.expiry], 0, h.cost
     elseif not entry and named_expiry > 0 and named_expiry <= now then
       return EXPIRED, 0, 0, h and h.cost or 0
     end
-    local charged = entry and max(0, spent - entry[3]) or unconfirmed
+    local charged = entry and max(0, spent - entry[ENTRY.spent]) or unconfirmed
     if charged > 0 then
       kernel.charge(states[index], now, charged, p)
       changed[index] = true
     end
-    if not entry and this.is_full(index, LEASE) then
+    if not entry and this.is_full(index, OPERATION.lease) then
       this.extend_lifetime(index, p)
       return FULL, 0, charged, h.cost
     end
     if entry then
-      h.cost = h.cost + keep - entry[2]
+      h.cost = h.cost + keep - entry[ENTRY.held]
     elseif keep > 0 then
       h = this.with_holds(index)
       h.cost = h.cost + keep
@@ -116,13 +118,13 @@ function make_holds()
       h.entries[#h.entries + 1] = entry
     end
     if not must_stop then
-      entry[5] = now + template.arg1
+      entry[ENTRY.expiry] = now + template.arg1
     end
-    entry[2], entry[3], entry[4] = held, spent, sequence
+    entry[ENTRY.held], entry[ENTRY.spent], entry[ENTRY.sequence] = held, spent, sequence
     h.cost, h.span = h.cost + held - keep, max(h.span, template.arg1)
     h.most, h.duration = math.floor(template.arg2), template.arg1
     this.refresh(index, p)
-    return held, entry[5], charged, h.cost
+    return held, entry[ENTRY.expiry], charged, h.cost
   end
 
   -- Returns a sufficient wait for a denied request on a key where all held costs are those of leases; otherwise `own`.

@@ -1,7 +1,7 @@
 //! The Lua script that decides inside Redis: its text, its input, its reply, and the replay of its transitions in Rust.
 //!
 //! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua`
-//! the reply, `holds.lua`, `reservations.lua` and `lease.lua` how held costs are stored.
+//! the reply, `fields.rs` numbers the fields of both, `holds.lua`, `reservations.lua` and `lease.lua` how held costs are stored.
 //!
 //! # Replay
 //!
@@ -13,6 +13,8 @@
 //! numbers of later decisions of the batch would not.
 
 mod encode;
+mod entry_target;
+pub(crate) mod fields;
 mod limit_info;
 mod limit_set;
 mod replay;
@@ -22,10 +24,14 @@ mod template;
 mod verdict;
 
 pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
+pub(crate) use self::entry_target::EntryTarget;
+pub(crate) use self::fields::{
+    Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
+};
 pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
 pub(crate) use self::limit_set::{LimitSet, group_by_limits};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
 pub(crate) use self::source::Script;
-pub(crate) use self::template::{MAX_EXACT, Operation, OperationTemplate, to_f64};
+pub(crate) use self::template::{MAX_EXACT, OperationTemplate, to_f64};
 pub(crate) use self::verdict::{Replay, ScriptVerdict};

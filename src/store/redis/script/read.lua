@@ -26,12 +26,12 @@
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
 --   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
---   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
---   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; the numbers of the record's and of the counts' key; the
---      time until the expiry; and the maximum number of ids
---   d  SETTLE: for each limit the actual cost, -1 for the held one; and the number of the record's key
---   d  LEASE: the lease's id, the number of the report, the sum of the spent units, those that no reply has confirmed,
---      the units to keep, the units to hold, and the expiry of the hold that the report is about (0 for none)
+--   d  UPDATE, LEASE: the fields UPDATE and REPORT
+--   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; and the fields RESERVE
+--   d  SETTLE: for each limit the actual cost, -1 for the held one; and the fields SETTLE
+--
+-- Names in capitals are codes and lists of fields in fields.rs, which puts a number in the place of each name in the
+-- code.
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
 -- operation), and a repeat count (all H).
@@ -42,17 +42,14 @@
 -- fraction 0.5 if the reason of the block is an escalation. If costs are held on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
 -- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
-local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE, LEASE = 0, 1, 2, 3, 4, 5, 6, 7, 8
-local RESERVE, SETTLE = 9, 10
 -- The results of operations that failed.
-local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
-local LATE, CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = 4 - MAX_EXACT, 5 - MAX_EXACT, 6 - MAX_EXACT, 7 - MAX_EXACT
+local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = FAILURE.invalid_state, FAILURE.expired, FAILURE.full, FAILURE.unsupported
+local CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = FAILURE.conflict, FAILURE.too_many_ids, FAILURE.unknown_id
 -- In the sum of a decision: the hold's id is remembered, and nothing more is held.
-local REPEATED = 2 ^ 40
+local REPEATED = FLAG.repeated
 local max = math.max
--- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
--- key: of sessions, of leases, and of groups of reservations.
-local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 11, 5, 64
+-- The maximum number of entries of a key: of sessions, of leases, and of groups of reservations.
+local MAX_ENTRIES = BOUND.max_entries
 
 local limits = #kernels
 -- Tables are created with slots: growing a table step by step costs more in Lua than the rest of this file.
@@ -111,9 +108,10 @@ end
 -- needed.
 local function decode_holds(words, from, entries)
   return {
-    cost = words[from + 3], leased = words[from + 4], due = words[from + 5], latest = words[from + 6],
-    span = words[from + 7], most = words[from + 8], duration = words[from + 9], yields_until = words[from + 10],
-    count = words[from + 11], packed = entries, entries = false, lasts_until = 0, is_reported = false,
+    cost = words[from + HELD.cost], leased = words[from + HELD.leased], due = words[from + HELD.due],
+    latest = words[from + HELD.latest], span = words[from + HELD.span], most = words[from + HELD.most],
+    duration = words[from + HELD.duration], yields_until = words[from + HELD.yields_until],
+    count = words[from + HELD.count], packed = entries, entries = false, lasts_until = 0, is_reported = false,
   }
 end
 
@@ -130,7 +128,7 @@ local function decode(index, kernel, value)
   end
   local known = count
   if count > words + 2 and not kernel.variable_width then
-    known = words + HELD_WORDS
+    known = words + HELD.LENGTH
   elseif count > 100 then
     known = 100
   end
@@ -145,17 +143,17 @@ local function decode(index, kernel, value)
   if count == words + 2 then
     blocks[index] = s[count]
   elseif count ~= words + 1 then
-    local entries = s[words + HELD_WORDS]
+    local entries = s[words + HELD.count]
     if not entries or entries > 3 * MAX_ENTRIES or entries % 1 ~= 0
-        or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
+        or count ~= words + HELD.LENGTH + entries * ENTRY.LENGTH then
       return false
     end
-    blocks[index] = s[words + 2]
-    holds[index] = decode_holds(s, words, value:sub((words + HELD_WORDS) * 8 + 1))
+    blocks[index] = s[words + HELD.block]
+    holds[index] = decode_holds(s, words, value:sub((words + HELD.LENGTH) * 8 + 1))
   end
   reasons[index] = blocks[index] % 1
   blocks[index] = blocks[index] - reasons[index]
-  expiries[index] = s[words + 1]
+  expiries[index] = s[words + HELD.key_expiry]
   return (not kernel.is_valid or kernel.is_valid(s)) and s
 end
 
@@ -233,7 +231,7 @@ for index = 1, template_count do
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if (op <= HOLD or op == RESERVE) and arg1 > 0 then
+  if (op <= OPERATION.hold or op == OPERATION.reserve) and arg1 > 0 then
     -- By these parameters the limit allows the request. It is charged by the others.
     template.asked = {}
     for l = 1, limits do
@@ -253,18 +251,20 @@ for index = 1, template_count do
       end
     end
   end
-  if op == HOLD or op >= UPDATE then
-    local count = op == HOLD and limits or op == UPDATE and 5 or op == LEASE and 7 or limits + (op == RESERVE and 4 or 1)
+  if op == OPERATION.hold or op >= OPERATION.update then
+    local count = op == OPERATION.update and UPDATE.LENGTH or op == OPERATION.lease and REPORT.LENGTH
+      or limits + (op == OPERATION.hold and 0 or op == OPERATION.reserve and RESERVE.LENGTH or SETTLE.LENGTH)
     local ids = { unpack(format(count), input, pos) }
     pos = ids[count + 1]
     template.ids = ids
-    if op >= RESERVE then
-      template.record = KEYS[key_count + ids[limits + 1]]
+    if op >= OPERATION.reserve then
+      -- A settlement has its record's key in the same place.
+      template.record = KEYS[key_count + ids[limits + RESERVE.record_key]]
     end
-    if op == RESERVE then
+    if op == OPERATION.reserve then
       -- A hold, and the record of its id.
-      template.op, template.counts = HOLD, KEYS[key_count + ids[limits + 2]]
-      template.lifetime, template.max_ids = ids[limits + 3], ids[limits + 4]
+      template.op, template.counts = OPERATION.hold, KEYS[key_count + ids[limits + RESERVE.counts_key]]
+      template.lifetime, template.max_ids = ids[limits + RESERVE.lifetime], ids[limits + RESERVE.max_ids]
     end
   end
   templates[index] = template

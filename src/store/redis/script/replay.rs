@@ -1,7 +1,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::template::{Operation, OperationTemplate};
+use super::fields::Operation;
+use super::template::OperationTemplate;
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};

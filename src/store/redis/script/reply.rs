@@ -1,5 +1,6 @@
 use redis::Value;
 
+use super::fields::Failure;
 use super::replay::{DynLuaAlgorithm, replay_panicked};
 use super::template::MAX_EXACT;
 use crate::clock::Timestamp;
@@ -80,6 +81,11 @@ impl<'a> ReplyReader<'a> {
 
     pub(super) fn used_fast_path(&self) -> bool {
         self.used_fast_path
+    }
+
+    /// Whether a value is in place of a number because a key holds foreign bytes.
+    pub(crate) fn is_invalid_state(value: i64) -> bool {
+        value == Self::NOT_A_NUMBER || Failure::of(value) == Some(Failure::InvalidState)
     }
 
     /// Returns the next value, or `None` at the end. A value that is not a number fails only its own operation.

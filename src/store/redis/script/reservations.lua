@@ -140,9 +140,9 @@ local function make_reservations(held_costs)
     local entry, position = held_costs.find(index, group)
     if entry then
       local h = holds[index]
-      released = math.min(held, entry[2])
-      entry[2], h.cost = entry[2] - released, h.cost - released
-      if entry[2] == 0 then
+      released = math.min(held, entry[ENTRY.held])
+      entry[ENTRY.held], h.cost = entry[ENTRY.held] - released, h.cost - released
+      if entry[ENTRY.held] == 0 then
         table.remove(h.entries, position)
       end
     else
@@ -182,8 +182,8 @@ local function make_reservations(held_costs)
       if record[3] == 0 and held >= 0 then
         released, charged = settle_limit(operation[l + 1], template[l], record[2], held, actual < 0 and held or actual)
       end
-      results[result_count + 1], results[result_count + 2] = released, charged
-      result_count = result_count + 2
+      results[result_count + SETTLED.released], results[result_count + SETTLED.charged] = released, charged
+      result_count = result_count + SETTLED.LENGTH
     end
     if record[3] == 0 then
       record[3] = 1
@@ -194,7 +194,7 @@ local function make_reservations(held_costs)
   -- Settles a hold, and adds the results.
   function this.run_settlement(template, operation)
     local problem = settle(template, operation)
-    for _ = 1, problem and 2 * limits or 0 do
+    for _ = 1, problem and SETTLED.LENGTH * limits or 0 do
       result_count = result_count + 1
       results[result_count] = problem
     end

@@ -2,6 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::Script as HashedScript;
 
+use super::fields;
 use super::limit_info::LimitInfo;
 use crate::algorithm::LuaScript;
 
@@ -64,6 +65,7 @@ impl Script {
         }
         text.push_str(include_str!("reservations.lua"));
         text.push_str(include_str!("driver.lua"));
+        let text = fields::resolve(&text);
         let hash = HashedScript::new(&text).get_hash().to_owned();
         Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }
     }

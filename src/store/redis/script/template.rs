@@ -1,23 +1,5 @@
 use super::encode::{push_f64, push_u16};
-
-/// The operation codes of the script.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub(crate) enum Operation {
-    Acquisition = 0,
-    Peek = 1,
-    Hold = 2,
-    Charge = 3,
-    Set = 4,
-    Block = 5,
-    Reset = 6,
-    Update = 7,
-    Lease = 8,
-    /// A hold with an id.
-    Reserve = 9,
-    /// The settlement of a hold by its id.
-    Settle = 10,
-}
+use super::fields::Operation;
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.
 #[derive(Clone, Debug, PartialEq, Eq)]

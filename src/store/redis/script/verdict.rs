@@ -2,17 +2,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::encode::NO_KEY;
+use super::fields::{CANNOT_SCHEDULE, DENIED_BY_LEASES, FIRST_BLOCKED, Failure, Operation, REPEATED, View};
 use super::limit_info::{LimitInfo, limit_has_no_algorithm};
 use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
-use super::template::{Operation, OperationTemplate};
-use crate::algorithm::StateEncoding;
+use super::template::OperationTemplate;
 use crate::clock::Timestamp;
-use crate::decision::{
-    AcquireOptions, BlockReason, Decision, LazySnapshot, LimitReading, LimitSnapshot, LimitStatus, NearLimit, Plan,
-    ShareRole, Verdict,
-};
+use crate::decision::{AcquireOptions, BlockReason, Decision, LazySnapshot, LimitSnapshot, LimitStatus, Verdict};
 use crate::error::Error;
+use crate::store::inner::{LimitReading, NearLimit, Plan, ShareRole, StateEncoding};
 
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
 pub(crate) struct ScriptVerdict {
@@ -55,30 +53,6 @@ impl Replay<'_> {
 }
 
 impl ScriptVerdict {
-    /// A key holds bytes that are not a state of its algorithm.
-    pub(crate) const INVALID_STATE: i64 = -(1 << 53);
-    /// The hold failed: the server does not know the session.
-    pub(crate) const EXPIRED: i64 = 1 - (1 << 53);
-    /// The hold failed: the key has the maximum number of sessions.
-    const FULL: i64 = 2 - (1 << 53);
-    /// The hold failed: the algorithm's Lua script has no function `charge`.
-    const UNSUPPORTED: i64 = 3 - (1 << 53);
-    /// The decision was not made, because its reply would have come too late.
-    const LATE: i64 = 4 - (1 << 53);
-    /// The hold failed: its id is that of a hold with another cost.
-    const CONFLICT: i64 = 5 - (1 << 53);
-    /// The hold is denied: the key has too many ids.
-    const TOO_MANY_IDS: i64 = 6 - (1 << 53);
-    /// The settlement failed: the key has no hold with the id.
-    pub(crate) const UNKNOWN_ID: i64 = 7 - (1 << 53);
-    /// In the flags: the hold's id is remembered, and nothing more is held.
-    const REPEATED: i64 = 1 << 40;
-
-    /// Whether a value is in place of a number because a key holds foreign bytes.
-    pub(crate) fn is_invalid_state(value: i64) -> bool {
-        value == Self::INVALID_STATE || value == ReplyReader::NOT_A_NUMBER
-    }
-
     pub(crate) fn read(reply: &mut ReplyReader<'_>, replay: &Replay<'_>) -> Option<Self> {
         let limits = replay.limits;
         // `collect` would not know the length.
@@ -87,25 +61,28 @@ impl ScriptVerdict {
             values.push(if replay.applies(index) { reply.next_i64()? } else { 0 });
         }
         let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
+        let failure = values.iter().copied().find_map(Failure::of);
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
-        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNKNOWN_ID).contains(value)) {
+        if failure.is_none() {
             let has_view = |(index, limit): &(usize, &LimitInfo)| {
                 limit.script.state_encoding() == StateEncoding::Header && replay.applies(*index)
             };
             for _ in limits.iter().enumerate().filter(has_view) {
-                let view = [reply.next_i64()?, reply.next_i64()?, reply.next_i64()?].map(to_unsigned);
+                let view = View::read(|| reply.next_i64())?.into_numbers().map(to_unsigned);
                 is_invalid |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
             }
         }
         if is_invalid {
-            values[0] = Self::INVALID_STATE;
+            values[0] = Failure::InvalidState.result();
         }
-        let (cannot_schedule, is_denied_by_leases) = (flags & 1 != 0, flags & 2 != 0);
-        let is_repeat = flags & Self::REPEATED != 0;
+        let flags = flags.unsigned_abs();
+        let has = |flag| flags & flag != 0;
+        let (cannot_schedule, is_denied_by_leases) = (has(CANNOT_SCHEDULE), has(DENIED_BY_LEASES));
+        let is_repeat = has(REPEATED);
         // The script has one flag for each limit that applies, and then another one.
-        let mut flags = flags.unsigned_abs() >> 2;
+        let mut flags = flags / FIRST_BLOCKED;
         let [blocked, escalated] = [(); 2].map(|()| {
             let mut bits = 0;
             for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
@@ -124,37 +101,41 @@ impl ScriptVerdict {
         has(self.blocked).then_some(reason)
     }
 
+    fn has(&self, failure: Failure) -> bool {
+        self.values.contains(&failure.result())
+    }
+
     pub(crate) fn has_invalid_state(&self) -> bool {
-        self.values.contains(&Self::INVALID_STATE)
+        self.has(Failure::InvalidState)
     }
 
     /// Whether the script did not make the decision, because its reply would have come too late.
     pub(crate) fn is_late(&self) -> bool {
-        self.values.contains(&Self::LATE)
+        self.has(Failure::Late)
     }
 
     /// Returns how a hold with an id has failed, if it has: by an error, or by a denial.
     pub(crate) fn failed_reservation(&self, now: Timestamp) -> Option<Result<Decision, Error>> {
-        if self.values.contains(&Self::CONFLICT) {
+        if self.has(Failure::Conflict) {
             return Some(Err(Error::id_conflict()));
         }
-        self.values.contains(&Self::TOO_MANY_IDS).then(|| Ok(Decision::too_many_ids(now)))
+        self.has(Failure::TooManyIds).then(|| Ok(Decision::too_many_ids(now)))
     }
 
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
     pub(crate) fn expired_sessions(&self) -> Option<Vec<bool>> {
-        let expired: Vec<_> = self.values.iter().map(|value| *value == Self::EXPIRED).collect();
+        let expired: Vec<_> = self.values.iter().map(|value| *value == Failure::Expired.result()).collect();
         expired.contains(&true).then_some(expired)
     }
 
     /// Returns an error if the server could not hold the cost.
     pub(crate) fn check_hold(&self) -> Result<(), Error> {
-        if self.values.contains(&Self::UNSUPPORTED) {
+        if self.has(Failure::Unsupported) {
             return Err(Error::unsupported(
                 "hold failed: the Lua script of an algorithm has no function `charge`; add one (see `LuaAlgorithm`)",
             ));
         }
-        if self.values.contains(&Self::FULL) {
+        if self.has(Failure::Full) {
             return Err(Error::unavailable(
                 "hold failed: 64 sessions of other limiters hold costs on this key, which is the maximum; use fewer \
                  limiters that hold on one key, or a sub-key for each of them",
@@ -187,7 +168,7 @@ impl ScriptVerdict {
             // The script returns the verdicts by which the limits decide together.
             let (mut verdict, own) = (parse_verdict(value), limit.options(options));
             // A share has its own verdict: above its share, the request borrows.
-            let is_share = limit.share == ShareRole::Share;
+            let is_share = limit.facts.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
             let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index);
             if borrows {
@@ -202,10 +183,10 @@ impl ScriptVerdict {
                 supports_scheduling: algorithm.supports_scheduling()
                     && !options.hold
                     && kept_free(index).is_none()
-                    && limit.share == ShareRole::None,
+                    && limit.facts.share == ShareRole::None,
                 near: if limit.warn_keys.is_some() { NearLimit::HAS_MARK } else { NearLimit::NONE },
-                shadow: limit.shadow,
-                share: limit.share,
+                shadow: limit.facts.is_shadow,
+                share: limit.facts.share,
                 borrows,
                 ..LimitReading::EMPTY
             });
@@ -235,28 +216,30 @@ impl ScriptVerdict {
                 state.held = state.held.saturating_add(held.unwrap_or(0));
             }
             held_costs.push(held);
-            let snapshot = if is_view {
+            let all = if is_view {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
                 let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            // Beside a share, a mark is a part of the whole limit.
-            let kept_of_mark = kept_free(index).filter(|_| limit.share == ShareRole::None);
-            let (all, marked) = (snapshot, snapshot.keeping_free(kept_of_mark));
-            let needs_free = !(is_within_share && limit.share == ShareRole::Common);
-            let snapshot = snapshot.keeping_free(kept_free(index).filter(|_| needs_free));
-            let status = LimitStatus::from_verdict(limit.name.clone(), reading.verdict, snapshot, limit.shadow);
+            let needs_free = !(is_within_share && limit.facts.share == ShareRole::Common);
+            let kept_free = kept_free(index).filter(|_| needs_free).unwrap_or_default();
+            let mut reading = LimitReading { kept_free, ..*reading };
+            let keys = limit.warn_keys.as_ref();
+            let numbers = if charged_after.is_some() {
+                reading.near = reading.numbers_of(keys, before.unwrap_or_else(|| before_view(&all, options.cost))).near;
+                reading.numbers_after(keys, all, key(index), now)
+            } else {
+                reading.numbers_of(keys, all)
+            };
+            let status = LimitStatus::from_verdict(
+                limit.facts.name.clone(),
+                reading.verdict,
+                numbers.snapshot,
+                limit.facts.is_shadow,
+            );
             let status = status.with_block(self.block(index)).with_borrowing(reading.borrows);
-            statuses.push(match &limit.warn_keys {
-                None => status,
-                Some(keys) if charged_after.is_none() => status.with_near(keys.warn_at.level(&marked)),
-                Some(keys) => {
-                    let before = before.unwrap_or_else(|| before_view(&all, options.cost));
-                    let before = keys.warn_at.level(&before.keeping_free(kept_of_mark));
-                    status.with_near(keys.charged(before, &marked, key(index), now))
-                }
-            });
+            statuses.push(status.with_near(numbers.near));
         }
         let decision = plan.decide(now, options, statuses.into_iter());
         Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))

@@ -1,0 +1,90 @@
+//! All that the stores use of the inside of the crate. Everything else that they import is public, so a store of a user's
+//! own could import it, too. The test `stores_import_the_inside_from_one_module` holds this.
+//!
+//! | Step of a call | Names |
+//! |---|---|
+//! | build: check the limits together, and place their shares | `check_limits`, `LimitFacts`, `Shares`, `Name`, `impl_into_limits` |
+//! | prepare: what each limit costs | `LimitCost` |
+//! | read each state | `Transition`, `ReadMode`, `AtomicState`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
+//! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
+//! | decide after the charges | `LimitNumbers`, `DecisionPart` |
+//! | hold by an id | `Reserve` |
+//! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
+//! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
+//! | tell others | `capacity_added`, `Observers` |
+//! | the limiter's methods | `limiter_methods` |
+//! | machinery below all limits | `sync`, `table`, `runtime`, `with_scratch` |
+
+/// Words that threads change at once: the states of a table.
+pub(crate) use crate::algorithm::AtomicState;
+/// A state of a few words, for which the table decides without a lock.
+pub(crate) use crate::algorithm::InLine;
+/// The end of a span of time, up to the latest time that a state can store.
+pub(crate) use crate::clock::latest_end;
+/// A span in whole microseconds, rounded down.
+pub(crate) use crate::clock::micros_floor;
+/// Whether a limit counts a request that it allows.
+pub(crate) use crate::decision::Counting;
+/// The numbers of one limit for a decision, made on demand.
+pub(crate) use crate::decision::DecisionPart;
+/// What contains the reading of one limit, for the plan.
+pub(crate) use crate::decision::HasReading;
+/// The numbers of a limit after a charge, with its mark.
+pub(crate) use crate::decision::LimitNumbers;
+/// What one limit says alone, before the limits are combined.
+pub(crate) use crate::decision::LimitReading;
+/// The name of a limit, cheap to clone.
+pub(crate) use crate::decision::Name;
+/// The rule: what all limits decide together, and what each of them is charged.
+pub(crate) use crate::decision::Plan;
+/// The id and the expiry of a hold that other processes can settle.
+pub(crate) use crate::decision::Reserve;
+/// The part of a limit in guaranteed shares.
+pub(crate) use crate::decision::ShareRole;
+/// Hashes a long key, so that the names of keys are short.
+pub(crate) use crate::encode::hash_if_long;
+/// What a limit costs: the request's cost, a unit's, or a fixed one.
+pub(crate) use crate::limit::LimitCost;
+/// The properties of a limit that depend on no key type.
+pub(crate) use crate::limit::LimitFacts;
+/// What a reading must contain besides the verdict.
+pub(crate) use crate::limit::ReadMode;
+/// The guaranteed shares of a limiter.
+pub(crate) use crate::limit::Shares;
+/// One limit of a decision with the algorithm for the key: reads a state, and makes the next one.
+pub(crate) use crate::limit::Transition;
+/// Checks the limits of a limiter together.
+pub(crate) use crate::limit::check_limits;
+/// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
+pub(crate) use crate::limit::impl_into_limits;
+/// Wakes requests that wait for capacity.
+pub(crate) use crate::limiter::capacity_added;
+/// The methods `check`, `hold`, `settle` .. of a limiter.
+pub(crate) use crate::limiter::limiter_methods;
+/// Atomics and locks, real or of loom.
+pub(crate) use crate::sync;
+/// The bounded concurrent table, with its own documentation: memory keeps states there.
+pub(crate) use crate::table;
+
+/// Names that only Redis uses.
+#[cfg(feature = "redis")]
+mod of_redis {
+    /// Whether a state travels whole, or only a header of it.
+    pub(crate) use crate::algorithm::StateEncoding;
+    /// The longest period, for the check of durations.
+    pub(crate) use crate::clock::MAX_PERIOD_MICROS;
+    /// What a reading knows of a limit's mark.
+    pub(crate) use crate::decision::NearLimit;
+    /// Bytes in hexadecimal digits, for secret key names.
+    pub(crate) use crate::encode::hex;
+    /// The mark of a limit, with the keys that crossed it recently.
+    pub(crate) use crate::limit::WarnKeys;
+    /// Emits events to all observers of a limiter.
+    pub(crate) use crate::observe::Observers;
+    /// Timers and tasks of the runtime at hand.
+    pub(crate) use crate::runtime;
+    /// A thread's buffer, for encoding without an allocation.
+    pub(crate) use crate::scratch::with_scratch;
+}
+#[cfg(feature = "redis")]
+pub(crate) use self::of_redis::*;

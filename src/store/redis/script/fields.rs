@@ -1,0 +1,367 @@
+//! The numbers that Rust and the Lua files share: codes, and the fields of what is sent, replied and stored.
+//!
+//! This file is the only place that numbers them. The Lua files name a number as `ENTRY.held`, and [`resolve`] puts the
+//! number in its place. `ENTRY.LENGTH` is the number of fields. Positions count from 1, as in Lua.
+
+/// A list of fields: its name in Lua, and for each field its names.
+type List = (&'static str, &'static [&'static [&'static str]]);
+
+macro_rules! fields {
+    ($($(#[$doc:meta])* $list:ident $type:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub(crate) struct $type<T> {
+                $($(#[$field_doc])* pub(crate) $field: T,)*
+            }
+
+            impl<T> $type<T> {
+                /// Reads the fields one after the other.
+                #[allow(dead_code, reason = "some lists are only sent")]
+                pub(crate) fn read(mut next: impl FnMut() -> Option<T>) -> Option<Self> {
+                    $(let $field = next()?;)*
+                    Some(Self { $($field),* })
+                }
+
+                #[allow(dead_code, reason = "some lists are not converted")]
+                pub(crate) fn map<U>(self, mut map: impl FnMut(T) -> U) -> $type<U> {
+                    $type { $($field: map(self.$field)),* }
+                }
+
+                #[allow(dead_code, reason = "some lists are only read")]
+                pub(crate) fn into_numbers(self) -> [T; [$(stringify!($field)),*].len()] {
+                    let Self { $($field),* } = self;
+                    [$($field),*]
+                }
+            }
+        )*
+
+        /// The lists that Rust sends or reads.
+        const SHARED: &[List] = &[$((stringify!($list), &[$(&[stringify!($field)]),*])),*];
+    };
+}
+
+fields! {
+    /// What an update of a session sends.
+    UPDATE Update {
+        id,
+        /// The sums of the session.
+        released,
+        charged,
+        /// 1 to end the session.
+        ends,
+        /// The costs that the session holds.
+        held,
+    }
+
+    /// The results of an update. Of one that holds until the end of requests: by how much the held costs have shrunk, and
+    /// the costs for which there is no room.
+    UPDATED Updated { released, charged }
+
+    /// What the report of a lease sends.
+    REPORT Report {
+        id,
+        sequence,
+        /// The sum of the spent units.
+        spent,
+        /// The part of it that no reply has confirmed.
+        unconfirmed,
+        keep,
+        want,
+        /// The expiry of the hold that the report is about, 0 for none.
+        expiry,
+    }
+
+    /// The results of a report: the units that are held then, their expiry, the charged cost, all held costs of the key.
+    GRANT Grant { held, expiry, charged, total }
+
+    /// What a hold with an id sends behind the limits' numbers: the numbers of its two keys among the keys of ids.
+    RESERVE Reserve { record_key, counts_key, lifetime, max_ids }
+
+    /// What a settlement by id sends behind the limits' costs.
+    SETTLE Settle { record_key }
+
+    /// The results of a settlement by id, for each limit.
+    SETTLED Settled { released, charged }
+
+    /// The three figures of a limit whose state is too large to travel: the kernel's `view` defines them.
+    VIEW View { first, second, third }
+}
+
+/// The lists that only the script reads.
+const STORED: &[List] = &[
+    // An entry of a session, or of a lease.
+    ("ENTRY", &[&["id"], &["held"], &["released", "spent"], &["charged", "sequence"], &["expiry"]]),
+    // The words between a state and the entries.
+    (
+        "HELD",
+        &[
+            &["key_expiry"],
+            &["block"],
+            &["cost"],
+            &["leased"],
+            &["due"],
+            &["latest"],
+            &["span"],
+            &["most"],
+            &["duration"],
+            &["yields_until"],
+            &["count"],
+        ],
+    ),
+];
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident in $list:ident { $($(#[$code_doc:meta])* $code:ident = $lua:ident),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            #[repr(u16)]
+            pub(crate) enum $name {
+                $($(#[$code_doc])* $code),*
+            }
+
+            impl $name {
+                #[allow(dead_code, reason = "operations are only sent")]
+                pub(crate) const ALL: &'static [Self] = &[$(Self::$code),*];
+                const NAMES: &'static [&'static str] = &[$(stringify!($lua)),*];
+            }
+        )*
+    };
+}
+
+codes! {
+    /// The operation codes of the script.
+    Operation in OPERATION {
+        Acquisition = acquire,
+        Peek = peek,
+        Hold = hold,
+        Charge = charge,
+        Set = set,
+        Block = block,
+        Reset = reset,
+        Update = update,
+        Lease = lease,
+        /// A hold with an id.
+        Reserve = reserve,
+        /// The settlement of a hold by its id.
+        Settle = settle,
+    }
+
+    /// Why an operation has failed: in the place of each of its results.
+    Failure in FAILURE {
+        /// A key holds bytes that are not a state of its algorithm.
+        InvalidState = invalid_state,
+        /// The server does not know the session or the lease.
+        Expired = expired,
+        /// The key has the maximum number of sessions or leases.
+        Full = full,
+        /// The algorithm's Lua script has no function `charge`.
+        Unsupported = unsupported,
+        /// The decision was not made, because its reply would have come too late.
+        Late = late,
+        /// The id is that of a hold with another cost.
+        Conflict = conflict,
+        /// The key has too many ids. The hold is denied.
+        TooManyIds = too_many_ids,
+        /// The key has no hold with the id.
+        UnknownId = unknown_id,
+    }
+}
+
+/// In the flags of a decision: no later start can be scheduled.
+pub(crate) const CANNOT_SCHEDULE: u64 = 1;
+/// In the flags: only the units of leases deny.
+pub(crate) const DENIED_BY_LEASES: u64 = 2;
+/// In the flags: the first of the bits for blocked keys, one for each limit that applies, then those for the blocks of
+/// escalations.
+pub(crate) const FIRST_BLOCKED: u64 = 4;
+/// In the flags: the hold's id is remembered, and nothing more is held.
+pub(crate) const REPEATED: u64 = 1 << 40;
+
+/// The least id of a lease. Those of sessions are smaller, and those of groups of reservations are no whole numbers.
+#[allow(dead_code, reason = "tests that include this file have no leases of their own")]
+pub(crate) const LEASE_IDS: u64 = 1 << 52;
+/// No lease gets fewer units: a smaller grant is not worth a call.
+#[allow(dead_code, reason = "as above")]
+pub(crate) const MIN_GRANT: u64 = 2;
+/// The maximum number of entries of a key: of sessions, of leases, and of groups of reservations.
+pub(crate) const MAX_ENTRIES: u64 = 64;
+
+const CONSTANTS: [(&str, &str, u64); 7] = [
+    ("FLAG", "cannot_schedule", CANNOT_SCHEDULE),
+    ("FLAG", "denied_by_leases", DENIED_BY_LEASES),
+    ("FLAG", "first_blocked", FIRST_BLOCKED),
+    ("FLAG", "repeated", REPEATED),
+    ("BOUND", "lease_ids", LEASE_IDS),
+    ("BOUND", "min_grant", MIN_GRANT),
+    ("BOUND", "max_entries", MAX_ENTRIES),
+];
+
+impl Failure {
+    /// The least number that is exact as a double. No result is as small.
+    const FIRST: i64 = -(1 << 53);
+
+    /// Returns the result of a failed operation.
+    pub(crate) const fn result(self) -> i64 {
+        Self::FIRST + self as i64
+    }
+
+    /// Returns the failure that a result stands for.
+    #[allow(dead_code, reason = "tests that include this file do not read replies")]
+    pub(crate) fn of(result: i64) -> Option<Self> {
+        let code = usize::try_from(result.checked_sub(Self::FIRST)?).ok()?;
+        Self::ALL.get(code).copied()
+    }
+}
+
+/// Replaces the names of fields and codes in the script by their numbers.
+pub(crate) fn resolve(script: &str) -> String {
+    let mut resolved = String::with_capacity(script.len());
+    let mut rest = script;
+    while let Some(dot) = rest.find('.') {
+        let (before, after) = (&rest[..dot], &rest[dot + 1..]);
+        let list = &before[before.rfind(|char: char| !is_name(char)).map_or(0, |at| at + 1)..];
+        let field = &after[..after.find(|char: char| !is_name(char)).unwrap_or(after.len())];
+        if let Some(number) = number_of(list, field) {
+            resolved.push_str(&before[..dot - list.len()]);
+            resolved.push_str(&number);
+            rest = &after[field.len()..];
+        } else {
+            resolved.push_str(&rest[..=dot]);
+            rest = after;
+        }
+    }
+    resolved.push_str(rest);
+    resolved
+}
+
+fn is_name(char: char) -> bool {
+    char.is_ascii_alphanumeric() || char == '_'
+}
+
+fn number_of(list: &str, field: &str) -> Option<String> {
+    let position = |names: &[&str]| names.iter().position(|name| *name == field);
+    match list {
+        "OPERATION" => position(Operation::NAMES).map(|code| code.to_string()),
+        // A double also where numbers without a fraction are integers.
+        "FAILURE" => {
+            let code = position(Failure::NAMES)?;
+            Some(format!("({}.0)", Failure::ALL.get(code)?.result()))
+        }
+        "FLAG" | "BOUND" => {
+            let constant = CONSTANTS.iter().find(|(of, name, _)| (*of, *name) == (list, field))?;
+            Some(constant.2.to_string())
+        }
+        _ => {
+            let (_, fields) = SHARED.iter().chain(STORED).find(|(name, _)| *name == list)?;
+            if field == "LENGTH" {
+                return Some(fields.len().to_string());
+            }
+            fields.iter().position(|names| names.contains(&field)).map(|index| (index + 1).to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const FILES: [(&str, &str); 7] = [
+        ("prelude", include_str!("prelude.lua")),
+        ("fast_reply", include_str!("fast_reply.lua")),
+        ("read", include_str!("read.lua")),
+        ("holds", include_str!("holds.lua")),
+        ("lease", include_str!("lease.lua")),
+        ("reservations", include_str!("reservations.lua")),
+        ("driver", include_str!("driver.lua")),
+    ];
+
+    /// The code of all files, without comments, with the name of the file of each line.
+    fn lines() -> impl Iterator<Item = (&'static str, &'static str)> {
+        let code = |line: &'static str| line.split("--").next().unwrap_or_default();
+        FILES.iter().flat_map(move |&(file, text)| text.lines().map(move |line| (file, code(line))))
+    }
+
+    fn lists() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+        let fields = SHARED.iter().chain(STORED).map(|(list, fields)| (*list, fields.concat()));
+        let codes = [("OPERATION", Operation::NAMES.to_vec()), ("FAILURE", Failure::NAMES.to_vec())];
+        let constants = ["FLAG", "BOUND"].map(|list| {
+            (list, CONSTANTS.iter().filter(|constant| constant.0 == list).map(|constant| constant.1).collect())
+        });
+        fields.chain(codes).chain(constants)
+    }
+
+    /// The names `LIST.field` in the Lua files.
+    fn named() -> BTreeSet<(&'static str, &'static str)> {
+        let mut named = BTreeSet::new();
+        for (_, line) in lines() {
+            for (dot, _) in line.match_indices('.') {
+                let list = line[..dot].rsplit(|char| !is_name(char)).next().unwrap_or_default();
+                let field = line[dot + 1..].split(|char| !is_name(char)).next().unwrap_or_default();
+                if list != "_G" && !list.is_empty() && list.chars().all(|char| char.is_ascii_uppercase() || char == '_')
+                {
+                    named.insert((list, field));
+                }
+            }
+        }
+        named
+    }
+
+    /// A name that the table lacks would be the field of a global variable: the script would fail when it runs.
+    #[test]
+    fn every_name_in_the_lua_files_is_in_the_table() {
+        let named = named();
+        assert!(named.len() > 60, "{named:?}");
+        for (list, field) in &named {
+            assert!(number_of(list, field).is_some(), "`{list}.{field}` is in a Lua file, and not in fields.rs");
+        }
+    }
+
+    /// A field that one side does not know would shift the others.
+    #[test]
+    fn the_lua_files_name_every_field_of_the_table() {
+        // Operations that have no branch of their own: a decision, its peek in a comparison of numbers, and the last.
+        let implied = [("OPERATION", "acquire"), ("SETTLE", "record_key")];
+        let named = named();
+        for (list, fields) in lists() {
+            for field in fields.into_iter().filter(|field| !implied.contains(&(list, field))) {
+                assert!(named.contains(&(list, field)), "no Lua file names `{list}.{field}`");
+            }
+        }
+    }
+
+    /// A position that stands as a number in a Lua file would not follow the table.
+    #[test]
+    fn the_lua_files_read_no_field_by_a_number() {
+        for (file, line) in lines() {
+            for variable in ["entry[", "entries[i][", "ids["] {
+                let numbers = line
+                    .match_indices(variable)
+                    .filter(|(at, _)| line[at + variable.len()..].starts_with(|char: char| char.is_ascii_digit()));
+                assert_eq!(numbers.count(), 0, "{file}.lua: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_resolve_to_positions_from_one() {
+        let script = "entry[ENTRY.held] = ids[UPDATE.LENGTH] .. x.y + FAILURE.expired -- OPERATION.settle, OTHER.held";
+        let resolved = "entry[2] = ids[5] .. x.y + (-9007199254740991.0) -- 10, OTHER.held";
+        assert_eq!(resolve(script), resolved);
+        assert_eq!(number_of("ENTRY", "spent"), number_of("ENTRY", "released"));
+        // `read.lua` reads the record of a settlement and of a hold in one place.
+        assert_eq!(number_of("SETTLE", "record_key"), number_of("RESERVE", "record_key"));
+    }
+
+    #[test]
+    fn failures_are_the_least_results() {
+        for &failure in Failure::ALL {
+            assert_eq!(Failure::of(failure.result()), Some(failure));
+        }
+        let last = Failure::UnknownId.result();
+        assert_eq!([i64::MIN, Failure::FIRST - 1, last + 1, -1, 0, i64::MAX].map(Failure::of), [None; 6]);
+    }
+}
