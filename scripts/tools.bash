@@ -17,7 +17,7 @@ debian() {
         flock 9
         # Without the run level, packages of servers would start them.
         export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"
+        timeout 120 apt-get update -qq && timeout 600 apt-get install -y -qq --no-install-recommends "$@"
     ) >&2 9>"${CARGO_TARGET_DIR:-target}/debian.lock"
 }
 
@@ -91,4 +91,30 @@ wheel() {
         rm -rf "$program.package"
     fi
     printf '%s\n' "$program"
+}
+
+# What a script starts ends with the script: it appends to `processes`, and sets a trap on `stop_processes`.
+processes=()
+stop_processes() {
+    local process
+    for process in "${processes[@]}"; do kill "$process" 2>/dev/null || :; done
+    wait 2>/dev/null || :
+}
+
+# serve EXAMPLE ARGUMENT..: starts a built example on a free port, with its log in `$folder`, and sets `address`.
+serve() {
+    # One log per server: an earlier server's log holds another address.
+    local name=$1 log=$folder/$1-${#processes[@]}.log
+    shift
+    : >"$log"
+    PORT=0 "${CARGO_TARGET_DIR:-target}/debug/examples/$name" "$@" >"$log" 2>&1 &
+    processes+=($!)
+    for _ in $(seq 400); do
+        address=$(sed -n 's|^listening on http://||p' "$log")
+        [ -z "$address" ] || return 0
+        sleep 0.05
+    done
+    printf 'the example %s does not listen; its output:\n' "$name" >&2
+    cat "$log" >&2
+    return 1
 }

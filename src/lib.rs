@@ -121,6 +121,7 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "redis")]
 #[macro_use]
 mod mistake;
 
@@ -138,6 +139,8 @@ pub mod limiter;
 mod middleware;
 pub mod observe;
 mod quota;
+#[cfg(any(test, feature = "test-util"))]
+mod random;
 mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]

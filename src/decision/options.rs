@@ -40,6 +40,8 @@ pub struct AcquireOptions {
     pub(crate) has_known_units: bool,
     /// The id of a hold that other processes can settle, or of a request that is charged once.
     pub(crate) remember: Option<Remember>,
+    /// The time until a hold with an id expires, in milliseconds.
+    pub(crate) expires_in: u32,
 }
 
 impl AcquireOptions {
@@ -69,6 +71,7 @@ impl AcquireOptions {
             units: UnitCosts::NONE,
             has_known_units: false,
             remember: None,
+            expires_in: Remember::DEFAULT_EXPIRY,
         }
     }
 
@@ -183,12 +186,12 @@ impl AcquireOptions {
     }
 
     /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours in
-    /// whole milliseconds, by default 10 minutes. Call it after [`id`](Self::id): without an id it has no effect.
+    /// whole milliseconds, by default 10 minutes. Without an id it has no effect.
     ///
     /// Redis rounds the expiry up by at most an eighth of this time, or a millisecond.
     #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
-        self.remember = self.remember.map(|hold| if hold.is_hold() { hold.lasting(expires_in) } else { hold });
+        self.expires_in = Remember::millis_of(expires_in);
         self
     }
 
@@ -256,7 +259,8 @@ impl AcquireOptions {
     /// Returns the id and the expiry of a hold that has an id.
     #[inline]
     pub(crate) fn reserve(&self) -> Option<Remember> {
-        self.remember.filter(|remember| self.hold && remember.is_hold())
+        let hold = self.remember.filter(|remember| self.hold && remember.is_hold())?;
+        Some(hold.lasting(self.expires_in))
     }
 
     /// Returns the id of a request that is charged once.

@@ -104,7 +104,8 @@ pub struct Remember {
 }
 
 impl Remember {
-    const DEFAULT_EXPIRY: Duration = Duration::from_secs(10 * 60);
+    /// Ten minutes, in milliseconds.
+    pub(crate) const DEFAULT_EXPIRY: u32 = 10 * 60 * 1_000;
     const MAX: Duration = Duration::from_secs(24 * 60 * 60);
     /// The default maximum number of remembered ids of a key.
     pub(crate) const DEFAULT_MAX_IDS: usize = 10_000;
@@ -112,15 +113,19 @@ impl Remember {
     pub(crate) const MAX_IDS: usize = 1_000_000;
 
     pub(crate) fn hold(id: ReservationId) -> Self {
-        Self { id, millis: 0, repeats: 0 }.lasting(Self::DEFAULT_EXPIRY)
+        Self { id, millis: Self::DEFAULT_EXPIRY, repeats: 0 }
     }
 
     pub(crate) fn request(id: ReservationId, repeats: u16, remember: Duration) -> Self {
-        Self { id, millis: 0, repeats }.lasting(remember)
+        Self { id, millis: Self::millis_of(remember), repeats }
     }
 
-    pub(crate) fn lasting(self, time: Duration) -> Self {
-        Self { millis: u32::try_from(time.as_millis()).unwrap_or(u32::MAX), ..self }
+    pub(crate) fn millis_of(time: Duration) -> u32 {
+        u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) const fn lasting(self, millis: u32) -> Self {
+        Self { millis, ..self }
     }
 
     pub(crate) const fn is_hold(self) -> bool {

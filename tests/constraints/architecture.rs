@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["mistake", "scratch", "sync"],
+    &["mistake", "random", "scratch", "sync"],
     &["clock", "error", "runtime"],
     &["decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],

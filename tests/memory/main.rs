@@ -23,7 +23,7 @@ mod near_limit;
 mod overdue;
 mod own_stores;
 mod races;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod reservation_ids;
 mod reservation_model;

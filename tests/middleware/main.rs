@@ -40,7 +40,7 @@ mod limits;
 mod over_http;
 mod pending;
 mod queues;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod read_ahead;
 mod readiness;

@@ -55,7 +55,7 @@ mod overload;
 mod panics;
 mod process_death;
 mod proxy;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod reservation_ids;
 #[path = "../memory/reservation_model.rs"]

@@ -8,7 +8,7 @@ use super::laws::Broken;
 use super::model::Verdict;
 use super::scenario::{Call, Kind, LeaseEnd, Scenario};
 use crate::AcquireOptions;
-use crate::test_util::random::Random;
+use crate::random::Random;
 
 /// For how long the ids of requests are remembered, and how many repeats pass: all of a scenario.
 const REMEMBER: Duration = Duration::from_secs(60 * 60);

@@ -1,8 +1,8 @@
 //! What happens in one simulation: the calls, the faults and the link, chosen by the seed.
 
 use super::quota::{Form, Quota};
+use crate::random::Random;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
-use crate::test_util::random::Random;
 
 /// All times are in whole milliseconds, the resolution of tokio's timer.
 #[derive(Debug)]
