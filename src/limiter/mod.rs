@@ -35,7 +35,7 @@ mod observed;
 mod outcome;
 mod reservation;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 #[cfg(feature = "timer")]
 mod until_ready;
 
