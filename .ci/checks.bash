@@ -48,7 +48,7 @@ each_feature() {
 # Fails if a file names a package registry or a path of one machine.
 impersonal() {
     local found=0
-    grep -rnIE --exclude-dir=.git --exclude-dir=target --exclude=Cargo.lock \
+    grep -rnIE --exclude-dir=.git --exclude=.git --exclude-dir=target --exclude=Cargo.lock \
         -e '(crates|pypi|npmjs|docker|ghcr|quay)\.(io|org|com)' \
         -e '(^|[^[:alnum:]_.-])/(work|root|home|Users)/[[:alnum:]._]' . || found=$?
     case $found in

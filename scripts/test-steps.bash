@@ -5,10 +5,11 @@ need_tools() {
     need_rust && need cc gcc && need redis-server redis-server && need lua5.4 lua5.4
 }
 
-# The targets of the test binaries but `redis`, as arguments of cargo.
-without_redis=(--lib)
+# The names of the test binaries, and the targets of all but `redis`, as arguments of cargo.
+binaries=() without_redis=(--lib)
 for main in tests/*/main.rs simulate/tests/*/main.rs; do
     binary=$(basename "$(dirname "$main")")
+    binaries+=("$binary")
     if [ "$binary" != redis ]; then
         without_redis+=(--test "$binary")
     fi

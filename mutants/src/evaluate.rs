@@ -112,7 +112,12 @@ impl Evaluation<'_> {
                         let result = Result { mutant: describe(mutant).clone(), folder: folder.to_owned(), outcome };
                         if outcome > Outcome::Killed && outcome < Outcome::Equivalent {
                             // The second line is the one to list if no law can notice the mutant, and its source.
-                            println!("{}\n    {}\n    {}", result.line(), result.mutant.listed_as(), result.mutant.source);
+                            println!(
+                                "{}\n    {}\n    {}",
+                                result.line(),
+                                result.mutant.listed_as(),
+                                result.mutant.source
+                            );
                         }
                         let mut results = results.lock().expect("no panic");
                         results.push(result);

@@ -10,7 +10,7 @@ mod evaluate;
 mod lua;
 mod mutate;
 mod operators;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod report;
 mod tests;

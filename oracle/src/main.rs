@@ -4,7 +4,7 @@
 //! Arguments: the server, the log, the number of processes, the seconds to run, the hold expiry in milliseconds, and a
 //! deliberate mistake or nothing.
 
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 
 use std::env;

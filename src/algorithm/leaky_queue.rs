@@ -120,7 +120,7 @@ impl Algorithm for LeakyQueue {
         self.kernel.decide(state, now, options, true)
     }
 
-    // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms, leaky_queue" of
+    // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms" of
     // docs/performance.md.
     #[inline(always)]
     fn decide_in_line(

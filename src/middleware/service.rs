@@ -97,7 +97,7 @@ where
             }
             first_delay = config.wait.while_active(first_delay);
         }
-        let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, cost, first_delay);
+        let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, &request, cost, first_delay);
         let acquired = config.limiter.acquire(key, options);
         if config.observers.can_warn() {
             observe_first::<Request, (S, K, A, R, T, E)>(config, &request, key);
@@ -182,12 +182,12 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     queue: u64,
 ) -> ResponseFuture<Request, P> {
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
-    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
+    let options = acquire_options::<Request, P>(config, &request, cost, first_delay::<Request, P>(config, &request));
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, options, queues, Arc::clone(config));
+            let request = Deferred::new(request, cost, queues, Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::awaiting_start(waiting, deferred))
         }
@@ -211,21 +211,20 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
-    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,
         Acquisition::Pending(decision) => {
-            let request = Deferred::new(request, options, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
             let deferred = WithService { service: take_ready(inner), is_ready: true, request };
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify(result, options, &config.wait) {
+    match classify::<Request, P>(result, &config.wait) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, options, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
         }

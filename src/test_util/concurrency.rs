@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::random::Random;
 use super::traces::{acquire, count};
 use super::{StoreReport, StoreViolation, TestKey};
 use crate::algorithm::{FixedWindow, Gcra};
@@ -15,6 +14,7 @@ use crate::error::Error;
 use crate::limit::Limit;
 use crate::limiter::{Acquisition, Limiter};
 use crate::quota::Quota;
+use crate::random::Random;
 use crate::store::StoreLimits;
 
 /// How many limiters each law is checked with.

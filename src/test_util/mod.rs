@@ -54,7 +54,6 @@
 //! ```
 
 mod concurrency;
-pub(crate) mod random;
 mod shares;
 mod traces;
 
@@ -64,8 +63,8 @@ use crate::store::StoreLimits;
 use std::fmt;
 use std::future::Future;
 
-use self::random::Random;
 use crate::clock::ManualClock;
+use crate::random::Random;
 
 /// The key of the limits that [`check_store`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use super::TestKey;
-use super::random::Random;
 use super::traces::MakeLimit;
 use crate::algorithm::{Algorithm, Gcra, SlidingLog, SlidingWindow};
 use crate::limit::Limit;
 use crate::quota::Quota;
+use crate::random::Random;
 use crate::store::{DynLimit, StoreLimit};
 
 /// The sub-keys that have a share. Requests of a further one borrow.

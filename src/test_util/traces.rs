@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::random::Random;
 use super::shares::limits_with_share;
 use super::{StoreReport, StoreViolation, TestKey};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
@@ -13,6 +12,7 @@ use crate::error::Error;
 use crate::limit::{Limit, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Limiter};
 use crate::quota::Quota;
+use crate::random::Random;
 use crate::store::{DynLimit, Memory, StoreLimit, StoreLimits};
 
 /// How many limiters are made for traces, and the calls on each.

@@ -21,7 +21,7 @@ mod model;
 mod options;
 mod purity;
 mod quota_text;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod retry;
 mod saturation;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::{env, fs};
 
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 
 use random::Random;

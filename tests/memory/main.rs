@@ -12,6 +12,8 @@ mod eviction;
 mod fixed_costs;
 mod full_tables;
 mod holds;
+mod idempotency;
+mod idempotency_model;
 mod immediate;
 mod in_flight;
 mod kept_free;
@@ -22,11 +24,12 @@ mod near_limit;
 mod overdue;
 mod own_stores;
 mod races;
-#[path = "../../src/test_util/random.rs"]
+#[path = "../../src/random.rs"]
 mod random;
 mod reservation_ids;
 mod reservation_model;
 mod scheduling;
+mod share_law;
 mod shares;
 mod single_holds;
 mod snapshot;

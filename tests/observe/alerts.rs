@@ -1,4 +1,4 @@
-//! The alert rules of docs/recipes.md use existing metrics only, and fire when they should: promtool, which Debian's
+//! The alert rules of docs/operating.md use existing metrics only, and fire when they should: promtool, which Debian's
 //! package `prometheus` contains, runs them on series.
 
 use std::fmt::Write as _;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use crate::documented::{metrics_in, text};
 
-/// The YAML block of the recipes.
+/// The YAML block of the page.
 fn rules() -> String {
-    let recipes = text("docs/recipes.md");
-    let (_, from) = recipes.split_once("```yaml\n").expect("a YAML block");
+    let page = text("docs/operating.md");
+    let (_, from) = page.split_once("```yaml\n").expect("a YAML block");
     let (rules, _) = from.split_once("```").expect("the end of the block");
     rules.to_owned()
 }
@@ -24,7 +24,7 @@ fn alert_rules_use_only_existing_metrics() {
 }
 
 /// For each rule a series that makes it fire after ten minutes, its value, and the labels of the alert.
-const FIRING: [(&str, &str, &str, &str); 6] = [
+const FIRING: [(&str, &str, &str, &str); 10] = [
     (
         "RateLimiterUnavailable",
         "ratelimit_requests_total{limiter='a',limit='none',outcome='failed',source='none'}",
@@ -36,6 +36,25 @@ const FIRING: [(&str, &str, &str, &str); 6] = [
         "ratelimit_requests_total{limiter='b',limit='day',outcome='allowed',source='fallback'}",
         "0+6x60",
         "{limiter: b, limit: day, outcome: allowed, source: fallback}",
+    ),
+    ("RedisDown", "ratelimit_breaker_open{store='h'}", "1x60", "{store: h}"),
+    (
+        "RedisOverloaded",
+        "ratelimit_shed_total{limiter='i',cause='not_sent'}",
+        "0+1x60",
+        "{limiter: i, cause: not_sent}",
+    ),
+    (
+        "RedisSlow",
+        "ratelimit_shed_total{limiter='j',cause='arrived_late'}",
+        "0+1x60",
+        "{limiter: j, cause: arrived_late}",
+    ),
+    (
+        "CostAboveLimit",
+        "ratelimit_requests_total{limiter='k',limit='day',outcome='exceeds_limit',source='store'}",
+        "0+1x60",
+        "{limiter: k, limit: day, outcome: exceeds_limit, source: store}",
     ),
     ("RateLimiterMisconfigured", "ratelimit_misconfigured_total{limiter='c'}", "0+1x60", "{limiter: c}"),
     (
@@ -54,12 +73,16 @@ const FIRING: [(&str, &str, &str, &str); 6] = [
 ];
 
 /// Series of a healthy server, which must not fire.
-const HEALTHY: [&str; 5] = [
+const HEALTHY: [&str; 9] = [
     "ratelimit_requests_total{limiter='e',limit='day',outcome='allowed',source='store'}",
     "ratelimit_requests_total{limiter='f',limit='day',outcome='allowed',source='store'}",
     "ratelimit_memory_evicted_total{limiter='f',limit='day'}",
     "ratelimit_misconfigured_total{limiter='f'}",
     "ratelimit_near_limit_total{limiter='f',limit='day'}",
+    "ratelimit_breaker_open{store='f'}",
+    "ratelimit_shed_total{limiter='f',cause='not_sent'}",
+    "ratelimit_shed_total{limiter='f',cause='arrived_late'}",
+    "ratelimit_warnings_total{limiter='f'}",
 ];
 
 /// The summary of an alert with these labels.
@@ -113,7 +136,9 @@ fn alert_rules_fire_on_failures_only() {
         ),
     );
     let checked = promtool(&directory, &["check", "rules", "alerts.yml"]);
-    assert!(checked.contains("6 rules found"), "{checked}");
+    assert_eq!(rules.matches("alert:").count(), FIRING.len(), "each alert is tested");
+    let found = rules.matches("- alert:").count() + rules.matches("- record:").count();
+    assert!(checked.contains(&format!("{found} rules found")), "{checked}");
     promtool(&directory, &["test", "rules", "test.yml"]);
     let _ = std::fs::remove_dir_all(&directory);
 }

@@ -182,7 +182,7 @@ impl Default for Deadlines {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
-    use crate::test_util::random::Random;
+    use crate::random::Random;
 
     const TOKEN: LockToken = LockToken::without_set();
 

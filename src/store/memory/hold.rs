@@ -31,7 +31,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let deadline = self.add_hold(context, algorithm, location, reading.cost, slot, token);
-        let transition = self.limit.transition(algorithm, context.key, context.options);
+        let transition = context.transition(&self.limit, algorithm);
         let held = reading.held.saturating_add(reading.cost);
         let snapshot = transition.snapshot(&self.table.state(slot, token), held, *now);
         LimitResult { numbers: self.numbers_after_charge(read, snapshot), deadline }
@@ -78,7 +78,12 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let (until_end, limit) = (C::Algorithm::HELD_UNTIL_END, &self.limit);
         // A caller that holds a cost beside requests in flight has a guard of two parts.
         let is_hold = context.options.hold != until_end && (context.options.until_end || !until_end);
-        if !is_hold || limit.cost() != LimitCost::OfRequest || context.options.has_units() || !self.is_plain_alone() {
+        if !is_hold
+            || context.credit.is_some()
+            || limit.cost() != LimitCost::OfRequest
+            || context.options.has_units()
+            || !self.is_plain_alone()
+        {
             return None;
         }
         let (now, hash) = (context.now, self.key_hash(context.key, context.hasher)?);
@@ -88,7 +93,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let (mut location, mut state) = (Location::EMPTY, CellOf::<C>::empty());
         let Reading { held, .. } = self.table.read(hash, &mut location, &mut state);
         let slot = location.slot()?;
-        let transition = limit.transition(algorithm, context.key, context.options);
+        let transition = context.transition(limit, algorithm);
         let cost = context.options.cost;
         if cost == 0
             || location.may_be_blocked()
@@ -112,6 +117,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             algorithm: algorithm_of_key,
             held: cost,
             cost: limit.cost(),
+            credit: 0,
             until_end,
             deadline,
             expired_at: None,

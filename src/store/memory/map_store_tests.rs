@@ -11,7 +11,7 @@ use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Detail, LazySnapshot, LimitReading, LimitStatus, Plan};
 use crate::limit::{Limit, ReadMode, SelectAlgorithm, SubKeyOf, per_key};
 use crate::limiter::{Acquisition, Held, Limiter};
-use crate::test_util::random::Random;
+use crate::random::Random;
 use crate::{FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket};
 
 #[derive(Clone, Copy, Debug)]

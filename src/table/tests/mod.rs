@@ -22,7 +22,7 @@ use super::*;
 use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
 // Its numbers are like hashes of a good hasher.
-use crate::test_util::random::Random as Hashes;
+use crate::random::Random as Hashes;
 
 /// A state is the time at which the key is idle, and the hash of the key.
 type Words = Table<Cell>;

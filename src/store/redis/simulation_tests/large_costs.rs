@@ -8,7 +8,7 @@ use super::model::Verdict;
 use super::quota::{Form, Quota};
 use super::scenario::{Call, Kind, LeaseEnd, Scenario};
 use super::{Run, laws};
-use crate::test_util::random::Random;
+use crate::random::Random;
 
 /// The classes of costs, in percent of the burst.
 const CLASSES: [u64; 5] = [10, 30, 50, 80, 100];

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::scenario::{Fault, FaultKind, Scenario};
 use super::server::Server;
-use crate::test_util::random::Random;
+use crate::random::Random;
 
 /// The network and the server. Clones share them.
 #[derive(Clone)]

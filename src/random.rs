@@ -1,5 +1,5 @@
-/// Pseudo-random numbers (`SplitMix64`), equal in each run. All tests and test programs use this generator: other
-/// binaries and packages include this file.
+/// Pseudo-random numbers (`SplitMix64`), equal in each run, for tests and test programs: other binaries and packages
+/// include this file.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
