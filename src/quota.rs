@@ -90,6 +90,8 @@ impl Quota {
 
     /// Creates a quota of `limit` per `period`.
     ///
+    /// A period is fixed: for a calendar month use 30 days, or a counter of your own.
+    ///
     /// # Panics
     ///
     /// Panics if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200

@@ -30,7 +30,11 @@ pub fn rust(policy: &Policy) -> String {
     ];
     let settings: String = settings.into_iter().flatten().collect();
     let rate = policy.quota().map(quota).or(policy.max().map(|max| max.to_string())).unwrap_or_default();
-    format!("Memory::new({name}::new({rate}){settings})")
+    let algorithm = format!("{name}::new({rate}){settings}");
+    match policy.warn_at() {
+        Some(mark) => format!("Memory::new(Limit::new({:?}, {algorithm}).warn_at({mark:?}))", policy.name()),
+        None => format!("Memory::new({algorithm})"),
+    }
 }
 
 fn quota(quota: Quota) -> String {
@@ -48,8 +52,24 @@ fn quota(quota: Quota) -> String {
 }
 
 /// The fields of a policy in the order in which people write them.
-const FIELDS: [&str; 10] =
-    ["name", "algorithm", "quota", "max", "burst", "max_waiting", "aligned_to_clock", "blocks", "weighted", "by"];
+const FIELDS: [&str; 16] = [
+    "name",
+    "algorithm",
+    "quota",
+    "max",
+    "burst",
+    "max_waiting",
+    "aligned_to_clock",
+    "blocks",
+    "weighted",
+    "by",
+    "when",
+    "fixed_cost",
+    "unit",
+    "shadow",
+    "guarantee",
+    "warn_at",
+];
 
 /// Returns the table of `limits` in a configuration file.
 #[must_use]

@@ -35,7 +35,8 @@
 //! # Traffic
 //!
 //! An arrival has a time, a cost, and a value in each column of the traffic. The `by` of a policy names the column
-//! whose values are its keys. The name `all` needs no column: such a policy counts all requests under one key.
+//! whose values are its keys. The name `all` needs no column: such a policy counts all requests under one key. A condition
+//! names a column whose value is `true` where the condition holds, and a unit names the column of the costs in this unit.
 //!
 //! A [`LogParser`] reads arrivals from lines of access logs, JSON lines and CSV. A [`Filter`] selects the lines.
 //!
@@ -55,6 +56,7 @@ mod share;
 mod simulation;
 mod suggestion;
 mod traffic;
+mod units;
 
 pub use self::bounds::max_admitted;
 pub use self::log::{Filter, LogFormat, LogOptions, LogParser, ReadLine};

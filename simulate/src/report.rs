@@ -4,9 +4,9 @@ use std::time::Duration;
 use super::bounds::max_admitted;
 use super::bursts::Admissions;
 use super::traffic::Arrival;
-use tower_ratelimit::Timestamp;
-use tower_ratelimit::Verdict;
+use super::units::Counted;
 use tower_ratelimit::config::Policy;
+use tower_ratelimit::{Decision, LimitStatus, Timestamp, Verdict};
 
 /// The decisions of a simulation in numbers.
 ///
@@ -18,6 +18,10 @@ pub struct Report {
     pub admitted: u64,
     /// The number of allowed requests that start after a delay.
     pub delayed: u64,
+    /// The number of allowed requests that borrow, beside a [guaranteed share](tower_ratelimit::Limit::guarantee).
+    pub borrowed: u64,
+    /// How often a charge brought the usage of a limit to its [mark](tower_ratelimit::Limit::warn_at).
+    pub near_limit: u64,
     /// The number of denied requests.
     pub denied: u64,
     /// How many of the denied requests [exceed the limit](Verdict::ExceedsLimit): they are denied at any time.
@@ -35,7 +39,8 @@ pub struct Report {
     /// The longest delay.
     pub longest_delay: Duration,
     /// The largest cost that was admitted for one key in any second, in any ten seconds, and in any minute. If all
-    /// limits have a [fixed cost](tower_ratelimit::Limit::fixed_cost), it is the largest number of requests.
+    /// limits have a [fixed cost](tower_ratelimit::Limit::fixed_cost), it is the largest number of requests; if all
+    /// limits have one unit, it is the largest cost in this unit.
     pub bursts: [Burst; 3],
 }
 
@@ -64,8 +69,8 @@ pub struct Burst {
     /// The largest cost. A delayed request counts at its start.
     pub admitted: u64,
     /// The maximum that the algorithm admits: see [`max_admitted`], of several limits the smallest. `None` if all
-    /// limits are shadows. Limits with a fixed cost count only if all limits have one, and a limit that applies only to
-    /// some requests only if it is the only limit.
+    /// limits are shadows. Limits that count another cost than the report and guaranteed shares have no part in it, and a
+    /// limit that applies only to some requests only if it is the only limit.
     pub bound: Option<u64>,
 }
 
@@ -91,11 +96,12 @@ const INTERVALS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(10
 /// Counts decisions.
 pub(super) struct ReportBuilder<'a> {
     policies: &'a [Policy],
-    /// Whether the bursts count requests instead of costs.
-    counts_requests: bool,
+    counted: Counted<'a>,
     keys: Vec<KeyDecisions>,
     admissions: Admissions,
     delayed: u64,
+    borrowed: u64,
+    near_limit: u64,
     exceeding: u64,
     longest_delay: Duration,
     max_cost: u64,
@@ -105,17 +111,21 @@ impl<'a> ReportBuilder<'a> {
     pub(super) fn new(policies: &'a [Policy], keys: usize, arrivals: usize) -> Self {
         Self {
             policies,
-            counts_requests: policies.iter().all(|policy| policy.fixed_cost().is_some()),
+            counted: Counted::of(policies),
             keys: vec![KeyDecisions::default(); keys],
             admissions: Admissions::with_capacity(arrivals),
             delayed: 0,
+            borrowed: 0,
+            near_limit: 0,
             exceeding: 0,
             longest_delay: Duration::ZERO,
             max_cost: 0,
         }
     }
 
-    pub(super) fn add(&mut self, key: usize, arrival: &Arrival, verdict: Verdict) {
+    /// Adds a decision. `cost` is the cost of the arrival in the unit of the bursts.
+    pub(super) fn add(&mut self, key: usize, arrival: &Arrival, cost: u64, decision: &Decision) {
+        let verdict = decision.verdict();
         let Some(decisions) = self.keys.get_mut(key) else { return };
         decisions.add(arrival, verdict);
         let delay = match verdict {
@@ -129,21 +139,24 @@ impl<'a> ReportBuilder<'a> {
         };
         self.delayed += u64::from(!delay.is_zero());
         self.longest_delay = self.longest_delay.max(delay);
-        let cost = if self.counts_requests { 1 } else { arrival.cost };
+        self.borrowed += u64::from(decision.limits().iter().any(LimitStatus::is_borrowing));
+        self.near_limit += decision.limits().iter().filter(|limit| limit.crossed_mark()).count() as u64;
         self.max_cost = self.max_cost.max(cost);
         self.admissions.add(key, arrival.time.saturating_add(delay), cost);
     }
 
     /// Returns the maximum in the unit of the bursts, `None` if the policy counts in another unit.
     fn bound(&self, policy: &Policy, interval: Duration) -> Option<u64> {
-        // Of several limits, one that applies only to some requests does not bound the others.
-        if policy.when().is_some() && self.policies.len() > 1 {
+        // Of several limits, one that applies only to some requests does not bound the others. A share bounds nothing.
+        if policy.when().is_some() && self.policies.len() > 1 || policy.guarantee().is_some() {
             return None;
         }
-        match (policy.fixed_cost(), self.counts_requests) {
-            (None, _) => max_admitted(policy, interval, self.max_cost),
-            (Some(cost), true) => max_admitted(policy, interval, cost)?.checked_div(cost),
-            (Some(_), false) => None,
+        if !self.counted.is_of(policy) {
+            return None;
+        }
+        match policy.fixed_cost() {
+            None => max_admitted(policy, interval, self.max_cost),
+            Some(cost) => max_admitted(policy, interval, cost)?.checked_div(cost),
         }
     }
 
@@ -167,6 +180,8 @@ impl<'a> ReportBuilder<'a> {
         Report {
             admitted: sum(|key| key.requests - key.denied),
             delayed: self.delayed,
+            borrowed: self.borrowed,
+            near_limit: self.near_limit,
             denied: sum(|key| key.denied),
             exceeding: self.exceeding,
             keys: self.keys.len() as u64,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{Arrival, Simulation, Traffic};
-use tower_ratelimit::{Timestamp, Verdict};
+use tower_ratelimit::{Decision, Timestamp, Verdict};
 
 /// The decisions of a simulation in bins of equal length, and the remaining cost of one key.
 #[derive(Clone, Debug)]
@@ -68,6 +68,18 @@ impl Series {
     /// at each arrival and between two bins.
     #[must_use]
     pub fn new(simulation: &Simulation<'_>, traffic: &Traffic, interval: Interval, key: Option<&Arrival>) -> Self {
+        Self::counting(simulation, traffic, interval, key, |_| true)
+    }
+
+    /// Decides the traffic as [`new`](Self::new) does, and counts the arrivals for which `counts` returns `true`.
+    #[must_use]
+    pub fn counting(
+        simulation: &Simulation<'_>,
+        traffic: &Traffic,
+        interval: Interval,
+        key: Option<&Arrival>,
+        counts: impl Fn(&Arrival) -> bool,
+    ) -> Self {
         let arrivals = traffic.arrivals();
         let mut series = Self {
             span: interval.span,
@@ -81,7 +93,10 @@ impl Series {
             while let Some(edge) = edges.next_if(|edge| *edge <= arrival.time) {
                 series.read(simulation, key, edge, interval.start);
             }
-            series.decide(simulation, arrival, interval);
+            let decision = simulation.decide(arrival);
+            if counts(arrival) {
+                series.count(&decision, arrival, interval);
+            }
             series.read(simulation, key, arrival.time, interval.start);
         }
         for edge in edges {
@@ -90,8 +105,7 @@ impl Series {
         series
     }
 
-    fn decide(&mut self, simulation: &Simulation<'_>, arrival: &Arrival, interval: Interval) {
-        let decision = simulation.decide(arrival);
+    fn count(&mut self, decision: &Decision, arrival: &Arrival, interval: Interval) {
         if let Some(bin) = self.bins.get_mut(interval.bin(arrival.time)) {
             *match decision.verdict() {
                 Verdict::Allowed => &mut bin.allowed,

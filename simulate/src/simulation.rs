@@ -6,11 +6,9 @@ use super::altered::altered;
 use super::report::{Report, ReportBuilder};
 use super::suggestion::MaxDenied;
 use super::traffic::{ALL, Arrival, Traffic};
-use tower_ratelimit::Error;
+use super::units::{Counted, Units};
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
-use tower_ratelimit::{AcquireOptions, Decision};
-use tower_ratelimit::{DynLimit, Memory};
-use tower_ratelimit::{ManualClock, Timestamp};
+use tower_ratelimit::{AcquireOptions, Decision, Detail, DynLimit, Error, ManualClock, Memory, Timestamp};
 
 /// The value of a condition's column in rows to which the limit applies.
 const APPLIES: &str = "true";
@@ -21,7 +19,8 @@ const APPLIES: &str = "true";
 /// of the traffic, so it evicts none.
 ///
 /// The `when` and `keep_free` of a policy name columns: a condition holds for arrivals whose value there is `true`. A report
-/// leaves out arrivals to which no limit applies.
+/// leaves out arrivals to which no limit applies. A `unit` names the column of the costs in this unit: whole numbers, and 0
+/// where the column is empty.
 ///
 /// Retries of clients, and requests that wait in the layer's queue, are not simulated. With
 /// [`max_delay`](Self::max_delay), the limiter schedules later starts.
@@ -29,42 +28,45 @@ pub struct Simulation<'a> {
     policies: Vec<Policy>,
     traffic: &'a Traffic,
     keys: Keys,
+    units: Units,
+    detail: Detail,
     clock: ManualClock,
     limiter: Memory<[usize], Vec<DynLimit<[usize]>>, ManualClock>,
     max_delay: Option<Duration>,
 }
 
 impl<'a> Simulation<'a> {
-    /// Creates a simulation of one limit by itself. A shadow limit denies too.
+    /// Creates a simulation of one limit by itself. A shadow limit denies too, and a guaranteed share denies the requests
+    /// that would borrow.
     ///
     /// # Errors
     ///
-    /// Returns an error if the traffic has no column for the policy.
+    /// As for [`together`](Self::together).
     pub fn alone(policy: &Policy, traffic: &'a Traffic) -> Result<Self, Error> {
-        Self::together(&[altered(policy, [("shadow", false.into())])?], traffic)
+        let alone = altered(policy, [("shadow", false.into()), ("guarantee", serde_json::Value::Null)])?;
+        Self::together(&[alone], traffic)
     }
 
     /// Creates a simulation of a limiter with these limits: all of them allow a request, or none is charged.
     ///
     /// # Errors
     ///
-    /// Returns an error if the traffic has no column for a policy, if two policies have one name, or if a policy limits
-    /// requests in flight or has a unit.
+    /// Returns an error if the traffic has no column for a policy, if two policies have one name, if the column of a unit
+    /// contains a value that is no cost, or if a policy limits requests in flight or escalates.
     pub fn together(policies: &[Policy], traffic: &'a Traffic) -> Result<Self, Error> {
-        if let Some(policy) = policies.iter().find(|policy| policy.algorithm() == AlgorithmName::InFlight) {
-            return Err(Error::config(format!(
-                "the simulation of policy {:?} failed: traffic has no durations of requests, which `in-flight` needs; \
-                 remove the policy",
-                policy.name()
-            )));
+        let refuse = |policy: &Policy, problem: &str| {
+            Err(Error::config(format!("the simulation of policy {:?} failed: {problem}", policy.name())))
+        };
+        for policy in policies {
+            if policy.algorithm() == AlgorithmName::InFlight {
+                let problem = "traffic has no durations of requests, which `in-flight` needs; remove the policy";
+                return refuse(policy, problem);
+            }
+            if policy.escalation().is_some() {
+                return refuse(policy, "the blocks of an escalation are not simulated; remove `escalate`");
+            }
         }
-        if let Some(policy) = policies.iter().find(|policy| policy.unit().is_some()) {
-            return Err(Error::config(format!(
-                "the simulation of policy {:?} failed: each request of the traffic has one cost, and none in units; remove \
-                 `unit`",
-                policy.name()
-            )));
-        }
+        let units = Units::new(policies, traffic)?;
         let mut parts = KeyParts::<[usize]>::new().add(ALL, |_: &[usize]| ());
         for (index, column) in traffic.columns().iter().enumerate() {
             parts = parts.add(column.clone(), move |row: &[usize]| row.get(index).copied());
@@ -81,7 +83,10 @@ impl<'a> Simulation<'a> {
             .clock(clock.clone())
             .build()?;
         let keys = Keys::new(policies, traffic);
-        Ok(Self { policies: policies.to_vec(), traffic, keys, clock, limiter, max_delay: None })
+        // Decisions list every limit only where the report needs it.
+        let has_shares = policies.iter().any(|policy| policy.guarantee().is_some());
+        let detail = if has_shares { Detail::All } else { Detail::default() };
+        Ok(Self { policies: policies.to_vec(), traffic, keys, units, detail, clock, limiter, max_delay: None })
     }
 
     /// Sets the longest delay that each request accepts: see [`AcquireOptions::max_delay`].
@@ -93,13 +98,24 @@ impl<'a> Simulation<'a> {
     /// Decides one arrival of the traffic. Call it in the order of [`Traffic::arrivals`].
     pub fn decide(&self, arrival: &Arrival) -> Decision {
         self.clock.set(arrival.time);
-        let options = AcquireOptions::cost(arrival.cost).max_delay(self.max_delay);
-        self.limiter.check(self.traffic.row(arrival), options)
+        let row = self.traffic.row(arrival);
+        let options = AcquireOptions::from(self.units.costs(arrival.cost, row));
+        self.limiter.check(row, options.max_delay(self.max_delay).detail(self.detail))
     }
 
     /// Returns the decision on a cost of zero at a time, for the key of an arrival: it contains the remaining cost.
     pub fn peek(&self, arrival: &Arrival, time: Timestamp) -> Decision {
-        self.decide(&Arrival { time, cost: 0, ..*arrival })
+        self.clock.set(time);
+        self.limiter.check(self.traffic.row(arrival), AcquireOptions::cost(0))
+    }
+
+    /// Returns the cost of an arrival in the unit in which the report counts.
+    pub(super) fn counted_cost(&self, arrival: &Arrival) -> u64 {
+        match Counted::of(&self.policies) {
+            Counted::Requests => 1,
+            Counted::Unit(unit) => self.units.cost(unit, self.traffic.row(arrival)),
+            Counted::Cost => arrival.cost,
+        }
     }
 
     /// Decides all arrivals.
@@ -116,7 +132,7 @@ impl<'a> Simulation<'a> {
         for arrival in arrivals.iter() {
             let decision = self.decide(arrival);
             if !decision.is_exempt() {
-                report.add(self.keys.of(arrival), arrival, decision.verdict());
+                report.add(self.keys.of(arrival), arrival, self.counted_cost(arrival), &decision);
             }
             observe(arrival, &decision);
         }

@@ -148,7 +148,8 @@ impl Search<'_> {
             simulation.map(|simulation| simulation.denies_at_most(self.max_denied, self.arrivals))
         };
         // With the whole cost of the traffic nothing is denied.
-        let cost = |arrival: &Arrival| policy.fixed_cost().unwrap_or(arrival.cost);
+        let simulation = Simulation::alone(policy, self.traffic).ok()?;
+        let cost = |arrival: &Arrival| policy.fixed_cost().unwrap_or_else(|| simulation.counted_cost(arrival));
         let total = self.arrivals.iter().fold(1_u64, |total, arrival| total.saturating_add(cost(arrival)));
         // A queue may have no waiters. A limit or a burst of zero is invalid.
         let is_zero_enough = matches!(setting, Setting::MaxWaiting) && suffices(0)?;

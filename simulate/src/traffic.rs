@@ -70,13 +70,13 @@ impl Traffic {
     }
 
     /// Creates empty traffic with the columns by which the policies count, all names but `all`, and those of their
-    /// conditions.
+    /// conditions and units.
     #[must_use]
     pub fn for_policies<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Self {
         let mut columns: Vec<&str> = Vec::new();
         for policy in policies {
             let conditions = policy.when().into_iter().chain(policy.keep_free().map(|(name, _)| name));
-            let names = [policy.by()].into_iter().filter(|by| *by != ALL).chain(conditions);
+            let names = [policy.by()].into_iter().filter(|by| *by != ALL).chain(conditions).chain(policy.unit());
             for name in names {
                 if !columns.contains(&name) {
                     columns.push(name);
@@ -151,6 +151,11 @@ impl Traffic {
     /// Returns a value by its index in a column.
     pub(super) fn value(&self, column: usize, index: usize) -> &str {
         self.values.get(column).and_then(|values| values.names.get(index)).map_or("", |name| name)
+    }
+
+    /// Returns the distinct values of a column.
+    pub(super) fn distinct(&self, column: usize) -> impl Iterator<Item = &str> {
+        self.values.get(column).into_iter().flat_map(|values| values.names.iter().map(|name| &**name))
     }
 
     /// Returns the index of a value in a column, if an arrival has it.

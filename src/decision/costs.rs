@@ -93,6 +93,20 @@ impl Costs {
         self.units
     }
 
+    /// Returns the costs with the number of `other`, if they have none.
+    pub(crate) fn or_number(self, other: Self) -> Self {
+        Self { number: self.number.or(other.number), ..self }
+    }
+
+    /// Returns the greater of both costs, in each unit.
+    pub(crate) fn max(self, other: Self) -> Self {
+        let mut units = self.units;
+        for (unit, cost) in other.units.entries() {
+            units.add(unit, cost.saturating_sub(self.units.of(unit)));
+        }
+        Self { number: self.number.max(other.number), units }
+    }
+
     /// Returns the sum of both costs, in each unit. A number that one of them lacks is that of the other.
     pub(crate) fn plus(mut self, other: Self) -> Self {
         for (unit, cost) in other.units.entries() {

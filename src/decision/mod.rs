@@ -25,8 +25,9 @@ pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
 pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub use self::reservation_id::Remember;
 pub use self::reservation_id::ReservationId;
-pub(crate) use self::reservation_id::Reserve;
 pub(crate) use self::shares::ShareRole;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;

@@ -1,8 +1,7 @@
 use std::time::Duration;
 
 use super::costs::{Costs, UnitCosts};
-use super::reservation_id::{ReservationId, Reserve};
-use crate::clock::micros_floor;
+use super::reservation_id::{Remember, ReservationId};
 use crate::error::Error;
 
 /// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
@@ -39,10 +38,10 @@ pub struct AcquireOptions {
     pub(crate) units: UnitCosts,
     /// A limiter around this one has checked that a limit names each unit.
     pub(crate) has_known_units: bool,
-    /// The id of a hold that other processes can settle.
-    pub(crate) id: Option<ReservationId>,
-    /// The time until such a hold expires, in microseconds.
-    pub(crate) expires_in: u64,
+    /// The id of a hold that other processes can settle, or of a request that is charged once.
+    pub(crate) remember: Option<Remember>,
+    /// The time until a hold with an id expires, in milliseconds.
+    pub(crate) expires_in: u32,
 }
 
 impl AcquireOptions {
@@ -71,8 +70,8 @@ impl AcquireOptions {
             is_provisional: false,
             units: UnitCosts::NONE,
             has_known_units: false,
-            id: None,
-            expires_in: Reserve::DEFAULT_EXPIRY,
+            remember: None,
+            expires_in: Remember::DEFAULT_EXPIRY,
         }
     }
 
@@ -182,36 +181,74 @@ impl AcquireOptions {
     /// ```
     #[must_use]
     pub fn id(mut self, id: impl Into<ReservationId>) -> Self {
-        self.id = Some(id.into());
+        self.remember = Some(Remember::hold(id.into()));
         self
     }
 
-    /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours, by
-    /// default 10 minutes.
+    /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours in
+    /// whole milliseconds, by default 10 minutes. Without an id it has no effect.
     ///
     /// Redis rounds the expiry up by at most an eighth of this time, or a millisecond.
     #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
-        self.expires_in = micros_floor(expires_in);
+        self.expires_in = Remember::millis_of(expires_in);
         self
     }
 
-    /// Returns the id of a hold that other processes can settle.
+    /// Charges a request once: a repeat of the same id on the same key within the time `remember` charges only what its
+    /// cost exceeds the charged one, at most `repeats` times. Further repeats are charged as requests without an id.
     ///
-    /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold.
+    /// So a key can pass at most `1 + repeats` times what it is charged. A layer reads the id from a header:
+    /// [`RateLimitLayer::once`](crate::RateLimitLayer::once), which documents the rules. Here the id is the caller's: it
+    /// must name the request, not only the client's attempt. It counts within its key, and apart from the
+    /// [ids of holds](Self::id).
+    ///
+    /// `remember` is 1 ms to 24 hours, in whole milliseconds. Redis rounds it up by at most an eighth, or a millisecond.
+    /// Without repeats (0) the id has no effect.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::limiter::Limiter;
+    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let limiter = Memory::new(TokenBucket::new(Quota::per_day(100)));
+    /// let options = AcquireOptions::cost(10).once("POST /orders 7f3a", 1, Duration::from_secs(60));
+    ///
+    /// for remaining in [90, 90, 80] {
+    ///     let outcome = limiter.acquire("alice", options).await?;
+    ///     assert_eq!(outcome.decision.remaining(), Some(remaining));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub const fn get_id(&self) -> Option<ReservationId> {
-        if self.hold { self.id } else { None }
+    pub fn once(mut self, id: impl Into<ReservationId>, repeats: u16, remember: Duration) -> Self {
+        self.remember = (repeats > 0).then(|| Remember::request(id.into(), repeats, remember));
+        self
     }
 
-    /// Returns an error for a hold with an id, which a limiter or guard (`name`) does not support.
-    pub(crate) fn check_no_id(&self, name: &str) -> Result<(), Error> {
-        match self.get_id() {
-            None => Ok(()),
-            Some(_) => Err(Error::unsupported(format!(
-                "hold failed: {name} does not support a reservation id; hold without an id, or call the store itself"
-            ))),
+    /// Returns the id of a hold that other processes can settle, or of a request that is charged once.
+    ///
+    /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold,
+    /// and it would charge each repeat.
+    #[must_use]
+    pub const fn get_id(&self) -> Option<ReservationId> {
+        match self.remember {
+            Some(remember) if self.hold || !remember.is_hold() => Some(remember.id),
+            _ => None,
         }
+    }
+
+    /// Returns an error for a call with an id, which a limiter or guard (`name`) does not support.
+    pub(crate) fn check_no_id(&self, name: &str) -> Result<(), Error> {
+        let message = match (self.get_id(), self.charged_once()) {
+            (None, _) => return Ok(()),
+            (_, None) => "does not support a reservation id; hold without an id, or call the store itself",
+            (_, Some(_)) => "cannot charge an id once; use `Memory` or `Redis` itself, or leave out `once`",
+        };
+        Err(Error::unsupported(format!("the decision failed: {name} {message}")))
     }
 
     /// Returns the options of a peek that shows the usage, for the repeat of a hold.
@@ -221,8 +258,15 @@ impl AcquireOptions {
 
     /// Returns the id and the expiry of a hold that has an id.
     #[inline]
-    pub(crate) fn reserve(&self) -> Option<Reserve> {
-        self.get_id().map(|id| Reserve { id, expires_in: self.expires_in })
+    pub(crate) fn reserve(&self) -> Option<Remember> {
+        let hold = self.remember.filter(|remember| self.hold && remember.is_hold())?;
+        Some(hold.lasting(self.expires_in))
+    }
+
+    /// Returns the id of a request that is charged once.
+    #[inline]
+    pub(crate) fn charged_once(&self) -> Option<Remember> {
+        self.remember.filter(|remember| !remember.is_hold())
     }
 
     /// Holds the costs of all limits, until another limiter has decided.
@@ -276,10 +320,10 @@ impl AcquireOptions {
 
     /// Returns these options for a caller that keeps no guard.
     #[inline]
-    pub(crate) const fn without_guard(mut self) -> Self {
+    pub(crate) fn without_guard(mut self) -> Self {
         self.hold = false;
         self.until_end = false;
-        self.id = None;
+        self.remember = self.charged_once();
         self
     }
 }

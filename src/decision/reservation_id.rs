@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 
-/// The id of a hold that other processes can settle: see [`AcquireOptions::id`](super::AcquireOptions::id).
+/// The id of a hold that other processes can settle, see [`AcquireOptions::id`](super::AcquireOptions::id), or of a request
+/// that is charged [once](super::AcquireOptions::once).
 ///
 /// The value is the first 128 bits of the SHA-256 of the text, so an id has any length, and no store learns the text.
 ///
@@ -29,7 +30,18 @@ impl ReservationId {
         if id.is_empty() {
             return Self::EMPTY;
         }
-        let hash = Sha256::digest(id);
+        Self::from_hash(&Sha256::digest(id))
+    }
+
+    /// Creates the id of a request from its parts.
+    pub(crate) fn of_parts(parts: [&[u8]; 3]) -> Self {
+        let hash = parts
+            .into_iter()
+            .fold(Sha256::new(), |hash, part| hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part));
+        Self::from_hash(&hash.finalize())
+    }
+
+    fn from_hash(hash: &[u8]) -> Self {
         let word = |at: usize| {
             let bytes: [u8; 8] = std::array::from_fn(|byte| hash[at + byte]);
             NonZeroU64::new(u64::from_be_bytes(bytes)).unwrap_or(NonZeroU64::MAX)
@@ -79,29 +91,60 @@ impl fmt::Debug for ReservationId {
     }
 }
 
-/// The id of a hold, and the time until the hold expires in microseconds.
+/// The id of an acquire call, and what the store remembers of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reserve {
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct Remember {
     pub(crate) id: ReservationId,
-    pub(crate) expires_in: u64,
+    /// Until a hold expires, or for how long a charged request is remembered. Options are copied for each limit: see
+    /// [`UnitCosts`](super::UnitCosts).
+    millis: u32,
+    /// How many repeats of a charged request pass without a charge. 0 for a hold that other processes can settle.
+    pub(crate) repeats: u16,
 }
 
-impl Reserve {
-    /// Ten minutes, in microseconds.
-    pub(crate) const DEFAULT_EXPIRY: u64 = 10 * 60 * 1_000_000;
-    pub(crate) const MAX_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
+impl Remember {
+    /// Ten minutes, in milliseconds.
+    pub(crate) const DEFAULT_EXPIRY: u32 = 10 * 60 * 1_000;
+    const MAX: Duration = Duration::from_secs(24 * 60 * 60);
     /// The default maximum number of remembered ids of a key.
     pub(crate) const DEFAULT_MAX_IDS: usize = 10_000;
     /// The maximum of that maximum.
     pub(crate) const MAX_IDS: usize = 1_000_000;
 
-    /// Returns an error if the id is empty, or the expiry out of range.
+    pub(crate) fn hold(id: ReservationId) -> Self {
+        Self { id, millis: Self::DEFAULT_EXPIRY, repeats: 0 }
+    }
+
+    pub(crate) fn request(id: ReservationId, repeats: u16, remember: Duration) -> Self {
+        Self { id, millis: Self::millis_of(remember), repeats }
+    }
+
+    pub(crate) fn millis_of(time: Duration) -> u32 {
+        u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) const fn lasting(self, millis: u32) -> Self {
+        Self { millis, ..self }
+    }
+
+    pub(crate) const fn is_hold(self) -> bool {
+        self.repeats == 0
+    }
+
+    /// Until a hold expires, or for how long a charged request is remembered.
+    pub(crate) fn micros(self) -> u64 {
+        u64::from(self.millis) * 1_000
+    }
+
+    /// Returns an error if the id is empty, or the time out of range.
     pub(crate) fn check(self) -> Result<(), Error> {
         self.id.check()?;
-        let expires_in = Duration::from_micros(self.expires_in);
-        if expires_in < Duration::from_millis(1) || expires_in > Self::MAX_EXPIRY {
+        let time = Duration::from_micros(self.micros());
+        if time.is_zero() || time > Self::MAX {
+            let name = if self.is_hold() { "`expires_in`" } else { "time for which an id is remembered" };
             return Err(Error::config(format!(
-                "invalid `expires_in`: it is {expires_in:?}; use at least 1 ms and at most 24 hours"
+                "invalid {name}: it is {time:?}; use at least 1 ms and at most 24 hours"
             )));
         }
         Ok(())

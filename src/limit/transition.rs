@@ -13,7 +13,7 @@ use super::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{
-    AcquireOptions, BlockReason, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt,
+    AcquireOptions, BlockReason, Costs, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt,
 };
 
 /// What a reading must contain besides the verdict.
@@ -52,6 +52,13 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
     }
 
+    /// Returns what a request of these costs was charged, of which a repeat is not charged again. A request in flight
+    /// charges nothing.
+    #[cold]
+    pub(crate) fn credit_of(&self, charged: Costs) -> u64 {
+        if C::Algorithm::HELD_UNTIL_END { 0 } else { self.cost.options(charged.into()).cost }
+    }
+
     /// Returns the limit's part of a decision on a key for which `algorithm` is selected.
     #[inline]
     pub(crate) fn transition<'a, Key: ?Sized>(
@@ -81,6 +88,13 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
 }
 
 impl<A: Algorithm> Transition<'_, A> {
+    /// Charges less by `credit`, which was charged before for the same request.
+    #[cold]
+    pub(crate) fn less(mut self, credit: u64) -> Self {
+        self.options.cost = self.options.cost.saturating_sub(credit);
+        self
+    }
+
     /// Decides on a state, as if the costs that are `held` on the key were charged.
     ///
     /// `block` is the time until the block of the key ends, and its reason. Most keys are not blocked.

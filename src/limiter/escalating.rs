@@ -46,7 +46,8 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// A denial counts if the limit is the [most restrictive](Decision::most_restrictive) one of the decision, and the key is
 /// not blocked. So these do not count: allowed and exempt requests, denials of a [shadow](crate::Limit::shadow), of another
-/// limit or of a policy, requests of a blocked key, and costs that exceed the limit.
+/// limit or of a policy, denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
+/// the limit.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
@@ -68,6 +69,13 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// In Redis each call in sequence is a round trip. A flood of requests on one key thus costs two round trips for each of
 /// the denials up to the block, and one or none for each later request.
+///
+/// # With leases
+///
+/// The limiter inside can have [leases](crate::store). A denial that only the leases of other processes cause does not count,
+/// because the client has not exceeded its limit. A block takes effect in each process with its next report: within the
+/// duration of a lease. The limiter that counts cannot be built with leases: what a process spends unreported would be
+/// counted late, and units that other processes hold would count as denials.
 ///
 /// # Where to put it
 ///

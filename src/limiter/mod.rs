@@ -35,7 +35,7 @@ mod observed;
 mod outcome;
 mod reservation;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 #[cfg(feature = "timer")]
 mod until_ready;
 
@@ -87,13 +87,14 @@ use std::sync::Arc;
 /// | your own, with [`StoreLimits`](crate::store::StoreLimits) | yes | no | no: an error when it is built | no |
 /// | your own, without it | what you implement | by [`Held::new`] | by [`Held::until_end`] | no |
 ///
-/// [Reservation ids](AcquireOptions::id) need a store that remembers them:
+/// [Reservation ids](AcquireOptions::id), and requests that are charged [once](AcquireOptions::once), need a store that
+/// remembers ids:
 ///
-/// | | holds with an id, `settle`, `release` |
+/// | | holds with an id, `settle`, `release`; `once` |
 /// |---|---|
 /// | [`Memory`](crate::Memory), `Redis` | yes |
 /// | [`BoxLimiter`], [`Observed`], [`DeniedCache`] | as the limiter inside |
-/// | [`FailOpen`] | as the limiter inside; a hold that it allows during an outage has no id: settling returns `is_unknown_id` |
+/// | [`FailOpen`] | as the limiter inside; what it allows during an outage has no id: settling returns `is_unknown_id`, and a repeat is charged |
 /// | [`Chained`], [`Fallback`], `RedisCell`, [`Reservation`] | no |
 /// | your own | what you implement: see [`AcquireOptions::get_id`] and [`AdminOperation::Settle`] |
 ///

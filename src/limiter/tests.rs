@@ -2,14 +2,14 @@
 
 use std::future::Ready;
 
-use super::{Acquisition, Chained, Limiter, LimiterFuture, Outcome};
+use super::{Acquisition, AdminOperation, Chained, Limiter, LimiterFuture, Outcome};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 
 /// A limiter that returns this decision.
 #[derive(Clone, Debug)]
-struct Fixed(Decision);
+pub(crate) struct Fixed(pub(crate) Decision);
 
 impl Limiter<str> for Fixed {
     type Future = Ready<Result<Outcome, Error>>;
@@ -20,6 +20,10 @@ impl Limiter<str> for Fixed {
 
     fn peek(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Decision> {
         LimiterFuture::ready(Ok(self.0.clone()))
+    }
+
+    fn administer(&self, _: &str, _: AdminOperation<'_>) -> LimiterFuture<()> {
+        LimiterFuture::ready(Ok(()))
     }
 }
 

@@ -61,6 +61,7 @@ impl<K, A, R, T> Config<K, A, R, T> {
 #[inline]
 pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     config: &ConfigOf<Request, P>,
+    request: &Request,
     cost: P::Cost,
     max_delay: Option<Duration>,
 ) -> AcquireOptions {
@@ -69,6 +70,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
     options.until_end = P::End::TRACKS;
+    options.remember = config.cost_policy.once(request);
     options
 }
 
@@ -190,10 +192,10 @@ pub(crate) enum Disposition {
     Reject(Rejection),
 }
 
-/// Determines the disposition of a request with these options.
+/// Determines the disposition of a request.
 #[inline]
-pub(crate) fn classify(result: Result<Outcome, Error>, options: AcquireOptions, wait: &WaitConfig) -> Disposition {
-    match result.and_then(|outcome| outcome.check_guard(options.until_end)) {
+pub(crate) fn classify<Request, P: Parts<Request>>(result: Result<Outcome, Error>, wait: &WaitConfig) -> Disposition {
+    match result.and_then(|outcome| outcome.check_guard(P::End::TRACKS)) {
         Ok(Outcome { decision, held }) if decision.is_allowed() => {
             if decision.delay().is_zero() {
                 Disposition::Admit(decision, held)

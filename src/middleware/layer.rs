@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tower_layer::Layer;
 
 use super::config::{Config, MissingKeyPolicy, WaitConfig};
-use super::cost::{CostFn, SettleFn, UnitCost};
+use super::cost::{CostFn, IdempotencyKey, Once, SettleFn, UnitCost};
 use super::request_end::{BodyEnd, ResponseEnd};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
@@ -210,6 +210,50 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// slowly.
     pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>, E> {
         self.with_cost_policy(|inner_policy| SettleFn { inner_policy, settle })
+    }
+
+    /// Charges a request once if its client sends it again with the same id: after a lost connection, for example.
+    ///
+    /// A request with an [`IdempotencyKey`] that repeats the id of an admitted request of the same key, method and path
+    /// passes without a charge, **at most [`repeats`](IdempotencyKey::repeats) times (1 unless set) within
+    /// [`remember`](IdempotencyKey::remember) (1 minute unless set)**. Further repeats are charged as requests without an
+    /// id. **So a client can pass at most `1 + repeats` times what it is charged**: multiply your limits by that, or leave
+    /// this method out, if a limit must be strict.
+    ///
+    /// The service receives the repeats, and its response is not stored: this method does not make a service idempotent.
+    ///
+    /// | Request | Charge |
+    /// |---|---|
+    /// | a repeat with a greater cost | the difference; a smaller cost charges nothing |
+    /// | two requests with one id at the same time | one of them; the other one is its repeat |
+    /// | a repeat at another replica that shares the limiter's Redis | none |
+    /// | the same id with another method or path, or of another key | the whole cost |
+    /// | the repeat of a denied request | the whole cost: a denied request is not remembered |
+    /// | no id, or an unusable one: see [`IdempotencyKey`] | the whole cost |
+    /// | more ids than the limiter's `max_reservation_ids` (10,000 per key) | the whole cost: the id is not remembered |
+    ///
+    /// - **In flight**: a repeat takes its place in a limit on requests [in flight](crate::InFlight), with its whole cost.
+    /// - **Denials**: a repeat is decided like a request of cost 0. A block denies it, and so does usage above the limit.
+    /// - **With [`max_wait`](Self::max_wait)** a repeat waits behind the waiting requests of its key. If the client of a
+    ///   waiting request with an id leaves after the limiter has scheduled its start, no other request takes the start: it
+    ///   is charged, and a repeat passes.
+    /// - **With [`settle`](Self::settle)** the id is remembered when the request settles, with the actual cost. A repeat
+    ///   holds only what exceeds that, and its settlement charges only what exceeds it. A request with the same id that
+    ///   arrives before is charged like one without an id.
+    /// - **The limiter** must remember ids: [`Memory`](crate::Memory) and `Redis` do. Another limiter returns an error for
+    ///   which [`is_unsupported`](crate::Error::is_unsupported) holds, and the layer responds with status 500.
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
+    /// use tower_ratelimit::cost::IdempotencyKey;
+    ///
+    /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).once(IdempotencyKey::header());
+    /// # let _: axum::Router = axum::Router::new().layer(layer);
+    /// ```
+    pub fn once(self, key: IdempotencyKey) -> RateLimitLayer<K, A, R, Once<T>, E> {
+        self.with_cost_policy(|inner_policy| Once { key, inner_policy })
     }
 
     /// Tracks requests until their response's body has ended, for limits on requests [in flight](crate::InFlight).

@@ -10,13 +10,14 @@ use pin_project::pin_project;
 use tower_service::Service as _;
 
 use super::config::{
-    ConfigOf, Disposition, applied, classify, decided_event, observe_context, rejected, rejection_event,
+    ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
+    rejection_event,
 };
 use super::join::{WaitCause, join_after, queue_ids};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, QueueIds, StartHold, Waited, Waiting};
 use super::settlement::{PendingSettlement, track};
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::Decision;
 use crate::key::MissingKey;
 use crate::limiter::Held;
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
@@ -81,7 +82,7 @@ pub(crate) struct WithService<S, R> {
 /// A request that is not forwarded yet.
 pub(crate) struct Deferred<Request, P: Parts<Request>> {
     request: Request,
-    options: AcquireOptions,
+    cost: P::Cost,
     started_at: Instant,
     config: Arc<ConfigOf<Request, P>>,
     /// The queues to wake when a held cost is settled.
@@ -97,7 +98,7 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
     pub(crate) fn new(
         request: Request,
-        options: AcquireOptions,
+        cost: P::Cost,
         queues: Option<QueueIds>,
         config: Arc<ConfigOf<Request, P>>,
     ) -> Self
@@ -107,7 +108,7 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
         let outcome = OutcomeGuard::new(&config.observers);
         let started_at = Instant::now();
         let start_reading = start_reading::<Request>;
-        Self { request, options, started_at, config, queues, wait: None, outcome, start_reading, reader: None }
+        Self { request, cost, started_at, config, queues, wait: None, outcome, start_reading, reader: None }
     }
 
     /// The request waits from now on.
@@ -202,7 +203,8 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         };
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
-        let Deferred { request: ref inner, ref config, options, started_at, .. } = request;
+        let Deferred { request: ref inner, ref config, cost, started_at, .. } = request;
+        let options = acquire_options::<Request, P>(config, inner, cost, None);
         match join_after::<Request, P>(config, inner, key, options, cause, started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
             Err(rejection) => {
@@ -291,7 +293,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                     let result = ready!(decision.poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
-                    let disposition = classify(result, deferred.request.options, &deferred.request.config.wait);
+                    let disposition = classify::<Request, P>(result, &deferred.request.config.wait);
                     Self::on_disposition(disposition, key, deferred)
                 }
                 Projection::AwaitingStart { waiting, deferred } => {

@@ -101,7 +101,7 @@ where
             }
             first_delay = config.wait.while_active(first_delay);
         }
-        let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, cost, first_delay);
+        let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, &request, cost, first_delay);
         // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
         // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
         // which stalls.
@@ -168,12 +168,12 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     cost: P::Cost,
     queue: u64,
 ) -> ResponseFuture<Request, P> {
-    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
+    let options = acquire_options::<Request, P>(config, &request, cost, first_delay::<Request, P>(config, &request));
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, options, queues, Arc::clone(config));
+            let request = Deferred::new(request, cost, queues, Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::awaiting_start(waiting, deferred))
         }
@@ -196,21 +196,20 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     cost: P::Cost,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
-    let options = acquire_options::<Request, P>(config, cost, first_delay::<Request, P>(config, &request));
     let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,
         Acquisition::Pending(decision) => {
-            let request = Deferred::new(request, options, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
             let deferred = WithService { service: take_ready(inner), is_ready: true, request };
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify(result, options, &config.wait) {
+    match classify::<Request, P>(result, &config.wait) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, options, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
         }

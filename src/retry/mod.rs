@@ -16,6 +16,9 @@
 //!
 //! A [gate] beside the policy pauses all requests to a server that has rejected one.
 //!
+//! [`idempotency_key`] creates an id for each request, so that a server with
+//! [`RateLimitLayer::once`](crate::RateLimitLayer::once) charges its retries once.
+//!
 //! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this
 //! example the layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside
 //! of the layer, so that the limit counts them.
@@ -59,6 +62,7 @@ pub mod gate;
 mod grpc;
 mod hint;
 mod http;
+mod idempotency;
 mod policy;
 mod request;
 
@@ -67,6 +71,7 @@ pub use self::gate::{GateClosed, GateLayer, GateSignal, HttpGateSignal};
 pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;
 pub use self::http::HttpHint;
+pub use self::idempotency::idempotency_key;
 pub use self::policy::RetryAfter;
 // Bounds, default types and associated types of `RetryAfter`: nameable for generic code, not documented. Closures
 // implement both traits.

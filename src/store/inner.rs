@@ -8,7 +8,7 @@
 //! | read each state | `Transition`, `ReadMode`, `AtomicState`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart` |
-//! | hold by an id | `Reserve` |
+//! | hold by an id | `Remember` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
 //! | tell others | `capacity_added`, `Observers` |
@@ -37,8 +37,8 @@ pub(crate) use crate::decision::LimitReading;
 pub(crate) use crate::decision::Name;
 /// The rule: what all limits decide together, and what each of them is charged.
 pub(crate) use crate::decision::Plan;
-/// The id and the expiry of a hold that other processes can settle.
-pub(crate) use crate::decision::Reserve;
+/// The id of a call, and what the store remembers of it.
+pub(crate) use crate::decision::Remember;
 /// The part of a limit in guaranteed shares.
 pub(crate) use crate::decision::ShareRole;
 /// Hashes a long key, so that the names of keys are short.

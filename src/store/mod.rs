@@ -1,6 +1,8 @@
 //! Stores: in memory, in Redis, and limits for [a store of your own](StoreLimits).
 
 mod custom;
+#[cfg(all(test, not(loom)))]
+mod escalating_tests;
 mod inner;
 mod memory;
 #[cfg(all(test, feature = "redis", not(loom)))]

@@ -7,6 +7,7 @@ mod allocations;
 mod architecture;
 mod extension_points;
 mod hidden_items;
+mod ids;
 mod messages;
 mod prose;
 mod readme;

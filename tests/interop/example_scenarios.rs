@@ -15,14 +15,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running example and its output. It is killed when the test ends, also by a panic.
-struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
 }
 
 impl Running {
     /// Cargo puts tests in `target/PROFILE/deps` and examples in `target/PROFILE/examples`.
-    fn start(name: &str, arguments: &[&Path]) -> Self {
+    pub(crate) fn start(name: &str, arguments: &[&Path]) -> Self {
         let test = std::env::current_exe().expect("this test's own path");
         let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
         let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
@@ -52,14 +52,14 @@ impl Running {
     }
 
     /// Returns the address from the first line.
-    fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         let line = self.line();
         let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
         address.parse().expect("an address")
     }
 
     /// Waits for the end of the process and returns its success and its output.
-    fn wait_for_end(mut self) -> (bool, Vec<String>) {
+    pub(crate) fn wait_for_end(mut self) -> (bool, Vec<String>) {
         let mut printed = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             printed.push(line);
@@ -197,10 +197,10 @@ fn llm_tokens_example_charges_actual_costs() {
 }
 
 /// A file that is deleted at the end of the test.
-struct File(PathBuf);
+pub(crate) struct File(pub(crate) PathBuf);
 
 impl File {
-    fn with(name: &str, text: &str) -> Self {
+    pub(crate) fn with(name: &str, text: &str) -> Self {
         let file = Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.toml", std::process::id())));
         file.save(text);
         file

@@ -55,6 +55,7 @@ fn examples_are_short_and_documented_and_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).expect("the tests of examples");
     let files = [
+        "interop/envoy.rs",
         "interop/examples.rs",
         "interop/example_scenarios.rs",
         "interop/restart.rs",
@@ -140,6 +141,27 @@ fn custom_limiter_example_prints_its_responses() {
         ]
     );
     assert_eq!(closed, ["second 3: 503 Service Unavailable -"; 4]);
+}
+
+/// Two runs: one busy tenant, and four.
+#[test]
+fn tenants_example_prints_who_is_served() {
+    let printed = printed_by("tenants");
+    let numbers = |line: &str| -> Vec<u64> {
+        line.split_whitespace().skip(1).map(|number| number.parse().expect("a number")).collect()
+    };
+    let rows: Vec<_> = printed.iter().filter(|line| line.ends_with(|end: char| end.is_ascii_digit())).collect();
+    let (one, four) = rows.split_at(5);
+    // The quiet tenants are served what they ask, and the busy one borrows the rest. The burst is 200 in 60 seconds.
+    assert_eq!(
+        one.iter().map(|line| numbers(line)).collect::<Vec<_>>(),
+        [[1300, 243, 100, 383], [47, 47, 47, 6], [53, 53, 53, 6], [59, 59, 59, 7], [1459, 402, 259, 402]]
+    );
+    // Nobody is served less than the share of 60. A tenant that asks more borrows more.
+    assert_eq!(
+        four.iter().map(|line| numbers(line)).collect::<Vec<_>>(),
+        [[1300, 170, 100, 291], [610, 90, 100, 50], [310, 80, 100, 30], [170, 60, 100, 30], [2390, 400, 400, 401]]
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests with other programs: gRPC clients and servers, and the examples as processes.
 
+mod envoy;
 mod example_scenarios;
 mod examples;
 mod grpc;

@@ -1,4 +1,4 @@
-//! Guaranteed shares with borrowing: the theorem's invariant, the exact `retry_after`, and what cannot be built.
+//! Guaranteed shares with borrowing: the exact `retry_after`, and what cannot be built.
 
 use std::time::Duration;
 
@@ -12,21 +12,22 @@ use tower_ratelimit::{
 use crate::immediate::{acquire, ready};
 use crate::random::Random;
 
-/// A call of a tenant. Tenants from 100 have no share.
+/// A call of a tenant. Tenants from `NO_SHARE` have no share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Call {
-    tenant: u64,
+pub(crate) struct Call {
+    pub(crate) tenant: u64,
     /// The common limit keeps these units free from the call, if they are more than the sum of the bursts.
-    kept: u64,
+    pub(crate) kept: u64,
 }
 
-const TENANTS: u64 = 4;
+pub(crate) const TENANTS: u64 = 4;
+pub(crate) const NO_SHARE: u64 = 1_000;
 
-fn tenant(call: &Call) -> Option<u64> {
-    (call.tenant < 100).then_some(call.tenant)
+pub(crate) fn tenant(call: &Call) -> Option<u64> {
+    (call.tenant < NO_SHARE).then_some(call.tenant)
 }
 
-fn limits<A: Algorithm>(share: A, all: A, guarantee: u64) -> Vec<DynLimit<Call>> {
+pub(crate) fn limits<A: Algorithm>(share: A, all: A, guarantee: u64) -> Vec<DynLimit<Call>> {
     vec![
         DynLimit::new(Limit::new("share", share).keyed_by_some(tenant).guarantee(guarantee)),
         DynLimit::new(Limit::new("all", all).keyed_by(|_: &Call| ()).keep_free_by(|call: &Call| call.kept)),
@@ -70,7 +71,7 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
             continue;
         }
         // The last tenant has no share.
-        let call = Call { tenant: [0, 1, 2, 3, 100][random.index(5)], kept: [0, 0, kept + 1][random.index(3)] };
+        let call = Call { tenant: [0, 1, 2, 3, NO_SHARE][random.index(5)], kept: [0, 0, kept + 1][random.index(3)] };
         if random.below(40) == 0 && tenant(&call).is_some() {
             ready(limiter.reset(&call));
             ready(cache.reset(&call));
@@ -144,63 +145,6 @@ fn shares_and_borrowers_decide_as_documented_after_resets_and_surcharges() {
     compare_seeds(&SlidingWindow::new(share), &SlidingWindow::new(all), 16, 10);
     compare_seeds(&SlidingLog::new(share), &SlidingLog::new(all), 16, 10);
     compare_seeds(&InFlight::new(4), &InFlight::new(20), 16, 0);
-}
-
-/// The theorem: without surcharges and resets, the common limit allows each request that its share allows. Its assertion is
-/// the invariant: the usage above what borrowers may use is at most the usage of all shares.
-fn check_invariant<A: Algorithm + Clone>(share: &A, all: &A, max_share: u64, seed: u64) -> [u64; 2] {
-    let clock = ManualClock::new();
-    let limiter =
-        Memory::builder(limits(share.clone(), all.clone(), TENANTS)).max_keys(100).clock(clock.clone()).build();
-    let limiter = limiter.expect("limits");
-    let (mut random, mut held, mut counts, mut highest) = (Random(seed), Vec::<(Held, u64)>::new(), [0; 2], 0);
-    for step in 0..3_000 {
-        // Bursts of requests, and pauses.
-        let longest = [20_000, 20_000, 2_000_000][random.index(3)];
-        clock.advance(Duration::from_micros(random.below(longest)));
-        if random.below(3) == 0 && !held.is_empty() {
-            let (held, cost) = held.swap_remove(random.index(held.len()));
-            ready(held.settle(random.below(cost + 1)));
-        } else {
-            // One tenant is busy.
-            let call = Call { tenant: [0, 0, 0, 0, 0, 1, 2, 3, 100][random.index(9)], kept: 0 };
-            let cost = 1 + random.below(3);
-            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
-            let options = if random.below(2) == 0 { options.hold() } else { options };
-            let Outcome { decision, held: guard, .. } = acquire(&limiter, &call, options);
-            let borrows = decision.limits().iter().any(LimitStatus::is_borrowing) || tenant(&call).is_none();
-            assert!(borrows || decision.is_allowed(), "{share:?} {seed} {step} {call:?} {cost} {decision:?}");
-            held.extend(guard.map(|guard| (guard, cost)));
-            counts[usize::from(borrows)] += u64::from(decision.is_allowed());
-        }
-        // A cost of 0 is within a share: the numbers include the kept units.
-        let free = |tenant, name: &str| {
-            let decision = ready(limiter.peek(&Call { tenant, kept: 0 }, AcquireOptions::cost(0).detail(Detail::All)));
-            decision.limits().iter().find(|limit| limit.name() == name).expect("the limit").remaining()
-        };
-        let shares: u64 = (0..TENANTS).map(|tenant| max_share - free(tenant, "share")).sum();
-        let above = (TENANTS * max_share).saturating_sub(free(0, "all"));
-        // Usage is rounded up to units.
-        assert!(above <= shares + 1, "{share:?} {seed} {step}: {above} above the kept units, {shares} in shares");
-        highest = highest.max(above);
-    }
-    assert!(highest > 5, "{share:?} {seed}: {highest}");
-    counts
-}
-
-#[test]
-fn common_limit_allows_what_a_share_allows() {
-    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
-    let run = |counts: [u64; 2]| assert!(counts.iter().all(|count| *count > 30), "{counts:?}");
-    for seed in 1..=20 {
-        run(check_invariant(&Gcra::new(quota(5, 2_000)).burst(5), &Gcra::new(quota(20, 2_000)).burst(27), 5, seed));
-        let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
-        run(check_invariant(&SlidingWindow::new(share), &SlidingWindow::new(all), 5, seed));
-        run(check_invariant(&SlidingLog::new(share), &SlidingLog::new(all), 5, seed));
-    }
-    for seed in 1..=5 {
-        check_invariant(&InFlight::new(5), &InFlight::new(27), 5, seed);
-    }
 }
 
 /// Eight tenants of which the busy one changes every second, for 60 seconds after the first. Returns the served part of

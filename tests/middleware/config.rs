@@ -496,7 +496,7 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 18] = [
+const FIELDS: [(&str, &str, &str); 21] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
@@ -515,6 +515,9 @@ const FIELDS: [(&str, &str, &str); 18] = [
     ("keep_free", "gcra", "table"),
     ("warn_at", "gcra", "part"),
     ("guarantee", "gcra", "number"),
+    ("escalate", "gcra", "quota"),
+    ("block_for", "gcra", "durations"),
+    ("forget_after", "gcra", "duration"),
 ];
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.

@@ -11,6 +11,7 @@
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
 //! - `read_ahead`, `uploads`: bodies that are read while requests wait.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
+//! - `idempotency`: requests that clients send again with the same id.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
 //! - `until_ready`: waiting without the middleware.
@@ -30,6 +31,7 @@ mod gate;
 mod goodput;
 mod headers;
 mod heads;
+mod idempotency;
 mod in_axum;
 mod in_flight;
 mod in_flight_bodies;

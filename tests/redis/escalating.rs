@@ -206,3 +206,48 @@ async fn block_reason_of_an_escalation_stays_with_its_block() {
     limiter.unblock("api", "alice").await.expect("done");
     assert_eq!(reason_of().await, None);
 }
+
+/// A client exhausts a limit with leases and goes on: the block reaches the process that has a lease within its duration.
+#[tokio::test]
+async fn escalation_blocks_a_key_with_leases_in_all_processes() {
+    use crate::leases::{DURATION, LIMIT, QUOTA, direct, leased, pass, until_leased};
+
+    let server = Server::start();
+    let api = || Limit::new("api", FixedWindow::new(QUOTA));
+    let (limiter, other) = (leased(server.open(), api()), leased(server.open(), api()));
+    let escalation = Escalation::new("api", Quota::per_hour(5)).block_for([2 * MINUTE]);
+    let counts = direct::<str>(server.open(), escalation.limits()).build().expect("limits");
+    let escalating = Escalating::new(limiter, counts, escalation);
+    until_leased(&other, "alice").await;
+    let (mut denials, mut blocked) = (0, None);
+    for _ in 0..LIMIT + 2_000 {
+        let decision = acquire(&escalating, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+        denials += u64::from(!decision.is_allowed() && !decision.is_denied_by_leases());
+        if decision.is_blocked() {
+            blocked = decision.block_reason();
+            break;
+        }
+        if !decision.is_allowed() {
+            // The lease of the other process ends.
+            crate::leases::clock().advance(DURATION);
+        }
+    }
+    assert_eq!((blocked, denials), (Some(BlockReason::Escalation), 6));
+    pass(DURATION, &other, "alice").await;
+    let decision = acquire(&other, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+    assert_eq!(decision.block_reason(), Some(BlockReason::Escalation), "{decision:?}");
+}
+
+/// Units that a process holds unreported would be counted late.
+#[test]
+fn counts_of_an_escalation_cannot_be_leased() {
+    let escalation = Escalation::new("api", Quota::per_hour(5));
+    let builder = Redis::<str>::builder(
+        RedisServer::open("redis://localhost").expect("an address"),
+        "counts",
+        escalation.limits(),
+    );
+    let error = builder.lease(tower_ratelimit::store::Lease::new(Duration::from_millis(100))).build().map(drop);
+    let error = error.expect_err("counts with leases").to_string();
+    assert!(error.contains("counts the denials of an escalation") && error.contains("remove `lease`"), "{error}");
+}

@@ -28,6 +28,9 @@ mod goodput;
 mod helpers;
 mod hold_ladder;
 mod holds;
+mod idempotency;
+#[path = "../memory/idempotency_model.rs"]
+mod idempotency_model;
 mod idle_connections;
 mod in_flight;
 mod kept_charges;
@@ -65,6 +68,7 @@ mod secure;
 mod sentinel;
 mod sentinel_server;
 mod server;
+mod shares;
 mod shutdown;
 mod sliding_log;
 mod ttl;

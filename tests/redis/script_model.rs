@@ -5,6 +5,9 @@
 //! them. The operations are random, and include reports and updates that are lost, repeated and reordered, and the loss
 //! of keys.
 
+#[allow(dead_code, reason = "the simulation uses it")]
+#[path = "../../src/store/redis/simulation_tests/ids.rs"]
+mod ids;
 #[allow(dead_code, reason = "the simulation uses the rest")]
 #[path = "../../src/store/redis/simulation_tests/model.rs"]
 mod model;
@@ -189,7 +192,8 @@ impl World {
 
     fn run(&self, store: &mut Store, input: &Input, indices: &[usize]) -> Vec<u8> {
         let (keys, executions) = (indices.to_vec(), &mut Vec::new());
-        store.run(input, Run { client: 0, call: 0, now: self.now, quotas: &self.quotas, keys, executions })
+        let id_keys = Vec::new();
+        store.run(input, Run { client: 0, call: 0, now: self.now, quotas: &self.quotas, keys, id_keys, executions })
     }
 
     /// Compares the replies of one call.

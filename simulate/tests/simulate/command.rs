@@ -116,6 +116,48 @@ all limits together
     assert_eq!(printed, expected);
 }
 
+/// A share by itself denies what borrows beside the common limit.
+#[test]
+fn command_reports_shares_marks_and_units() {
+    let folder = Folder::new("shares");
+    let limits = r#"
+[[limits]]
+name = "share"
+algorithm = "gcra"
+quota = "2 per 10s"
+by = "tenant"
+unit = "tokens"
+guarantee = 2
+
+[[limits]]
+name = "all"
+algorithm = "gcra"
+quota = "10 per 10s"
+by = "all"
+unit = "tokens"
+warn_at = 0.5
+"#;
+    fs::write(folder.0.join("shares.toml"), limits).expect("a file");
+    fs::write(folder.0.join("log.csv"), "time,tenant,tokens\n1,a,2\n1,a,3\n1,a,3\n1,b,2\n").expect("a file");
+    let (printed, _) = folder.print(&["shares.toml", "log.csv"]);
+    let expected = "
+share: gcra, 2 per 10s, in tokens, guaranteed to 2, by tenant
+  admitted         2 (50.00 %)
+  denied           2 (50.00 %)
+  exceeding        2 of these cost more than the limit ever allows
+";
+    assert!(printed.contains(expected), "{printed}");
+    let expected = "
+all limits together
+  admitted         3 (75.00 %)
+  borrowed         1 of these
+  near the limit   the mark was crossed once
+  denied           1 (25.00 %)
+";
+    assert!(printed.contains(expected), "{printed}");
+    assert!(printed.contains("all: gcra, 10 per 10s, in tokens, warns at 0.5, by all\n"), "{printed}");
+}
+
 #[test]
 fn command_suggests_limits() {
     let folder = Folder::new("suggest");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tower_ratelimit::{
-    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket,
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Quota, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 use tower_ratelimit_simulate::code;
@@ -85,6 +85,48 @@ fn server_decides_patterns_and_logs() {
 }
 
 #[test]
+fn server_counts_near_requests_and_names_what_it_cannot_show() {
+    let (_running, _printed, address) = start();
+    let log = |extra: Value| {
+        let mut policy = json!({ "name": "a", "algorithm": "sliding-log", "quota": "10 per 10s", "by": "client" });
+        policy.as_object_mut().expect("a policy").extend(extra.as_object().expect("fields").clone());
+        policy
+    };
+    let extras = [
+        json!({ "warn_at": 0.5 }),
+        json!({ "when": "write" }),
+        json!({ "keep_free": { "bulk": 3 } }),
+        json!({ "unit": "bytes" }),
+        json!({ "guarantee": 2 }),
+        json!({ "escalate": "3/min" }),
+    ];
+    let policies = json!(extras.map(log));
+    let run = |log: &str| {
+        let (status, answer) = exchange(address, "POST", "/run", &input(&policies, log));
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<Value>(&answer).expect("JSON")["results"].clone()
+    };
+    let generated = run("");
+    // Each of two clients comes near once, and stays there.
+    assert_eq!(generated[0]["report"]["near_limit"], 2);
+    assert!(generated[0]["rust"].as_str().expect("code").ends_with(".warn_at(0.5))"), "{generated}");
+    for (index, expected) in [
+        (1, "when: generated traffic has no column for it"),
+        (2, "keep_free: generated traffic has no column for it"),
+        (3, "unit: generated traffic has no column for it"),
+        (4, "guarantee: a share needs the limit from which requests borrow"),
+        (5, "remove `escalate`"),
+    ] {
+        let error = generated[index]["error"].as_str().unwrap_or_else(|| panic!("{index}: {generated}"));
+        assert!(error.contains(expected), "{error}");
+    }
+    let pasted = run("time,client,write,bulk,bytes\n1,a,true,false,7\n2,a,false,true,4\n3,a,false,false,3\n");
+    let admitted = |index: usize| pasted[index]["report"]["admitted"].as_u64();
+    // Only writes; all requests; 11 bytes and then 3 of 10.
+    assert_eq!([admitted(1), admitted(2), admitted(3)], [Some(1), Some(3), Some(2)], "{pasted}");
+}
+
+#[test]
 fn server_bounds_its_work() {
     let (_running, _printed, address) = start();
     let too_many = input(&json!([]), "").replace("400", "4000000000");
@@ -136,6 +178,10 @@ fn code_of_a_policy_compiles() {
         ),
         ("'sliding-log'\nquota = '3/min'", expression!(SlidingLog::new(Quota::per_minute(3)))),
         ("'in-flight'\nmax = 2", expression!(InFlight::new(2))),
+        (
+            "'gcra'\nquota = '10/s'\nwarn_at = 0.8",
+            expression!(Limit::new("a", Gcra::new(Quota::per_second(10))).warn_at(0.8)),
+        ),
     ];
     for (fields, expected) in cases {
         let policy = policy(&format!("algorithm = {fields}"));

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::config::Policy;
-use tower_ratelimit_simulate::{Report, Simulation, Traffic};
+use tower_ratelimit_simulate::{MaxDenied, Report, Simulation, Traffic, suggest};
 
 use crate::support::{POLICIES, millis, policy, traffic};
 
@@ -88,14 +88,75 @@ fn bursts_of_a_fixed_cost_count_requests() {
     assert_eq!((together.bursts[1].admitted, together.bursts[1].bound), (14, Some(20)));
 }
 
-/// Traffic does not say when a request ends.
+/// Two columns with the costs of each request, and the number of requests beside them.
 #[test]
-fn limit_with_a_unit_is_an_error() {
-    let unit = policy("algorithm = 'gcra'\nquota = '5/s'\nunit = 'input'");
-    let error = Simulation::alone(&unit, &traffic([])).expect_err("no costs in units").to_string();
-    assert!(error.contains("none in units"), "{error}");
+fn limit_with_a_unit_charges_the_cost_of_its_column() {
+    let of = |name: &str, fields: &str| -> Policy {
+        toml::from_str(&format!("name = '{name}'\nby = 'user'\nalgorithm = 'sliding-log'\n{fields}")).expect("a policy")
+    };
+    let input = of("input", "quota = '100 per 10s'\nunit = 'input'");
+    let output = of("output", "quota = '30 per 10s'\nunit = 'output'");
+    let requests = of("requests", "quota = '4 per 10s'");
+    let policies = [input.clone(), output, requests.clone()];
+    let mut traffic = Traffic::for_policies(&policies);
+    assert_eq!(traffic.columns(), ["user", "input", "output"]);
+    // The third request exceeds the output, the fourth costs nothing there, and the last one the input.
+    for (time, costs) in [(0, ["40", "10"]), (1, ["20", "20"]), (2, ["1", "1"]), (3, ["30", ""]), (4, ["11", "0"])] {
+        traffic.push(millis(time), &["alice", costs[0], costs[1]], 1);
+    }
+    let together = Simulation::together(&policies, &traffic).expect("columns").run();
+    assert_eq!((together.admitted, together.denied, together.exceeding), (3, 2, 0));
+    // The bursts count requests here, and the cost in the unit where all limits have it.
+    assert_eq!((together.bursts[1].admitted, together.bursts[1].bound), (3, Some(4)));
+    let alone = Simulation::alone(&input, &traffic).expect("a column").run();
+    assert_eq!((alone.admitted, alone.bursts[1].admitted, alone.bursts[1].bound), (4, 91, Some(100)));
+    // The smallest limit in the unit.
+    let suggested = suggest(&input, &traffic, MaxDenied::Requests(0)).expect("a suggestion");
+    assert_eq!(suggested[0].policy.quota(), Some("102 per 10s".parse().expect("a quota")));
+
+    let error = |traffic: &Traffic| Simulation::alone(&input, traffic).expect_err("no cost").to_string();
+    traffic.push(millis(5), &["alice", "many", ""], 1);
+    assert!(error(&traffic).contains("\"many\" in the column \"input\" is no cost"), "{}", error(&traffic));
+    assert!(error(&Traffic::new(["user"])).contains("no column \"input\""), "{}", error(&Traffic::new(["user"])));
+    let units = ["a", "b", "c", "d", "e"].map(|unit| of(unit, &format!("quota = '9/s'\nunit = '{unit}'")));
+    let five = Simulation::together(&units, &Traffic::for_policies(&units)).expect_err("five units").to_string();
+    assert!(five.contains("more than 4 units"), "{five}");
 }
 
+/// Each limit by itself, and both: a tenant borrows what the other one leaves.
+#[test]
+fn share_lets_requests_borrow() {
+    let share = policy("algorithm = 'gcra'\nquota = '2 per 10s'\nguarantee = 2");
+    let all: Policy =
+        toml::from_str("name = 'b'\nalgorithm = 'gcra'\nquota = '8 per 10s'\nby = 'all'").expect("a policy");
+    let busy = (0..12).map(|index| (index, "busy", 1));
+    let traffic = traffic(busy.chain([(20, "quiet", 1), (21, "quiet", 1)]));
+    let report = Simulation::together(&[share.clone(), all], &traffic).expect("limits").run();
+    // Of eight units, four are kept free from borrowers: two within the share of the busy tenant, and two borrowed.
+    assert_eq!((report.admitted, report.borrowed, report.denied, report.denied_keys), (6, 2, 8, 1));
+    assert_eq!((report.bursts[1].admitted, report.bursts[1].bound), (4, Some(15)));
+    let alone = Simulation::alone(&share, &traffic).expect("a limit").run();
+    assert_eq!((alone.admitted, alone.borrowed, alone.denied), (4, 0, 10));
+    let lonely = Simulation::together(&[share], &traffic).expect_err("nothing to borrow from").to_string();
+    assert!(lonely.contains("no other limit of the limiter counts the same cost"), "{lonely}");
+}
+
+#[test]
+fn report_counts_charges_that_cross_the_mark() {
+    let marked = format!("{LOG}\nwarn_at = 0.5");
+    let arrivals = [(0, "a", 1), (1, "a", 1), (2, "a", 1), (3, "b", 1), (12_000, "a", 1)];
+    let report = report(&marked, &traffic(arrivals));
+    assert_eq!((report.near_limit, report.denied), (3, 1));
+}
+
+#[test]
+fn limit_that_escalates_is_an_error() {
+    let escalating = policy(&format!("{LOG}\nescalate = '3/min'"));
+    let error = Simulation::alone(&escalating, &traffic([])).expect_err("blocks").to_string();
+    assert!(error.contains("the blocks of an escalation are not simulated; remove `escalate`"), "{error}");
+}
+
+/// Traffic does not say when a request ends.
 #[test]
 fn limit_on_requests_in_flight_is_an_error() {
     let error = Simulation::alone(&policy("algorithm = 'in-flight'\nmax = 2"), &traffic([])).expect_err("no durations");

@@ -13,14 +13,16 @@
 
 #[cfg(feature = "tonic")]
 mod grpc;
+mod idempotency_key;
 mod outcome;
 
 #[cfg(feature = "tonic")]
 pub use self::grpc::OnlyGrpcCodes;
+pub use self::idempotency_key::{IdempotencyKey, Once};
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
 use std::fmt;
 
-use crate::decision::Costs;
+use crate::decision::{Costs, Remember};
 
 /// The cost of requests: [`UnitCost`], changed by [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) and
 /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
@@ -34,6 +36,12 @@ pub trait CostPolicy<Request, Response, Error> {
 
     /// Returns the cost to charge or hold before the layer calls the service.
     fn cost(&self, request: &Request) -> Self::Cost;
+
+    /// Returns the id of a request that is charged once: see [`RateLimitLayer::once`](crate::RateLimitLayer::once).
+    #[inline]
+    fn once(&self, _request: &Request) -> Option<Remember> {
+        None
+    }
 
     /// Returns the actual costs of a request for which the layer has held `held`.
     fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs;
@@ -81,6 +89,11 @@ where
         (self.cost)(request)
     }
 
+    #[inline]
+    fn once(&self, request: &Request) -> Option<Remember> {
+        self.inner_policy.once(request)
+    }
+
     fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs {
         self.inner_policy.settle(held, result)
     }
@@ -105,6 +118,11 @@ where
 
     fn cost(&self, request: &Request) -> T::Cost {
         self.inner_policy.cost(request)
+    }
+
+    #[inline]
+    fn once(&self, request: &Request) -> Option<Remember> {
+        self.inner_policy.once(request)
     }
 
     fn settle(&self, held: Costs, result: Result<&Response, &Error>) -> Costs {

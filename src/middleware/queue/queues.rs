@@ -11,7 +11,7 @@ use super::ids::hashers;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
-use crate::decision::Costs;
+use crate::decision::{Costs, Remember};
 use crate::limiter::{CapacityListener, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -74,9 +74,10 @@ impl Queues {
         self.filter_of(id).load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, hold: bool) -> Class {
+    /// The start of a request that is charged once is no start of another request.
+    pub(crate) fn class(key: &(impl Hash + ?Sized), (costs, once): (Costs, Option<Remember>), hold: bool) -> Class {
         let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
-        let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one(costs));
+        let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one((costs, once)));
         Class { key, request_costs, cost: costs.number().unwrap_or(1), hold }
     }
 

@@ -29,6 +29,23 @@
 //! # }
 //! ```
 //!
+//! With hyper's client, requests and responses are those of the crate `http`, which the gate reads by itself:
+//!
+//! ```
+//! use http_body_util::Empty;
+//! use hyper_util::client::legacy::Client;
+//! use hyper_util::rt::TokioExecutor;
+//! use tower::{BoxError, ServiceBuilder};
+//! use tower_ratelimit::retry::GateLayer;
+//!
+//! # fn client() {
+//! let http = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
+//! let client = ServiceBuilder::new().layer(GateLayer::new()).map_err(BoxError::from).service(http);
+//! # fn is_service<S: tower::Service<http::Request<Empty<bytes::Bytes>>>>(_: S) {}
+//! # is_service(client);
+//! # }
+//! ```
+//!
 //! With reqwest, closures read its requests and responses:
 //!
 //! ```

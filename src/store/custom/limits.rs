@@ -125,6 +125,7 @@ impl<Key: ?Sized> StoreLimits<Key> {
                  `settle`, or use `Memory` or `Redis`",
             ));
         }
+        options.check_no_id("a store of your own")?;
         options.check_units(|visit| self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit))?;
         let (mut keys, mut limits, mut not_applying) = (Vec::new(), Vec::new(), Vec::new());
         for limit in &self.limits {

@@ -10,7 +10,7 @@ use super::save::{Restore, SavedCounts};
 use super::transaction_limit::{Capacity, read_clock};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::store::inner::Reserve;
+use crate::store::inner::Remember;
 use crate::table::WhenFull;
 
 /// Builds a [`Memory`] limiter.
@@ -43,7 +43,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
             clock: SystemClock::new(),
             hasher: DefaultHashBuilder::default(),
             restore: None,
-            max_ids: Reserve::DEFAULT_MAX_IDS,
+            max_ids: Remember::DEFAULT_MAX_IDS,
             key: PhantomData,
         }
     }
@@ -204,7 +204,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
         S: BuildHasher + 'static,
     {
         const MAX: u64 = 1 << 32;
-        Reserve::check_max_ids(self.max_ids)?;
+        Remember::check_max_ids(self.max_ids)?;
         if self.capacity.max_keys == 0 {
             return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }

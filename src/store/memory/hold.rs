@@ -37,7 +37,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             .max_hold_duration()
             .filter(|_| C::Algorithm::HELD_UNTIL_END)
             .map(|max| self.deadlines.add(location.hash(), context.now, micros_floor(max), reading.cost, token));
-        let transition = self.limit.transition(algorithm, context.key, context.options);
+        let transition = context.transition(&self.limit, algorithm);
         let held = reading.held.saturating_add(reading.cost);
         let snapshot = transition.snapshot(&self.table.state(slot, token), held, *now);
         LimitResult { numbers: self.numbers_after_charge(read, snapshot), deadline }

@@ -1,18 +1,18 @@
-//! Holds with an id, and their settlement by the id.
+//! Calls with an id: holds and their settlement by the id, and requests that are charged once.
 
 use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
-use super::reservations::{RecordKey, Records, Settlement};
+use super::reservations::{RecordKey, Records, Reservations, Settlement};
 use super::transaction_limit::{HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Costs, Decision, ReservationId};
+use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
 use crate::limiter::Outcome;
-use crate::store::inner::{Reserve, table::LookupError};
+use crate::store::inner::{Remember, table::LookupError};
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Holds the cost under an id, unless the id is remembered.
-    pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: Reserve) -> Result<Outcome, Error> {
+    pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: Remember) -> Result<Outcome, Error> {
         reserve.check()?;
         let shared = self.shared();
         // The lock is held until the id is recorded, so that two calls with one id hold once.
@@ -20,7 +20,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let context = self.context(key, options);
         shared.end_expired::<Key, L>(&mut records, context.now);
         records.forget_old(context.now);
-        let Some(record) = self.record_key(key, reserve.id) else {
+        let Some(record) = self.record_key(key, reserve) else {
             // No limit applies to the key.
             return Ok(L::peek(&shared.tables, context).into());
         };
@@ -31,7 +31,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             let peeked = L::peek(&shared.tables, self.context(key, options.without_cost()));
             return Ok(peeked.into_repeat().into());
         }
-        if shared.reservations.is_full(&mut records, record.0) {
+        if shared.reservations.is_full(&mut records, record.0, true) {
             let decision = L::peek(&shared.tables, context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
@@ -52,8 +52,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let mut records = shared.reservations.lock();
         shared.end_expired::<Key, L>(&mut records, now);
         records.forget_old(now);
-        let actual_on = |limit: &HeldLimit| if limit.until_end { 0 } else { limit.cost.actual(&actual, limit.held) };
-        let Some(record) = self.record_key(key, id) else { return Ok(()) };
+        let actual_on = |limit: &HeldLimit| if limit.until_end { 0 } else { limit.actual(&actual) };
+        let Some(record) = self.record_key(key, Remember::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
@@ -72,9 +72,46 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
     }
 
+    /// Decides for a request that is charged once. Returns the limits on which a cost is held, and the request if its
+    /// settlement must record what it charges.
+    pub(super) fn acquire_once(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        once: Remember,
+    ) -> Result<(Decision, Vec<HeldLimit>, Option<ChargedFor>), Error> {
+        once.check()?;
+        let shared = self.shared();
+        // The lock is held until the charge is recorded, so that of two calls with one id one is charged.
+        let mut records = shared.reservations.lock();
+        let mut context = self.context(key, options);
+        shared.end_expired::<Key, L>(&mut records, context.now);
+        records.forget_old(context.now);
+        let record = self.record_key(key, once);
+        let credit = record.and_then(|record| records.repeatable(record));
+        context.credit = credit.as_ref();
+        let (decision, limits) = L::acquire(&shared.tables, context, LookupError::NotApplicable);
+        let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
+        // What a hold is charged is known when it is settled.
+        let charged = if options.hold { Costs::new() } else { options.costs() };
+        if credit.is_some() {
+            records.repeated(record, charged);
+        } else if !options.hold && !records.is_remembered(record) {
+            shared.reservations.record(&mut records, record, once, context.now, charged);
+        }
+        Ok((decision, limits, options.hold.then_some(ChargedFor { record, once })))
+    }
+
+    /// Decides for a request that is charged once, and holds nothing.
+    #[cold]
+    pub(super) fn check_once(&self, key: &Key, options: AcquireOptions, once: Remember) -> Decision {
+        let decided = self.check_units(options).and_then(|()| self.acquire_once(key, options, once));
+        decided.map_or_else(|_| Decision::by_policy(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
+    }
+
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
-    fn record_key(&self, key: &Key, id: ReservationId) -> Option<RecordKey> {
+    fn record_key(&self, key: &Key, remember: Remember) -> Option<RecordKey> {
         let context = self.context(key, AcquireOptions::default());
         let mut parts = Vec::new();
         L::for_each(&self.shared().tables, &mut |limit| {
@@ -82,7 +119,25 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 parts.push((limit.table_id(), limit.key_id(&context)));
             }
         });
-        if parts.is_empty() { None } else { Some((self.shared().reservations.hash(&parts), id)) }
+        if parts.is_empty() {
+            return None;
+        }
+        Some((self.shared().reservations.hash(&parts, remember.is_hold()), remember.id))
+    }
+}
+
+/// A request whose settlement records what it charges.
+#[derive(Clone, Copy)]
+pub(super) struct ChargedFor {
+    record: RecordKey,
+    once: Remember,
+}
+
+impl ChargedFor {
+    pub(super) fn record(self, reservations: &Reservations, now: Timestamp, costs: Costs) {
+        let mut records = reservations.lock();
+        records.forget_old(now);
+        reservations.record(&mut records, self.record, self.once, now, costs);
     }
 }
 

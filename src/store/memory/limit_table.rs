@@ -227,7 +227,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         P: SubKeyOf<Key>,
     {
         let block = self.blocks.remaining(&self.table, location, context.now, context.clock);
-        self.limit.transition(algorithm, context.key, context.options).read(state, held, block, now, mode)
+        context.transition(&self.limit, algorithm).read(state, held, block, now, mode)
     }
 }
 
@@ -330,7 +330,7 @@ where
             return self.hold(context, read, charge.slot, token);
         }
         let chosen = self.limit.algorithm().select(context.key);
-        let transition = self.limit.transition(chosen.borrow(), context.key, context.options);
+        let transition = context.transition(&self.limit, chosen.borrow());
         let mut state = self.table.state(charge.slot, token);
         let numbers = match transition.charge(&state, reading, *now, charge.delay) {
             Some(next) => {
@@ -353,7 +353,8 @@ where
         let (until_end, cost) = (C::Algorithm::HELD_UNTIL_END, self.limit.cost());
         let deadline = result.and_then(|result| result.deadline);
         let (table, hash, held) = (self.table.id(), read.location.hash(), read.reading.cost);
-        HeldLimit { table, hash, algorithm, held, cost, until_end, deadline, expired_at: None }
+        let credit = context.credit.map_or(0, |charged| self.limit.credit_of(*charged));
+        HeldLimit { table, hash, algorithm, held, cost, credit, until_end, deadline, expired_at: None }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
+use super::hold_by_id::ChargedFor;
 use super::limits::MemoryLimits;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
@@ -192,7 +193,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     #[inline]
     pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
-        AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
+        let Shared { hasher, clock, .. } = &*self.shared;
+        AcquireContext { hasher, key, now: self.now(), options, clock, credit: None }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
@@ -214,6 +216,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
         let options = options.into().without_guard();
+        if let Some(once) = options.charged_once() {
+            return self.check_once(key, options, once);
+        }
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
@@ -309,9 +314,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if let Some(reserve) = options.reserve() {
             return self.hold_with_id(key, options, reserve);
         }
+        if let Some(once) = options.charged_once() {
+            let (decision, limits, charged_for) = self.acquire_once(key, options, once)?;
+            let held = self.guard(options, &decision, limits, charged_for);
+            return Ok(Outcome::of_store(decision, held));
+        }
         self.shared.end_due::<Key, L>();
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
-        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
+        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
         Ok(Outcome::of_store(decision, held))
     }
 
@@ -327,7 +337,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     /// Returns the guard of the costs that an allowed request holds.
-    fn guard(&self, options: AcquireOptions, decision: &Decision, limits: Vec<HeldLimit>) -> Option<Held>
+    ///
+    /// The settlement records what is charged for `charged_for`, if there is an id.
+    fn guard(
+        &self,
+        options: AcquireOptions,
+        decision: &Decision,
+        limits: Vec<HeldLimit>,
+        charged_for: Option<ChargedFor>,
+    ) -> Option<Held>
     where
         S: Send + Sync + 'static,
     {
@@ -346,10 +364,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 })
             });
             let shared = shared();
-            let actual_on = |limit: &HeldLimit, actual: &Costs| limit.cost.actual(actual, limit.held);
-            let settle =
-                move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&limits, |limit| actual_on(limit, &actual)));
-            Held::of_limits(options.costs(), self.units(), settle).with_fixed_costs(fixed)
+            let (costs, units) = (options.costs(), self.units());
+            let settle = move |actual: Costs| {
+                let settled = shared.settle::<Key, L>(&limits, |limit| limit.actual(&actual));
+                if let (Ok(()), Some(request)) = (&settled, charged_for) {
+                    request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
+                }
+                LimiterFuture::ready(settled)
+            };
+            Held::of_limits(costs, units, settle).with_fixed_costs(fixed)
         });
         Held::join(held, until_end)
     }
@@ -441,7 +464,12 @@ where
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let context = self.context(key, options);
-        match L::try_acquire(&self.shared.tables, &context) {
+        let decided = if options.remember.is_some() {
+            Err(LookupError::NotApplicable)
+        } else {
+            L::try_acquire(&self.shared.tables, &context)
+        };
+        match decided {
             Ok(decision) => Acquisition::Ready(Ok(decision.into())),
             Err(error) => Acquisition::Ready(self.acquire_slow(key, options, error)),
         }

@@ -1,4 +1,4 @@
-//! The holds with an id: which limits hold how much for each id, and until when.
+//! What is remembered by an id: of a hold which limits hold how much and until when, of a request what was charged.
 //!
 //! A hold that nobody settles is charged as of its expiry. There is no background thread: a decision that finds a held
 //! cost on its key, and every operation with an id, first ends the holds that are due. A key without held costs is
@@ -6,9 +6,12 @@
 //!
 //! # Memory
 //!
-//! A key has at most `max_ids` remembered ids. All keys together have [`MAX_TOTAL`](Reservations::MAX_TOTAL): then the id
-//! is forgotten that would be forgotten first of those whose hold has ended. If no hold has ended, a further one is denied.
+//! A key has at most `max_ids` remembered ids of holds, and as many of requests that are charged once. All keys together
+//! have [`MAX_TOTAL`](Reservations::MAX_TOTAL). Then an id makes room that would be forgotten first: of a charged request,
+//! else of a hold that has ended. If no hold has ended, a further one is denied. An id of a request displaces no hold: if
+//! there is no other one, it is not remembered.
 
+use std::collections::btree_map::OccupiedEntry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,11 +21,12 @@ use super::transaction_limit::HeldLimit;
 use super::usage::KeyId;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
-use crate::store::inner::Reserve;
+use crate::store::inner::Remember;
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {
     max_ids: usize,
+    max_total: usize,
     /// The earliest expiry of a hold in microseconds, `u64::MAX` if there is none.
     next_due: AtomicU64,
     records: Mutex<Records>,
@@ -38,10 +42,12 @@ pub(super) struct Records {
     held: BTreeMap<(u64, u64), RecordKey>,
     /// The ended holds by the time at which they are forgotten.
     ended: BTreeMap<(u64, u64), RecordKey>,
+    /// The requests that are charged once, by the time at which they are forgotten.
+    requests: BTreeMap<(u64, u64), RecordKey>,
     last_number: u64,
 }
 
-/// A key of the limiter (a hash of its sub-keys in all limits), and an id.
+/// A key of the limiter (a hash of its sub-keys in all limits, and of the kind of the id), and an id.
 pub(super) type RecordKey = (u64, ReservationId);
 
 struct Record {
@@ -59,6 +65,10 @@ enum Phase {
     /// The whole held cost was charged.
     Expired,
     Settled,
+    /// A request is charged. So many repeats pass without a charge.
+    Charged {
+        repeats: u16,
+    },
 }
 
 /// What a settlement must do.
@@ -76,7 +86,13 @@ impl Reservations {
     pub(super) const MAX_TOTAL: usize = 1_000_000;
 
     pub(super) fn new(max_ids: usize) -> Self {
-        Self { max_ids, next_due: AtomicU64::new(u64::MAX), records: Mutex::default(), hasher: RandomState::new() }
+        Self {
+            max_ids,
+            max_total: Self::MAX_TOTAL,
+            next_due: AtomicU64::new(u64::MAX),
+            records: Mutex::default(),
+            hasher: RandomState::new(),
+        }
     }
 
     /// Returns whether a hold has expired.
@@ -87,8 +103,8 @@ impl Reservations {
     }
 
     /// Returns the hash of a key's parts in all limits.
-    pub(super) fn hash(&self, parts: &[(u64, KeyId)]) -> u64 {
-        self.hasher.hash_one(parts)
+    pub(super) fn hash(&self, parts: &[(u64, KeyId)], is_hold: bool) -> u64 {
+        self.hasher.hash_one((is_hold, parts))
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Records> {
@@ -102,13 +118,15 @@ impl Reservations {
     }
 
     /// Returns whether a key has as many ids as it may have, or all keys together have.
-    pub(super) fn is_full(&self, records: &mut Records, key: u64) -> bool {
-        if records.by_id.len() >= Self::MAX_TOTAL
-            && let Some((_, first)) = records.ended.pop_first()
-        {
-            records.forget(first);
+    pub(super) fn is_full(&self, records: &mut Records, key: u64, is_hold: bool) -> bool {
+        if records.counts.get(&key).is_some_and(|count| *count >= self.max_ids) {
+            return true;
         }
-        records.by_id.len() >= Self::MAX_TOTAL || records.counts.get(&key).is_some_and(|count| *count >= self.max_ids)
+        if records.by_id.len() < self.max_total {
+            return false;
+        }
+        let first = records.requests.pop_first().or_else(|| if is_hold { records.ended.pop_first() } else { None });
+        first.map(|(_, first)| records.forget(first)).is_none()
     }
 }
 
@@ -126,7 +144,12 @@ impl Records {
 
     /// Forgets the ids that need not be remembered any longer.
     pub(super) fn forget_old(&mut self, now: Timestamp) {
-        while let Some(first) = self.ended.first_entry().filter(|first| first.key().0 <= now.as_micros()) {
+        let is_old = |first: &OccupiedEntry<'_, (u64, u64), RecordKey>| first.key().0 <= now.as_micros();
+        while let Some(first) = self.ended.first_entry().filter(is_old) {
+            let key = first.remove();
+            self.forget(key);
+        }
+        while let Some(first) = self.requests.first_entry().filter(is_old) {
             let key = first.remove();
             self.forget(key);
         }
@@ -151,15 +174,17 @@ impl Records {
     pub(super) fn insert(
         &mut self,
         key: RecordKey,
-        reserve: Reserve,
+        reserve: Remember,
         now: Timestamp,
         costs: Costs,
-        limits: Vec<HeldLimit>,
+        mut limits: Vec<HeldLimit>,
     ) {
+        // A collected list has space for four: see `constraints: ids`.
+        limits.shrink_to_fit();
         self.last_number += 1;
         let number = self.last_number;
-        let expires_at = now.as_micros().saturating_add(reserve.expires_in);
-        let forgotten_at = expires_at.saturating_add(reserve.expires_in);
+        let expires_at = now.as_micros().saturating_add(reserve.micros());
+        let forgotten_at = expires_at.saturating_add(reserve.micros());
         self.held.insert((expires_at, number), key);
         *self.counts.entry(key.0).or_default() += 1;
         self.by_id.insert(key, Record { costs, limits, phase: Phase::Held, expires_at, forgotten_at, number });
@@ -170,7 +195,7 @@ impl Records {
         let Some(record) = self.by_id.get_mut(&key) else { return Settlement::Unknown };
         let before = std::mem::replace(&mut record.phase, Phase::Settled);
         match before {
-            Phase::Settled => Settlement::Nothing,
+            Phase::Settled | Phase::Charged { .. } => Settlement::Nothing,
             Phase::Expired => Settlement::Excess(std::mem::take(&mut record.limits)),
             Phase::Held => {
                 self.held.remove(&(record.expires_at, record.number));
@@ -178,5 +203,110 @@ impl Records {
                 Settlement::End(std::mem::take(&mut record.limits))
             }
         }
+    }
+
+    /// Returns whether an id is remembered, even if no repeat passes any more.
+    pub(super) fn is_remembered(&self, key: RecordKey) -> bool {
+        self.by_id.contains_key(&key)
+    }
+
+    /// Returns what the request with an id was charged, if a repeat passes without a charge.
+    pub(super) fn repeatable(&self, key: RecordKey) -> Option<Costs> {
+        let record = self.by_id.get(&key)?;
+        if let Phase::Charged { repeats: 1.. } = record.phase { Some(record.costs) } else { None }
+    }
+
+    /// Records that a repeat has passed, and what the request is charged with the repeat.
+    pub(super) fn repeated(&mut self, key: RecordKey, costs: Costs) {
+        if let Some(record) = self.by_id.get_mut(&key)
+            && let Phase::Charged { repeats } = record.phase
+        {
+            record.phase = Phase::Charged { repeats: repeats.saturating_sub(1) };
+            record.costs = record.costs.max(costs);
+        }
+    }
+}
+
+impl Reservations {
+    /// Records what the request with an id is charged, unless the key has too many ids.
+    pub(super) fn record(&self, records: &mut Records, key: RecordKey, once: Remember, now: Timestamp, costs: Costs) {
+        if let Some(record) = records.by_id.get_mut(&key) {
+            record.costs = record.costs.max(costs);
+            return;
+        }
+        if self.is_full(records, key.0, false) {
+            return;
+        }
+        records.last_number += 1;
+        let (number, phase) = (records.last_number, Phase::Charged { repeats: once.repeats });
+        let forgotten_at = now.as_micros().saturating_add(once.micros());
+        records.requests.insert((forgotten_at, number), key);
+        *records.counts.entry(key.0).or_default() += 1;
+        let record = Record { costs, limits: Vec::new(), phase, expires_at: forgotten_at, forgotten_at, number };
+        records.by_id.insert(key, record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000);
+
+    fn id(number: u64) -> ReservationId {
+        ReservationId::new(number.to_be_bytes())
+    }
+
+    /// Records requests and holds of many keys, each of which has one id.
+    fn filled(requests: u64, holds: u64) -> Reservations {
+        let reservations = Reservations { max_total: 8, ..Reservations::new(4) };
+        let mut records = reservations.lock();
+        for number in 0..requests {
+            let once = Remember::request(id(number), 1, Duration::from_secs(60 + number));
+            reservations.record(&mut records, (number, id(number)), once, NOW, Costs::from(1));
+        }
+        for number in 0..holds {
+            let key = (100 + number, id(number));
+            if !reservations.is_full(&mut records, key.0, true) {
+                records.insert(key, Remember::hold(id(number)), NOW, Costs::from(1), Vec::new());
+            }
+        }
+        drop(records);
+        reservations
+    }
+
+    fn remembered(reservations: &Reservations) -> (Vec<u64>, usize) {
+        let records = reservations.lock();
+        let requests = (0..20).filter(|number| records.is_remembered((*number, id(*number)))).collect();
+        let holds = (0..20).filter(|number| records.is_remembered((100 + *number, id(*number)))).count();
+        (requests, holds)
+    }
+
+    #[test]
+    fn idempotency_id_makes_room_that_would_be_forgotten_first() {
+        assert_eq!(remembered(&filled(10, 0)), ((2..10).collect(), 0));
+        assert_eq!(remembered(&filled(10, 3)), ((5..10).collect(), 3), "a hold displaces a request");
+    }
+
+    #[test]
+    fn idempotency_id_displaces_no_reservation_id() {
+        let reservations = filled(0, 10);
+        assert_eq!(remembered(&reservations), (vec![], 8), "no hold has ended, so further ones are denied");
+        let settle = |number| drop(reservations.lock().settle((100 + number, id(number))));
+        settle(3);
+        let record = |number| {
+            let once = Remember::request(id(number), 1, Duration::from_secs(60));
+            reservations.record(&mut reservations.lock(), (number, id(number)), once, NOW, Costs::from(1));
+        };
+        record(15);
+        assert_eq!(remembered(&reservations), (vec![], 8), "a request displaces no hold, not even a settled one");
+        assert!(!reservations.is_full(&mut reservations.lock(), 200, true), "a hold displaces a settled one");
+        assert_eq!(remembered(&reservations).1, 7);
+        record(15);
+        assert_eq!(remembered(&reservations), (vec![15], 7));
+        assert!(!reservations.is_full(&mut reservations.lock(), 200, true));
+        assert_eq!(remembered(&reservations), (vec![], 7), "a request makes room for a hold");
     }
 }

@@ -9,11 +9,12 @@ use super::decide::Charges;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, BlockReason, Decision};
+use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
+use crate::limit::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    HasReading, LimitCost, LimitNumbers, LimitReading, Name, ReadMode,
+    HasReading, LimitCost, LimitNumbers, LimitReading, Name, ReadMode, Transition,
     table::{Location, LockToken, LookupError, SlotIndex, TableFull},
 };
 use crate::table::WhenFull;
@@ -140,12 +141,21 @@ pub struct HeldLimit {
     pub(super) held: u64,
     /// The kind of the cost. A fixed one is settled apart from the request's.
     pub(super) cost: LimitCost,
+    /// What was charged for the request before. The settlement charges only what exceeds it.
+    pub(super) credit: u64,
     /// The cost is held until the request ends, and never charged.
     pub(super) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.
     pub(super) deadline: Option<Deadline>,
     /// The expiry of a hold with an id that has expired: the time of the charge.
     pub(super) expired_at: Option<Timestamp>,
+}
+
+impl HeldLimit {
+    /// Returns what the settlement charges if the request has these actual costs.
+    pub(super) fn actual(&self, actual: &Costs) -> u64 {
+        self.cost.actual(actual, self.held.saturating_add(self.credit)).saturating_sub(self.credit)
+    }
 }
 
 /// The key, the options and the time of one acquire call.
@@ -156,9 +166,29 @@ pub struct AcquireContext<'a, Key: ?Sized, S> {
     pub(super) now: Timestamp,
     pub(super) options: AcquireOptions,
     pub(super) clock: &'a dyn Clock,
+    /// What was charged for the request before, if it repeats a remembered id.
+    pub(super) credit: Option<&'a Costs>,
 }
 
 impl<Key: ?Sized, S> AcquireContext<'_, Key, S> {
+    /// Returns the part of a limit in the decision, with the algorithm for the key.
+    #[inline]
+    pub(super) fn transition<'a, C, P>(
+        &self,
+        limit: &Limit<C, P>,
+        algorithm: &'a C::Algorithm,
+    ) -> Transition<'a, C::Algorithm>
+    where
+        C: AlgorithmSelector,
+        P: SubKeyOf<Key>,
+    {
+        let transition = limit.transition(algorithm, self.key, self.options);
+        match self.credit {
+            None => transition,
+            Some(charged) => transition.less(limit.credit_of(*charged)),
+        }
+    }
+
     /// Reads the clock again. The time can be long after [`now`](Self::now) if the thread was descheduled.
     pub(super) fn read_clock(&self) -> Timestamp {
         read_clock(self.clock)

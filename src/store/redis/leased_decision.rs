@@ -14,8 +14,8 @@ impl<Key: ?Sized> LimiterState<Key> {
     #[inline]
     pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         match &self.leases {
-            // Redis holds costs one by one.
-            Some(leases) if !options.hold => {
+            // Redis holds costs one by one, and remembers ids.
+            Some(leases) if !options.hold && options.remember.is_none() => {
                 if leases.has_one_limit() {
                     return self.acquire_by_leases::<1>(leases, key, options);
                 }

@@ -16,19 +16,19 @@ use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
-use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
+use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, TemplateSettings};
 use super::server::RedisServer;
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{Observers, Plan, ShareRole, micros_floor};
+use crate::store::inner::{Observers, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
-    limits: Arc<LimitSet>,
+    pub(super) limits: Arc<LimitSet>,
     pub(super) limit_fns: Arc<[Box<dyn RedisBoundLimit<Key>>]>,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
@@ -184,7 +184,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// The run time of one step of all limits in the script.
-    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
+    pub(super) fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
         let weight = |(index, limit): (usize, &LimitInfo)| {
             limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
         };
@@ -199,7 +199,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
-    fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
+    pub(super) fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
         if !self.limits().iter().any(|limit| limit.facts.keeps_free || limit.facts.share == ShareRole::Common) {
             return Vec::new();
         }
@@ -226,34 +226,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         {
             return Arc::clone(template);
         }
-        let mut params = Vec::new();
-        for (index, limit) in self.limits().iter().enumerate() {
-            let cost = limit.options(options).cost;
-            if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(cost, &mut params);
-            }
-            params.extend([u64::from(limit.facts.is_shadow), cost]);
-        }
-        let mut arg1 = 0;
-        for (index, kept) in kept_free.iter().enumerate().filter(|(_, kept)| kept.is_some()) {
-            let limit = &self.limits()[index];
-            if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(limit.options(options).keeping_free(*kept).cost, &mut params);
-                arg1 |= 1 << index;
-            }
-        }
-        for (index, _) in self.limits().iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
-            arg1 |= 1 << (self.limits().len() + index);
-        }
-        let arg2 = match operation {
-            Operation::Hold => Some(self.client.config.holds.expiry),
-            _ => options.max_delay,
-        };
-        let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
-        let cost = options.cost;
-        let uses_fast_path =
-            operation == Operation::Acquisition && arg1 == 0 && self.supports_fast_path(algorithms, options);
-        let template = OperationTemplate { operation, limit: 0, arg1, arg2, cost, params, kept_free, uses_fast_path };
+        let settings = TemplateSettings { kept_free, hold_expiry: self.client.config.holds.expiry };
+        let mut template = settings.template(self.limits(), algorithms, operation, options, Vec::new());
+        template.uses_fast_path =
+            operation == Operation::Acquisition && template.arg1 == 0 && self.supports_fast_path(algorithms, options);
         let template = Arc::new(template);
         if algorithms.is_empty() {
             let last = (operation, costs, options.max_delay, Arc::clone(&template));
@@ -286,7 +262,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
         let limits = Arc::clone(&self.limits);
-        Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+        Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, once: None, answer_by: None, reply })
     }
 
     /// Submits a decision that charges or holds.
@@ -296,11 +272,13 @@ impl<Key: ?Sized> LimiterState<Key> {
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
-            let holds = options.hold && options.id.is_none();
+            let holds = options.hold && options.reserve().is_none();
             let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
             return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {
             self.reserve(key, options, reserve)
+        } else if let Some(once) = options.charged_once() {
+            self.acquire_once(key, options, once)
         } else if options.hold || self.holds_until_end(key) {
             self.hold(key, options)
         } else {
@@ -339,7 +317,17 @@ impl<Key: ?Sized> LimiterState<Key> {
             let kind = OperationKind::Hold(options, Arc::clone(&template), None);
             let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
             let limits = Arc::clone(&limits);
-            Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, answer_by: None, reply })
+            Ok(QueuedOperation {
+                kind,
+                limits,
+                keys,
+                key_offsets,
+                algorithms,
+                weight,
+                once: None,
+                answer_by: None,
+                reply,
+            })
         })
     }
 
@@ -363,7 +351,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns whether a limit that applies to a key holds every cost until the request ends.
-    fn holds_until_end(&self, key: &Key) -> bool {
+    pub(super) fn holds_until_end(&self, key: &Key) -> bool {
         self.limits().iter().zip(&*self.limit_fns).any(|(limit, fns)| limit.held_until_end && fns.applies_to(key))
     }
 

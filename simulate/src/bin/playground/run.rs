@@ -23,14 +23,18 @@ pub(crate) fn run(body: &[u8]) -> Result<Value, AnyError> {
     let input: Input = serde_json::from_slice(body)?;
     let policies: Vec<Result<Policy, String>> = input.policies.into_iter().map(parse).collect();
     let valid: Vec<Policy> = policies.iter().filter_map(|policy| policy.clone().ok()).collect();
-    let (traffic, interval, skipped) = if input.log.trim().is_empty() {
+    let is_generated = input.log.trim().is_empty();
+    let (traffic, interval, skipped) = if is_generated {
         let (traffic, interval) = input.pattern.traffic(&valid)?;
         (traffic, interval, 0)
     } else {
         read_log(&input.log, &valid)?
     };
     let result = |policy: Result<Policy, String>| {
-        let result = policy.map_err(Into::into).and_then(|policy| compare(&policy, &traffic, interval));
+        let result = policy.map_err(Into::into).and_then(|policy| {
+            check(&policy, is_generated)?;
+            compare(&policy, &traffic, interval)
+        });
         result.unwrap_or_else(|error: AnyError| json!({ "error": error.to_string() }))
     };
     let results: Vec<_> = policies.into_iter().map(result).collect();
@@ -39,6 +43,23 @@ pub(crate) fn run(body: &[u8]) -> Result<Value, AnyError> {
 
 fn parse(policy: Value) -> Result<Policy, String> {
     serde_json::from_value(policy).map_err(|error| error.to_string())
+}
+
+/// Refuses what a limit by itself, or generated traffic, does not show.
+fn check(policy: &Policy, is_generated: bool) -> Result<(), AnyError> {
+    if policy.guarantee().is_some() {
+        return Err("guarantee: a share needs the limit from which requests borrow, and the page shows each limit by itself; use \
+                    the program `simulate`"
+            .into());
+    }
+    let field =
+        [policy.when().map(|_| "when"), policy.keep_free().next().map(|_| "keep_free"), policy.unit().map(|_| "unit")];
+    match field.into_iter().flatten().next() {
+        Some(field) if is_generated => {
+            Err(format!("{field}: generated traffic has no column for it; paste a log that has one").into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn compare(policy: &Policy, traffic: &Traffic, interval: Interval) -> Result<Value, AnyError> {
@@ -62,6 +83,7 @@ fn numbers(report: &Report) -> Value {
     json!({
         "admitted": report.admitted,
         "delayed": report.delayed,
+        "near_limit": report.near_limit,
         "denied": report.denied,
         "keys": report.keys,
         "denied_keys": report.denied_keys,

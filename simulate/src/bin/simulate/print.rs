@@ -27,6 +27,9 @@ pub(crate) fn title(policy: &Policy) -> String {
         number("blocks", policy.blocks()),
         number("max", policy.max()),
         number("fixed cost", policy.fixed_cost()),
+        policy.unit().map(|unit| format!("in {unit}")),
+        number("guaranteed to", policy.guarantee()),
+        policy.warn_at().map(|mark| format!("warns at {mark}")),
         policy.is_aligned_to_clock().then(|| "aligned to the clock".to_owned()),
         policy.is_weighted().then(|| "weighted".to_owned()),
         Some(format!("by {}", policy.by())),
@@ -42,6 +45,12 @@ pub(crate) fn report(title: &str, report: &Report) {
     row("admitted", format!("{} ({})", report.admitted, share(report.admitted, report.requests())));
     if report.delayed > 0 {
         row("delayed", format!("{} of these, by at most {}", report.delayed, duration(report.longest_delay)));
+    }
+    if report.borrowed > 0 {
+        row("borrowed", format!("{} of these", report.borrowed));
+    }
+    if report.near_limit > 0 {
+        row("near the limit", format!("the mark was crossed {}", times(report.near_limit)));
     }
     row("denied", format!("{} ({})", report.denied, share(report.denied, report.requests())));
     if report.exceeding > 0 {
@@ -89,6 +98,10 @@ fn denied_keys(report: &Report) -> String {
         1 => format!(", 1 key: {}", names.concat()),
         keys => format!(", {keys} keys: {}{more}", names.join(", ")),
     }
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
 /// Returns a percentage with two decimals.

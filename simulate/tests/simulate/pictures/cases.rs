@@ -23,7 +23,6 @@ pub(super) fn pictures() -> Vec<(&'static str, String)> {
         ("expensive-jobs", case("expensive-jobs", "8 jobs at once, then one every 5 s", &jobs, 180)),
         ("outbound-client", case("outbound-client", "15 calls at once, then 2 per second", &calls, 10)),
         ("llm-tokens", case("llm-tokens", "one user: a prompt of 700 to 4000 tokens every 3 s", &prompts, 180)),
-        ("tenants", case("tenants", "one tenant: 50 requests per second", &every(0, 500, 20), 10)),
     ]
     .into_iter()
     .map(|(name, panels)| (name, draw(&panels, 1, 800).expect("a picture")))

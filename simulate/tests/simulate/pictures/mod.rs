@@ -11,6 +11,7 @@ mod cases;
 mod in_flight;
 mod leases;
 mod patterns;
+mod tenants;
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -26,6 +27,7 @@ fn pictures() -> Vec<(&'static str, String)> {
     pictures.push(("in-flight", in_flight::picture()));
     pictures.push(("architecture", architecture::picture()));
     pictures.push(("leases", leases::picture()));
+    pictures.push(("tenants", tenants::picture()));
     pictures
 }
 

@@ -21,8 +21,8 @@ where
     /// Save at shutdown after the last request, and then nothing is lost. To survive a crash, save every second while the
     /// limiter is in use: a key then gets at most what it was charged since the last save in addition. Decisions go on
     /// meanwhile. Each key is saved as it was at one moment after the call, and a decision that returned before the call
-    /// is contained. A million keys with one bucket each take 49 megabytes and a fraction of a second
-    /// (`cargo test --release --all-features --test memory snapshot_of_many_keys -- --nocapture`).
+    /// is contained. A million keys with one bucket each take 49 megabytes, 0.08 s of processor time to save, and 0.6 s to
+    /// restore (`cargo test --release --all-features --test memory snapshot_of_many_keys -- --nocapture`).
     ///
     /// The writer gets the parts of the file in order, and no decision waits for it. Write to a new file and rename it
     /// when `save` has returned, so that a crash leaves the previous file. Concurrent saves run one after another.

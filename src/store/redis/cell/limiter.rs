@@ -163,6 +163,9 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
             )));
         }
+        if let Err(error) = options.check_no_id("redis-cell") {
+            return Acquisition::Ready(Err(error));
+        }
         if let Some(exceeds) = self.exceeds_limit(options) {
             return Acquisition::Ready(Ok(Outcome::from(exceeds)));
         }

@@ -2,6 +2,7 @@ use super::operation::QueuedOperation;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::store::redis::holds::Grant;
+use crate::store::redis::script::Repeated;
 
 /// The result of one operation.
 pub(crate) type OperationResult = Result<Completion, Error>;
@@ -11,6 +12,8 @@ pub(crate) enum Completion {
     Decided(Decision, Option<Grant>),
     /// The server does not know a session any more, so nothing is held. A retry creates a new session.
     SessionExpired,
+    /// The request repeats an id, and is not decided yet.
+    Repeated(Repeated),
     /// An operation without a value has succeeded.
     Done,
 }

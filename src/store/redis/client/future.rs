@@ -49,7 +49,7 @@ impl Future for RedisFuture {
             Projection::Hold(future) => future.as_mut().poll(cx),
             Projection::Decision(reply) => Poll::Ready(match ready!(reply.poll(cx)) {
                 Ok(Completion::Decided(decision, _)) => Ok(decision.into()),
-                Ok(Completion::SessionExpired | Completion::Done) => Err(reply_lost()),
+                Ok(Completion::SessionExpired | Completion::Repeated(_) | Completion::Done) => Err(reply_lost()),
                 Err(error) => Err(error),
             }),
         }

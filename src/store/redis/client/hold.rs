@@ -9,8 +9,10 @@ use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
 use super::future::{RedisFuture, reply_lost};
+use super::once::OnceRequest;
 use super::operation::{OperationKind, QueuedOperation};
 use super::{Client, no_runtime};
+use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::store::inner::runtime::sleep;
@@ -56,18 +58,19 @@ impl Client {
     }
 }
 
-fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
+pub(super) fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
     match completion {
         Completion::Decided(decision, grant) => {
-            Ok(Outcome::of_store(decision, grant.and_then(|grant| into_guard(client, grant))))
+            Ok(Outcome::of_store(decision, grant.and_then(|grant| into_guard(client, grant, None))))
         }
-        Completion::SessionExpired | Completion::Done => {
+        Completion::SessionExpired | Completion::Repeated(_) | Completion::Done => {
             Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
         }
     }
 }
 
-fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
+/// Returns the guard of what was granted. Its settlement records what it charges for `request`, if there is one.
+pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Option<OnceRequest>) -> Option<Held> {
     let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(grant.registry()));
     let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
@@ -86,7 +89,14 @@ fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
         })
     });
     let client = Arc::clone(client);
-    let settle = move |actual| settle(&client, &registry, &of_request, |hold| hold.actual(&actual));
+    let settle = move |actual: Costs| {
+        let settled = settle(&client, &registry, &of_request, |hold| hold.actual(&actual));
+        match request {
+            None => settled,
+            // Without the record, a repeat is charged.
+            Some(request) => settled.and(request.record(&client, &actual).map_result(|_| Ok(()))),
+        }
+    };
     let held = Held::of_limits(costs, units, settle);
     Held::join(Some(held.with_fixed_costs(fixed)), until_end)
 }

@@ -4,6 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::completion::OperationResult;
+use super::once::{OnceOperation, RecordOperation};
 use super::reservation::{ReserveOperation, SettleOperation};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
@@ -26,6 +27,8 @@ pub(crate) struct QueuedOperation {
     pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
     /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
+    /// The id of a decision that is charged once.
+    pub(crate) once: Option<Box<OnceOperation>>,
     /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
     pub(crate) answer_by: Option<Instant>,
     pub(crate) reply: oneshot::Sender<OperationResult>,
@@ -40,6 +43,8 @@ pub(crate) enum OperationKind {
     Reserve(Box<ReserveOperation>),
     /// The settlement of a hold by its id.
     Settle(Box<SettleOperation>),
+    /// Records what a request was charged by its settlement.
+    Record(Box<RecordOperation>),
     /// Updates of sessions.
     Update(Vec<SessionUpdate>),
     /// The report of a lease.
@@ -71,7 +76,8 @@ impl QueuedOperation {
             }
         }
         key_offsets.resize(count, keys.len());
-        Self { kind, limits: Arc::clone(limits), keys, key_offsets, algorithms, weight, answer_by: None, reply }
+        let limits = Arc::clone(limits);
+        Self { kind, limits, keys, key_offsets, algorithms, weight, once: None, answer_by: None, reply }
     }
 
     /// Whether a renewal task has queued the operation: no caller waits for it.
@@ -83,6 +89,19 @@ impl QueuedOperation {
     pub(crate) fn key(&self, limit: usize) -> &[u8] {
         let start = if limit == 0 { 0 } else { self.key_offsets[limit - 1] };
         &self.keys[start..self.key_offsets[limit]]
+    }
+
+    /// Returns the numbers to send for a decision with these sessions, and adds the keys of the id, if it has one.
+    pub(super) fn numbers(
+        &self,
+        mut sessions: Vec<f64>,
+        template: &OperationTemplate,
+        keys: &mut Vec<Vec<u8>>,
+    ) -> Vec<f64> {
+        if let Some(once) = &self.once {
+            once.encode(template, &mut sessions, keys);
+        }
+        sessions
     }
 
     /// The cluster slot of the operation's keys. They all have the same one.
@@ -98,6 +117,7 @@ impl QueuedOperation {
             | OperationKind::Hold(..)
             | OperationKind::Reserve(_)
             | OperationKind::Settle(_)
+            | OperationKind::Record(_)
             | OperationKind::Lease(_) => 1,
             OperationKind::Update(updates) => updates.len(),
             OperationKind::Mutate(templates) => templates.len(),
@@ -118,8 +138,10 @@ impl QueuedOperation {
     ///
     /// Updates, settlements and reports of leases are sent in any case: the cost was spent.
     pub(crate) fn is_cancelled(&self) -> bool {
-        let is_sent_anyway =
-            matches!(self.kind, OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Lease(_));
+        let is_sent_anyway = matches!(
+            self.kind,
+            OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Record(_) | OperationKind::Lease(_)
+        );
         !mistake!(AbandonedDecisionIsSent) && self.reply.is_closed() && !is_sent_anyway
     }
 

@@ -7,7 +7,7 @@ use super::operation::QueuedOperation;
 use super::results::arrived_late;
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
-use crate::store::inner::{Reserve, StateEncoding};
+use crate::store::inner::{Remember, StateEncoding};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
     Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, catch_panic, fields,
@@ -17,7 +17,7 @@ use crate::store::redis::script::{
 /// A hold with an id.
 pub(crate) struct ReserveOperation {
     pub(crate) options: AcquireOptions,
-    pub(crate) reserve: Reserve,
+    pub(crate) reserve: Remember,
     pub(crate) template: Arc<OperationTemplate>,
     pub(crate) keys: ReservationKeys,
     pub(crate) max_ids: usize,
@@ -38,8 +38,9 @@ impl ReserveOperation {
         let fields = fields::Reserve {
             record_key: push_key(&self.keys.record, keys),
             counts_key: push_key(&self.keys.counts, keys),
-            lifetime: self.reserve.expires_in,
+            lifetime: self.reserve.micros(),
             max_ids: self.max_ids as u64,
+            repeats: 0,
         };
         numbers.extend(fields.map(to_f64).into_numbers());
         numbers
@@ -108,7 +109,7 @@ impl SettleOperation {
 }
 
 /// Adds the key of an id. Returns its number.
-fn push_key(key: &[u8], keys: &mut Vec<Vec<u8>>) -> u64 {
+pub(super) fn push_key(key: &[u8], keys: &mut Vec<Vec<u8>>) -> u64 {
     keys.push(key.to_vec());
     keys.len() as u64
 }

@@ -33,6 +33,9 @@ impl QueuedOperation {
                     replay.was_late = true;
                     return Some(Err(arrived_late()));
                 }
+                if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
+                    return Some(Ok(Completion::Repeated(repeated)));
+                }
                 let decided = catch_panic(|| verdict.decision(options, &template, replay, |limit| self.key(limit)));
                 Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
             }
@@ -54,6 +57,10 @@ impl QueuedOperation {
             }
             OperationKind::Reserve(reserve) => reserve.read(self, reply, replay),
             OperationKind::Settle(_) => SettleOperation::read(self, reply, replay),
+            OperationKind::Record(_) => {
+                let applying = (0..replay.limits.len()).filter(|index| replay.applies(*index)).count();
+                (0..applying).try_for_each(|_| reply.next_i64().map(drop)).map(|()| Ok(Completion::Done))
+            }
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
                 // All replies, also after an invalid state: those to the next operation come behind them.
@@ -81,6 +88,10 @@ impl QueuedOperation {
             pending.denied();
             return Err(error);
         }
+        if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
+            pending.denied();
+            return Ok(Completion::Repeated(repeated));
+        }
         if let Some(unknown) = verdict.expired_sessions() {
             pending.expired(&unknown);
             return Ok(Completion::SessionExpired);
@@ -89,7 +100,10 @@ impl QueuedOperation {
         let (decision, held_costs) =
             catch_panic(|| verdict.decision(options, template, replay, |limit| self.key(limit)))?;
         if decision.is_allowed() {
-            return Ok(Completion::Decided(decision, Some(pending.granted(options, &held_costs, replay.limits))));
+            return Ok(Completion::Decided(
+                decision,
+                Some(pending.granted(options, &held_costs, replay.limits, &template.credits)),
+            ));
         }
         pending.denied();
         Ok(Completion::Decided(decision, None))

@@ -35,10 +35,18 @@ impl PendingHold {
         self.sessions.iter().map(|session| session.as_ref().map_or(0.0, |(session, _)| session.signed_id())).collect()
     }
 
-    /// The hold was granted. `held` has the cost for each limit that holds one.
-    pub(crate) fn granted(mut self, options: AcquireOptions, held: &[Option<u64>], limits: &[LimitInfo]) -> Grant {
+    /// The hold was granted. `held` has the cost for each limit that holds one, `credits` what the request was charged
+    /// before, if it repeats an id.
+    pub(crate) fn granted(
+        mut self,
+        options: AcquireOptions,
+        held: &[Option<u64>],
+        limits: &[LimitInfo],
+        credits: &[u64],
+    ) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
-        for ((session, held), limit) in self.sessions.drain(..).zip(held).zip(limits) {
+        let credits = credits.iter().copied().chain(std::iter::repeat(0));
+        for (((session, held), limit), credit) in self.sessions.drain(..).zip(held).zip(limits).zip(credits) {
             let Some((session, max_duration)) = session else { continue };
             let deadline = if let Some(held) = held.filter(|held| *held > 0) {
                 let deadline = session.hold_granted(held, self.sent_at, max_duration);
@@ -53,7 +61,7 @@ impl PendingHold {
             let (kind, is_fixed) = (limit.facts.cost, !until_end && limit.facts.cost.is_fixed());
             // A cost of 0 needs no settlement, unless the actual cost differs.
             let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
-            holds.extend(held.map(|held| GrantedHold { session, held, kind, is_fixed, until_end, deadline }));
+            holds.extend(held.map(|held| GrantedHold { session, held, credit, kind, is_fixed, until_end, deadline }));
         }
         let units = limits.iter().filter_map(|limit| limit.facts.cost.unit()).collect();
         Grant {
@@ -111,6 +119,8 @@ pub(crate) struct Grant {
 pub(crate) struct GrantedHold {
     pub(crate) session: Arc<Session>,
     pub(crate) held: u64,
+    /// What the request was charged before. The settlement charges only what exceeds it.
+    credit: u64,
     kind: LimitCost,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(crate) is_fixed: bool,
@@ -148,7 +158,7 @@ impl GrantedHold {
 
     /// Returns the actual cost on this limit.
     pub(crate) fn actual(&self, actual: &Costs) -> u64 {
-        self.kind.actual(actual, self.held)
+        self.kind.actual(actual, self.held.saturating_add(self.credit)).saturating_sub(self.credit)
     }
 
     fn release(self) -> Arc<Session> {

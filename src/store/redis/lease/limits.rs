@@ -1,6 +1,7 @@
 use super::config::Lease;
 use super::quota::LeasedQuota;
 use crate::error::Error;
+use crate::escalation::Escalation;
 use crate::store::inner::{LimitCost, ShareRole};
 use crate::store::redis::script::LimitInfo;
 
@@ -15,6 +16,9 @@ pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Er
             "keeps units free from some requests"
         } else if limit.facts.share == ShareRole::Share {
             "is a guaranteed share"
+        } else if matches!(limit.facts.cost, LimitCost::OfUnit(unit) if Escalation::is_count(limit.facts.name.as_str(), unit.name()))
+        {
+            "counts the denials of an escalation, which each process must know at once"
         } else if limit.facts.is_queue {
             "is a queue, whose starts are one after the other"
         } else {

@@ -15,9 +15,9 @@
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
 -- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of the flags FLAG,
 -- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation;
--- then, for each kernel with a list, the figures VIEW. The results of an update are UPDATED, those of a report GRANT (for
--- a kernel with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation
--- is 0.
+-- then, for each kernel with a list, the figures VIEW. If an id is remembered, and the client has not said what its request
+-- was charged, the results are these costs. The results of an update are UPDATED, those of a report GRANT (for a kernel
+-- with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation is 0.
 --
 -- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one), and no
 -- figures follow. Names in capitals are lists of fields.rs.
@@ -215,7 +215,7 @@ local function decide(template, operation)
     end
   end
   local holding = template.op == OPERATION.hold
-  if holding and not held_costs then
+  if (holding or template.record) and not held_costs then
     held_costs = make_holds()
   end
   if held_costs then
@@ -227,9 +227,9 @@ local function decide(template, operation)
     reservations = reservations or make_reservations(held_costs)
     local known = reservations.find(template)
     if known == REPEATED then
-      for _ = 1, limits do
+      for l = 1, limits do
         result_count = result_count + 1
-        results[result_count] = 0
+        results[result_count] = reservations.charged(l)
       end
       result_count = result_count + 1
       results[result_count] = REPEATED + FLAG.cannot_schedule
@@ -269,7 +269,7 @@ local function decide(template, operation)
       charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
     end
     local problems
-    if template.record then
+    if template.record and not template.repeats then
       problems = reservations.hold(template, operation, charged_limits, verdicts)
     elseif holding then
       problems = held_costs.hold(template, operation, charged_limits)
@@ -293,6 +293,9 @@ local function decide(template, operation)
           held_costs.extend_lifetime(index, p)
         end
       end
+    end
+    if template.repeats then
+      reservations.record_decision(template, holding)
     end
   end
   for l = 1, limits do
@@ -374,6 +377,10 @@ local function run_decision(template, operation)
     held_costs = held_costs or make_holds()
     reservations = reservations or make_reservations(held_costs)
     reservations.run_settlement(template, operation)
+  elseif template.op == OPERATION.record then
+    held_costs = held_costs or make_holds()
+    reservations = reservations or make_reservations(held_costs)
+    reservations.record_settlement(template)
   elseif is_late then
     fail(FAILURE.late)
   else
@@ -390,12 +397,16 @@ local function run_decision_of_some(template, operation)
   some.ids, some.asked, some.group = ids and {}, asked and {}, group and {}
   some.record, some.counts = template.record, template.counts
   some.lifetime, some.max_ids = template.lifetime, template.max_ids
+  some.repeats, some.credits = template.repeats, template.credits and {}
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1
       applying[next], some[next], keys[next + 1] = all_kernels[l], template[l], operation[l + 1]
       if ids then
         some.ids[next] = ids[l]
+      end
+      if some.credits then
+        some.credits[next] = template.credits[l]
       end
       if asked then
         some.asked[next] = asked[l]

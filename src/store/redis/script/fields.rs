@@ -75,8 +75,10 @@ fields! {
     /// The results of a report: the units that are held then, their expiry, the charged cost, all held costs of the key.
     GRANT Grant { held, expiry, charged, total }
 
-    /// What a hold with an id sends behind the limits' numbers: the numbers of its two keys among the keys of ids.
-    RESERVE Reserve { record_key, counts_key, lifetime, max_ids }
+    /// What an operation that records an id sends behind the limits' numbers: the numbers of the id's two keys among the
+    /// keys of ids, for how long the id is remembered, the maximum number of ids, and the repeats that pass without a
+    /// charge: 0 for a hold.
+    RESERVE Reserve { record_key, counts_key, lifetime, max_ids, repeats }
 
     /// What a settlement by id sends behind the limits' costs.
     SETTLE Settle { record_key }
@@ -146,6 +148,12 @@ codes! {
         Reserve = reserve,
         /// The settlement of a hold by its id.
         Settle = settle,
+        /// A decision that charges an id once.
+        Once = once,
+        /// A hold of a request that is charged once.
+        OnceHold = once_hold,
+        /// Records what a request was charged by its settlement.
+        Record = record,
     }
 
     /// Why an operation has failed: in the place of each of its results.
@@ -160,7 +168,7 @@ codes! {
         Unsupported = unsupported,
         /// The decision was not made, because its reply would have come too late.
         Late = late,
-        /// The id is that of a hold with another cost.
+        /// The id is that of a hold with another cost. Or what a request was charged has changed.
         Conflict = conflict,
         /// The key has too many ids. The hold is denied.
         TooManyIds = too_many_ids,
@@ -176,7 +184,7 @@ pub(crate) const DENIED_BY_LEASES: u64 = 2;
 /// In the flags: the first of the bits for blocked keys, one for each limit that applies, then those for the blocks of
 /// escalations.
 pub(crate) const FIRST_BLOCKED: u64 = 4;
-/// In the flags: the hold's id is remembered, and nothing more is held.
+/// In the flags: the id is remembered, and nothing more is held or charged.
 pub(crate) const REPEATED: u64 = 1 << 40;
 
 /// The least id of a lease. Those of sessions are smaller, and those of groups of reservations are no whole numbers.

@@ -60,8 +60,8 @@ impl LimitInfo {
         algorithm.params(cost, &mut params);
         params.extend([u64::from(self.facts.is_shadow), cost]);
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
-        let kept_free = Vec::new();
-        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, kept_free, uses_fast_path: false }
+        let (kept_free, credits) = (Vec::new(), Vec::new());
+        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, kept_free, credits, uses_fast_path: false }
     }
 }
 

@@ -28,6 +28,9 @@
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
 --   d  UPDATE, LEASE: the fields UPDATE and REPORT
 --   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; and the fields RESERVE
+--   d  ONCE, ONCE_HOLD: for each limit the id of the session, as for HOLD; the fields RESERVE; for each limit what the
+--      request was charged before, -1 if the client does not know yet
+--   d  RECORD: for each limit the charged cost; and the fields RESERVE
 --   d  SETTLE: for each limit the actual cost, -1 for the held one; and the fields SETTLE
 --
 -- Names in capitals are codes and lists of fields in fields.rs, which puts a number in the place of each name in the
@@ -45,7 +48,7 @@
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = FAILURE.invalid_state, FAILURE.expired, FAILURE.full, FAILURE.unsupported
 local CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = FAILURE.conflict, FAILURE.too_many_ids, FAILURE.unknown_id
--- In the sum of a decision: the hold's id is remembered, and nothing more is held.
+-- In the sum of a decision: the id is remembered, and nothing more is held or charged.
 local REPEATED = FLAG.repeated
 local max = math.max
 -- The maximum number of entries of a key: of sessions, of leases, and of groups of reservations.
@@ -231,7 +234,7 @@ for index = 1, template_count do
     p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
-  if (op <= OPERATION.hold or op == OPERATION.reserve) and arg1 > 0 then
+  if (op <= OPERATION.hold or op == OPERATION.reserve or op == OPERATION.once or op == OPERATION.once_hold) and arg1 > 0 then
     -- By these parameters the limit allows the request. It is charged by the others.
     template.asked = {}
     for l = 1, limits do
@@ -253,7 +256,8 @@ for index = 1, template_count do
   end
   if op == OPERATION.hold or op >= OPERATION.update then
     local count = op == OPERATION.update and UPDATE.LENGTH or op == OPERATION.lease and REPORT.LENGTH
-      or limits + (op == OPERATION.hold and 0 or op == OPERATION.reserve and RESERVE.LENGTH or SETTLE.LENGTH)
+      or limits + (op == OPERATION.hold and 0 or op == OPERATION.settle and SETTLE.LENGTH or RESERVE.LENGTH)
+      + ((op == OPERATION.once or op == OPERATION.once_hold) and limits or 0)
     local ids = { unpack(format(count), input, pos) }
     pos = ids[count + 1]
     template.ids = ids
@@ -261,10 +265,19 @@ for index = 1, template_count do
       -- A settlement has its record's key in the same place.
       template.record = KEYS[key_count + ids[limits + RESERVE.record_key]]
     end
+    if op == OPERATION.reserve or op >= OPERATION.once then
+      template.counts = KEYS[key_count + ids[limits + RESERVE.counts_key]]
+      template.lifetime, template.max_ids = ids[limits + RESERVE.lifetime], ids[limits + RESERVE.max_ids]
+    end
     if op == OPERATION.reserve then
       -- A hold, and the record of its id.
-      template.op, template.counts = OPERATION.hold, KEYS[key_count + ids[limits + RESERVE.counts_key]]
-      template.lifetime, template.max_ids = ids[limits + RESERVE.lifetime], ids[limits + RESERVE.max_ids]
+      template.op = OPERATION.hold
+    elseif op >= OPERATION.once then
+      template.repeats = ids[limits + RESERVE.repeats]
+      if op ~= OPERATION.record then
+        template.op = op == OPERATION.once and OPERATION.acquire or OPERATION.hold
+        template.credits = { table_unpack(ids, limits + RESERVE.LENGTH + 1, 2 * limits + RESERVE.LENGTH) }
+      end
     end
   end
   templates[index] = template

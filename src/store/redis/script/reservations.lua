@@ -1,4 +1,5 @@
--- Holds with an id, which any process can settle. This code runs only for an operation that names an id.
+-- Holds with an id, which any process can settle, and requests that are charged once. This code runs only for an operation
+-- that names an id.
 --
 -- # Layout
 --
@@ -9,7 +10,8 @@
 -- Two more keys belong to an id. Both have the cluster slot of the states:
 --
 -- - The *record*, of doubles: the time at which the id is forgotten, the id of its group, 1 if it is settled, and for each
---   limit the cost of the request and the held cost (-1 if the limit holds nothing).
+--   limit the cost of the request and the held cost (-1 if the limit holds nothing). Of a request that is charged once:
+--   the repeats that pass in place of the group, 1, the charged costs, and -1.
 -- - The *counts* of the user's key: for each time at which ids are forgotten, the time and the number of these ids.
 --
 -- # Protocol
@@ -17,6 +19,10 @@
 -- A hold without a record adds its costs to the group's entries, and writes the record. A hold with a record changes
 -- nothing. A settlement takes the held costs from the entry and marks the record, so a repeat changes nothing. If the
 -- entry is absent, the held costs were charged at their expiry, and only what exceeds them is charged.
+--
+-- A request that is charged once writes its record in the operation that charges it. A repeat is two operations, because the
+-- parameters of a limit depend on the cost: the first one returns what was charged, and the second one charges what the
+-- cost exceeds it. It fails if the record has changed meanwhile. A held cost is recorded when it is settled.
 
 local RECORD_WORDS = 3
 -- The groups of one lifetime that exist at once, as a power of two: an expiry is later by at most an eighth of the time.
@@ -61,8 +67,38 @@ local function make_reservations(held_costs)
     return record
   end
 
-  -- Returns REPEATED for a hold whose id is remembered, a failure, or nil for a new hold.
+  -- The record of the request that is decided, nil if there is none.
+  local current
+
+  -- Returns what the limit was charged for the request.
+  function this.charged(l)
+    return current and current[RECORD_WORDS + 2 * l - 1] or 0
+  end
+
+  -- Returns REPEATED for a request that repeats a remembered id, a failure, or nil for a request to decide.
+  local function find_request(template)
+    local record = read(template)
+    if record == false then
+      return INVALID_STATE
+    end
+    current = record
+    local passes = record and record[2] > 0
+    for l = 1, limits do
+      local credit = template.credits[l]
+      if passes and credit < 0 then
+        return REPEATED
+      elseif credit >= 0 and not (passes and this.charged(l) == credit) then
+        return CONFLICT
+      end
+    end
+  end
+
+  -- Returns REPEATED for an id that is remembered, a failure, or nil for a new one.
   function this.find(template)
+    current = nil
+    if template.repeats then
+      return find_request(template)
+    end
     local record = read(template)
     if not record then
       return record == false and INVALID_STATE or nil
@@ -103,12 +139,66 @@ local function make_reservations(held_costs)
     return true
   end
 
-  -- Holds the costs, and records the id. Returns the failures by limit, or nil.
-  function this.hold(template, operation, charged_limits, verdicts)
+  -- Returns the span of which all expiries of a lifetime are multiples.
+  local function step_of(template)
     local step = 1000
     while step * GROUPS < template.lifetime do
       step = step * 2
     end
+    return step
+  end
+
+  -- Records a request of these costs, unless the key has too many ids.
+  local function record_request(template, cost_of)
+    local step = step_of(template)
+    local forgotten_at = ceil((now + template.lifetime) / step) * step
+    if template.repeats > 0 and count_id(template, forgotten_at) then
+      local record = { forgotten_at, template.repeats, 1 }
+      for l = 1, limits do
+        record[RECORD_WORDS + 2 * l - 1], record[RECORD_WORDS + 2 * l] = cost_of(l), -1
+      end
+      put(template.record, record, forgotten_at)
+    end
+  end
+
+  -- Records what the decided request is charged. What it holds is recorded by its settlement.
+  function this.record_decision(template, holding)
+    local function cost_of(l)
+      return holding and template.ids[l] ~= 0 and 0 or template[l].cost
+    end
+    if not current then
+      record_request(template, cost_of)
+    elseif current[2] > 0 then
+      current[2] = current[2] - 1
+      for l = 1, limits do
+        local word = RECORD_WORDS + 2 * l - 1
+        current[word] = current[word] + cost_of(l)
+      end
+      put(template.record, current, current[1])
+    end
+  end
+
+  -- Records what a settled request was charged.
+  function this.record_settlement(template)
+    local record = read(template)
+    if record then
+      for l = 1, limits do
+        local word = RECORD_WORDS + 2 * l - 1
+        record[word] = max(record[word], template.ids[l])
+      end
+      put(template.record, record, record[1])
+    elseif record == nil then
+      record_request(template, function(l) return template.ids[l] end)
+    end
+    for _ = 1, limits do
+      result_count = result_count + 1
+      results[result_count] = 0
+    end
+  end
+
+  -- Holds the costs, and records the id. Returns the failures by limit, or nil.
+  function this.hold(template, operation, charged_limits, verdicts)
+    local step = step_of(template)
     local expiry = ceil((now + template.lifetime) / step) * step
     local forgotten_at = expiry + ceil(template.lifetime / step) * step
     local group, hold = expiry + 0.5, { ids = {}, arg2 = expiry - now, record = true }

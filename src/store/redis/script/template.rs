@@ -1,5 +1,12 @@
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::encode::{push_f64, push_u16};
 use super::fields::Operation;
+use super::limit_info::LimitInfo;
+use super::replay::DynLuaAlgorithm;
+use crate::decision::AcquireOptions;
+use crate::store::inner::{ShareRole, micros_floor};
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +28,20 @@ pub(crate) struct OperationTemplate {
     pub(crate) params: Vec<u64>,
     /// For each limit the units that are kept free from the request. Empty if no limit keeps any free. Not sent.
     pub(crate) kept_free: Vec<Option<u64>>,
+    /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `OnceOperation`.
+    pub(crate) credits: Vec<u64>,
     /// Whether the script's fast path supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,
 }
 
 impl OperationTemplate {
+    /// Returns the options of a decision for the limit with this index: without what it was charged before.
+    pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
+        let options = limit.options(options);
+        let credit = self.credits.get(index).copied().unwrap_or_default();
+        AcquireOptions { cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, credit)), ..options }
+    }
+
     pub(crate) fn encode(&self, output: &mut Vec<u8>) {
         push_u16(usize::from(self.operation as u16), output);
         push_u16(usize::from(self.limit), output);
@@ -34,6 +50,63 @@ impl OperationTemplate {
         for &number in &self.params {
             push_f64(to_f64(number), output);
         }
+    }
+}
+
+/// What a template of a decision depends on, besides limits and options.
+pub(crate) struct TemplateSettings {
+    /// For each limit the units that are kept free from the request. Empty if no limit keeps any free.
+    pub(crate) kept_free: Vec<Option<u64>>,
+    /// The time after which a session expires.
+    pub(crate) hold_expiry: Duration,
+}
+
+impl TemplateSettings {
+    /// Returns the template of an operation on all limits. `credits` has for each limit what the request was charged
+    /// before, if it repeats an id.
+    pub(crate) fn template(
+        &self,
+        limits: &[LimitInfo],
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        operation: Operation,
+        options: AcquireOptions,
+        credits: Vec<u64>,
+    ) -> OperationTemplate {
+        let arg2 = match operation {
+            Operation::Hold | Operation::OnceHold => Some(self.hold_expiry),
+            _ => options.max_delay,
+        };
+        let mut template = OperationTemplate {
+            operation,
+            limit: 0,
+            arg1: 0,
+            arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
+            cost: options.cost,
+            params: Vec::new(),
+            kept_free: if operation == Operation::Record { Vec::new() } else { self.kept_free.clone() },
+            credits,
+            uses_fast_path: false,
+        };
+        let mut params = Vec::new();
+        for (index, limit) in limits.iter().enumerate() {
+            let cost = template.options(index, limit, options).cost;
+            if let Some(algorithm) = limit.select(index, algorithms) {
+                algorithm.params(cost, &mut params);
+            }
+            params.extend([u64::from(limit.facts.is_shadow), cost]);
+        }
+        for (index, kept) in template.kept_free.iter().enumerate().filter(|(_, kept)| kept.is_some()) {
+            let limit = &limits[index];
+            if let Some(algorithm) = limit.select(index, algorithms) {
+                algorithm.params(template.options(index, limit, options).keeping_free(*kept).cost, &mut params);
+                template.arg1 |= 1 << index;
+            }
+        }
+        for (index, _) in limits.iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
+            template.arg1 |= 1 << (limits.len() + index);
+        }
+        template.params = params;
+        template
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct ScriptVerdict {
     cannot_schedule: bool,
     /// The request would be allowed if leases held nothing.
     is_denied_by_leases: bool,
-    /// The hold's id is remembered, and nothing more is held.
+    /// The id is remembered, and nothing more is held or charged.
     is_repeat: bool,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
@@ -26,6 +26,14 @@ pub(crate) struct ScriptVerdict {
     escalated: u64,
     /// For each limit whose state is too large to travel, the three numbers of its snapshot.
     views: Vec<[u64; 3]>,
+}
+
+/// A request repeats a remembered id.
+pub(crate) enum Repeated {
+    /// For each limit what the request was charged.
+    Charged(Vec<u64>),
+    /// What it was charged has changed since the client was told.
+    Changed,
 }
 
 /// The replay of a batch at one of its operations.
@@ -122,6 +130,15 @@ impl ScriptVerdict {
         self.has(Failure::TooManyIds).then(|| Ok(Decision::too_many_ids(now)))
     }
 
+    /// Returns what the server says about a request that repeats a remembered id, in place of a decision.
+    pub(crate) fn repeated_request(&self) -> Option<Repeated> {
+        if self.has(Failure::Conflict) {
+            return Some(Repeated::Changed);
+        }
+        self.is_repeat
+            .then(|| Repeated::Charged(self.values.iter().map(|cost| to_unsigned(*cost).unwrap_or_default()).collect()))
+    }
+
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
     pub(crate) fn expired_sessions(&self) -> Option<Vec<bool>> {
         let expired: Vec<_> = self.values.iter().map(|value| *value == Failure::Expired.result()).collect();
@@ -166,7 +183,7 @@ impl ScriptVerdict {
             }
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             // The script returns the verdicts by which the limits decide together.
-            let (mut verdict, own) = (parse_verdict(value), limit.options(options));
+            let (mut verdict, own) = (parse_verdict(value), template.options(index, limit, options));
             // A share has its own verdict: above its share, the request borrows.
             let is_share = limit.facts.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
@@ -202,7 +219,7 @@ impl ScriptVerdict {
             };
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             let state = replay.state(index);
-            let options = limit.options(options);
+            let options = template.options(index, limit, options);
             let held = (options.hold && charges && plan.counts(reading)).then_some(options.cost);
             let charged_after = plan.charge_of(reading).filter(|_| charges);
             let is_view = limit.script.state_encoding() == StateEncoding::Header;

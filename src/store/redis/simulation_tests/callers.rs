@@ -7,6 +7,7 @@ use futures_util::future::{Either, select};
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
+use super::id_laws;
 use super::model::Verdict;
 use super::scenario::{Call, HoldEnd, Kind};
 use super::world::World;
@@ -30,6 +31,8 @@ pub(super) struct Observed {
 pub(super) enum Answer {
     /// The verdict, and what remains.
     Decided(Verdict, u64),
+    /// A hold was settled by its id.
+    Settled,
     /// Allowed by the leases of the process.
     Leased,
     Failed(String),
@@ -46,7 +49,16 @@ pub(super) async fn run(index: usize, call: Call, limiter: Redis<u64>, world: Wo
     world.state().note(|| {
         format!("call {index}: client {} asks {:?} key {} cost {}", call.client, call.kind, call.key, call.cost)
     });
-    let outcome = ask(&limiter, call).await;
+    let outcome = match call.kind {
+        Kind::SettleId(id, actual) => {
+            let result = limiter.settle(&call.key, &id.to_string(), actual).await;
+            let ended_at = world.state().now();
+            let answer = result.map_or_else(|error| Answer::Failed(error.to_string()), |()| Answer::Settled);
+            world.state().note(|| format!("call {index}: {answer:?}"));
+            return Observed { index, call, asked_at, ended_at, answer, settled: None };
+        }
+        _ => ask(&limiter, call).await,
+    };
     drop(limiter);
     let ended_at = world.state().now();
     let (answer, held) = match outcome {
@@ -75,6 +87,9 @@ async fn ask(limiter: &Redis<u64>, call: Call) -> Option<Result<Outcome, Error>>
             Kind::Decide => limiter.acquire(&call.key, options).await,
             Kind::Peek => limiter.peek(&call.key, options).await.map(Outcome::from),
             Kind::Hold(..) => limiter.acquire(&call.key, options.hold()).await,
+            Kind::Once(id) => limiter.acquire(&call.key, id_laws::request(call.cost, id)).await,
+            Kind::Reserve(id) => limiter.acquire(&call.key, id_laws::reservation(call.cost, id)).await,
+            Kind::SettleId(..) => unreachable!("no decision"),
         }
     };
     let Some(millis) = call.leaves_after else { return Some(asking.await) };

@@ -54,6 +54,19 @@ pub(super) fn check(run: &Run) -> Vec<String> {
     broken.found
 }
 
+/// Returns the broken laws of calls with ids.
+pub(super) fn check_ids(run: &Run) -> Vec<String> {
+    let mut broken = Broken { run, found: Vec::new() };
+    if let Some(wrong) = &run.wrong {
+        broken.report("each call has the parameters and keys of its limits", || wrong.clone());
+    }
+    broken.every_call_ends_by_its_deadline();
+    broken.ids_are_charged_once();
+    broken.remembered_holds_can_be_settled();
+    broken.nothing_leaks();
+    broken.found
+}
+
 impl Broken<'_> {
     pub(super) fn report(&mut self, law: &str, detail: impl FnOnce() -> String) {
         self.found.push(format!("{law}: {}", detail()));

@@ -6,7 +6,7 @@ use super::{laws, number_from_environment, on_all_cores, run};
 use crate::mistake::Mistake;
 
 /// For each mistake the first seed that finds it. After a change of the scenarios, the test prints the new seeds.
-const FOUND_BY: [(Mistake, u64); 28] = [
+const FOUND_BY: [(Mistake, u64); 32] = [
     (Mistake::LostCallIsRepeated, 0),
     (Mistake::CallerWaitsLonger, 0),
     (Mistake::AbandonedDecisionIsSent, 0),
@@ -31,6 +31,10 @@ const FOUND_BY: [(Mistake, u64); 28] = [
     (Mistake::CostIsSentAsOne, 1),
     (Mistake::FractionIsLost, 1),
     (Mistake::HeldCostsAreNotAdded, 0),
+    (Mistake::RepeatIsChargedWhole, 0),
+    (Mistake::ChargeIsNotSubtracted, 0),
+    (Mistake::IdsAreOne, 0),
+    (Mistake::AnotherIdIsSettled, 0),
     (Mistake::LeaseIsSpentAfterEnd, 10),
     (Mistake::SpentUnitsAreNotReported, 10),
     (Mistake::DroppedLimiterKeepsLeases, 62),

@@ -6,6 +6,8 @@
 
 mod callers;
 pub(super) mod gate;
+mod id_laws;
+mod ids;
 mod large_costs;
 mod laws;
 mod lease_laws;
@@ -290,7 +292,13 @@ fn check_seeds(first: u64, count: u64) -> Vec<(u64, Vec<String>)> {
                     if seed >= first + count {
                         return;
                     }
-                    let checked = catch_unwind(|| laws::check(&run(seed, false)));
+                    let checked = catch_unwind(|| {
+                        let mut broken = laws::check(&run(seed, false));
+                        if seed % 4 == 0 {
+                            broken.extend(laws::check_ids(&run_scenario(Scenario::with_ids(seed), false)));
+                        }
+                        broken
+                    });
                     let broken = checked.unwrap_or_else(|_| vec!["no panic: see the message above".to_owned()]);
                     if !broken.is_empty() {
                         failed.fetch_add(1, Ordering::Relaxed);
@@ -353,7 +361,10 @@ fn one_seed() {
     let run = run(seed, true);
     println!("{:#?}", run.scenario);
     println!("{}", run.trace.join("\n"));
-    let broken = laws::check(&run);
+    let with_ids = run_scenario(Scenario::with_ids(seed), true);
+    println!("{:#?}", with_ids.scenario);
+    println!("{}", with_ids.trace.join("\n"));
+    let broken = [laws::check(&run), laws::check_ids(&with_ids)].concat();
     assert!(broken.is_empty(), "seed {seed} breaks these laws:\n{}", broken.join("\n"));
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::ids::Record;
 use super::quota::{Quota, Usage};
 use super::sessions::{LargeCosts, Session};
 use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, Step, Template, to_f64};
@@ -16,6 +17,10 @@ pub(super) struct Store {
     pub(super) expired: BTreeMap<(usize, usize, u64), u64>,
     /// By client, limit and key.
     pub(super) leases: BTreeMap<(usize, usize, u64), LeaseLog>,
+    /// What is remembered of ids, by the name of the key in Redis.
+    pub(super) records: BTreeMap<String, Record>,
+    /// What was charged on the first limit, by key.
+    pub(super) charged: BTreeMap<u64, u64>,
 }
 
 /// What happened to the leases of a client on a key.
@@ -77,6 +82,8 @@ pub(super) struct Run<'a> {
     pub(super) quotas: &'a [Quota],
     /// The indices in the store of the call's keys.
     pub(super) keys: Vec<usize>,
+    /// The names of the keys of ids.
+    pub(super) id_keys: Vec<&'a str>,
     /// What the decisions' log receives.
     pub(super) executions: &'a mut Vec<Execution>,
 }
@@ -115,11 +122,12 @@ impl Store {
             let template = &input.templates[step.template];
             for _ in 0..step.repeats {
                 match template.operation {
-                    Input::ACQUIRE | Input::PEEK | Input::HOLD => {
+                    Input::ACQUIRE | Input::PEEK | Input::HOLD | Input::RESERVE | Input::ONCE => {
                         self.decide(template, step, (is_late, is_fast), &mut run, &mut reply);
                     }
                     Input::UPDATE => self.update(template, step, &run, &mut reply),
                     Input::LEASE => self.renew(template, step, &run, &mut reply),
+                    Input::SETTLE => self.settle_id(template, step, &run, &mut reply),
                     _ => self.charge(template, step, &run, &mut reply),
                 }
             }
@@ -155,6 +163,8 @@ impl Store {
         let kind = match template.operation {
             Input::ACQUIRE => "decide",
             Input::PEEK => "peek",
+            Input::RESERVE => "reserve",
+            Input::ONCE => "once",
             _ => "hold",
         };
         let mut execution = Execution {
@@ -182,6 +192,11 @@ impl Store {
         for part in &parts {
             self.prepare(run, part.index, reply);
         }
+        let has_id = matches!(template.operation, Input::RESERVE | Input::ONCE);
+        if has_id && let Some(results) = self.find_id(template, &parts, run) {
+            reply.results.extend(results);
+            return;
+        }
         let verdict_of = |part: &Part| {
             let key = &self.keys[part.key];
             key.usage.decide(&run.quotas[key.limit], now, key.held(), part.cost)
@@ -199,11 +214,15 @@ impl Store {
                 run.executions.push(execution);
                 return;
             }
-        } else if is_allowed && template.operation == Input::ACQUIRE {
+        } else if is_allowed && matches!(template.operation, Input::ACQUIRE | Input::ONCE) {
             for part in &parts {
                 let key = &mut self.keys[part.key];
                 key.usage.charge(&run.quotas[key.limit], now, part.cost);
+                self.count_charge(part.key, part.cost);
             }
+        }
+        if is_allowed && has_id {
+            self.record_id(template, &parts, run);
         }
         #[allow(clippy::cast_precision_loss, reason = "a short time")]
         reply.results.extend(verdicts.iter().map(|verdict| *verdict as f64));

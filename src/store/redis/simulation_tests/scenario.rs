@@ -63,6 +63,12 @@ pub(super) enum Kind {
     Peek,
     /// A hold that ends after this time.
     Hold(u64, HoldEnd),
+    /// A request with this id, which is charged once.
+    Once(u64),
+    /// A hold with this id.
+    Reserve(u64),
+    /// The settlement of a hold with this id, and the actual cost.
+    SettleId(u64, u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,7 +132,7 @@ impl FaultKind {
 }
 
 impl Scenario {
-    const KEYS: u64 = 3;
+    pub(super) const KEYS: u64 = 3;
     /// The time between two probes of an open circuit breaker.
     const PROBE_INTERVAL: u64 = 200;
     /// Without a task that probes, a call takes the place of the probe once in a second.
@@ -293,7 +299,7 @@ impl Scenario {
     }
 
     /// Calls by which the client notices lost connections, and then calls that must be answered.
-    fn add_calls_after_faults(&mut self, span: u64, random: &mut Random) {
+    pub(super) fn add_calls_after_faults(&mut self, span: u64, random: &mut Random) {
         let faults_end = self.faults_end.max(span);
         let call = |at, client, cost, is_after_recovery| Call {
             at,
@@ -338,6 +344,9 @@ impl Kind {
             Self::Decide => "decide",
             Self::Peek => "peek",
             Self::Hold(..) => "hold",
+            Self::Once(_) => "once",
+            Self::Reserve(_) => "reserve",
+            Self::SettleId(..) => "settle",
         }
     }
 

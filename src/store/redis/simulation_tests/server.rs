@@ -201,7 +201,9 @@ impl Server {
                 let before = self.executions.len();
                 let input = Input::read(arguments.last().expect("the input"), &self.quotas);
                 let names = &arguments[3..arguments.len() - 1];
-                assert_eq!(names.len(), input.key_counts.iter().sum::<usize>());
+                // The keys of ids follow.
+                let (names, id_keys) = names.split_at(input.key_counts.iter().sum::<usize>());
+                let id_keys = id_keys.iter().map(|key| std::str::from_utf8(key).expect("text")).collect();
                 // The keys of the first limit come first.
                 let limit_of = |index: usize| usize::from(index >= input.key_counts[0]);
                 let keys = names.iter().enumerate().map(|(index, name)| self.index_of(limit_of(index), name)).collect();
@@ -212,6 +214,7 @@ impl Server {
                     now: Self::EPOCH + at,
                     quotas: &self.quotas,
                     keys,
+                    id_keys,
                     executions: &mut self.executions,
                 };
                 let reply = self.store.run(&input, run);

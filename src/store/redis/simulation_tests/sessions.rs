@@ -11,13 +11,25 @@ pub(super) struct Session {
     client: usize,
     /// The key's number at the first limit.
     number: u64,
-    held: u64,
+    pub(super) held: u64,
     /// The sum of the released costs. Of a lease: that of the spent units.
     released: u64,
     /// The sum of the charged costs. Of a lease: the number of the last report.
     charged: u64,
     expires_at: u64,
     is_lease: bool,
+}
+
+impl Session {
+    /// The held costs of ids that expire together.
+    pub(super) fn of_group(id: f64, number: u64, expires_at: u64) -> Self {
+        let (held, released, charged, is_lease) = (0, 0, 0, false);
+        Self { id: id.to_bits(), client: 0, number, held, released, charged, expires_at, is_lease }
+    }
+
+    pub(super) fn is_empty_group(&self) -> bool {
+        self.held == 0 && f64::from_bits(self.id).fract() != 0.0
+    }
 }
 
 /// What a key stores about costs that its leases never serve: see docs/leases.md.
@@ -53,7 +65,7 @@ impl Key {
         self.sessions.iter().map(|session| session.held).sum()
     }
 
-    fn session(&mut self, id: f64) -> Option<&mut Session> {
+    pub(super) fn session(&mut self, id: f64) -> Option<&mut Session> {
         self.sessions.iter_mut().find(|session| session.id == id.to_bits())
     }
 
@@ -284,6 +296,7 @@ impl Store {
             if session.held > 0 {
                 self.keys[index].usage.charge(quota, session.expires_at, session.held);
                 count += 1;
+                self.count_charge(index, session.held);
             }
             if session.is_lease {
                 let log = self.leases.entry((session.client, limit, session.number)).or_default();

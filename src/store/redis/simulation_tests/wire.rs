@@ -84,6 +84,9 @@ impl Input {
     pub(crate) const CHARGE: u16 = 3;
     pub(crate) const UPDATE: u16 = 7;
     pub(crate) const LEASE: u16 = 8;
+    pub(crate) const RESERVE: u16 = 9;
+    pub(crate) const SETTLE: u16 = 10;
+    pub(crate) const ONCE: u16 = 11;
 
     pub(crate) fn read(bytes: &[u8], quotas: &[Quota]) -> Self {
         let (mut input, limits) = (Reader(bytes), quotas.len());
@@ -130,6 +133,9 @@ impl Template {
             Input::HOLD => quotas.len(),
             Input::UPDATE => 5,
             Input::LEASE => 7,
+            Input::RESERVE => quotas.len() + 4,
+            Input::SETTLE => quotas.len() + 1,
+            Input::ONCE => 2 * quotas.len() + 5,
             Input::ACQUIRE | Input::PEEK | Input::CHARGE => 0,
             other => panic!("the operation {other} is not simulated"),
         };
@@ -142,6 +148,9 @@ impl Template {
 pub(crate) const INVALID_STATE: f64 = -9_007_199_254_740_992.0;
 pub(crate) const EXPIRED: f64 = INVALID_STATE + 1.0;
 pub(crate) const LATE: f64 = INVALID_STATE + 4.0;
+pub(crate) const CONFLICT: f64 = INVALID_STATE + 5.0;
+pub(crate) const UNKNOWN_ID: f64 = INVALID_STATE + 7.0;
+pub(crate) const REPEATED: f64 = 1_099_511_627_776.0;
 
 /// The parts of a reply: see `driver.lua`.
 pub(crate) struct BatchReply {

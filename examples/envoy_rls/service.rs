@@ -1,0 +1,184 @@
+//! The answers to Envoy.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf;
+use http::StatusCode;
+use http_body_util::{BodyExt, Full};
+use tonic::{Request, Response, Status, async_trait};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::key::FromExtension;
+use tower_ratelimit::response::{Headers, Http, RateLimitInfo};
+use tower_ratelimit::{Costs, LimitStatus, RateLimitLayer, Verdict};
+
+use crate::limits::{AnyError, Call, Entries, Limits, Rule};
+
+type Body = Full<bytes::Bytes>;
+
+pub(crate) struct Service {
+    limits: Limits,
+    /// The layer around a service that answers 200: its response has the fields, and the decision as an extension.
+    layer: BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>,
+}
+
+impl Service {
+    pub(crate) fn new(limits: Limits, redis_url: Option<&str>) -> Result<Self, AnyError> {
+        let layer = RateLimitLayer::new(FromExtension::<Call>::new(), limits.build(redis_url)?)
+            .cost(|request: &http::Request<Body>| request.extensions().get::<Costs>().copied().unwrap_or(1.into()))
+            .responder(Http::new().headers(Headers::new().response_extension(true)));
+        let allow = service_fn(async |_: http::Request<Body>| Ok(http::Response::new(Body::default())));
+        Ok(Self { limits, layer: BoxCloneSyncService::new(layer.layer(allow)) })
+    }
+
+    /// Reads the descriptors, and the costs of the limits that apply to them. `hits` is the cost in no unit.
+    fn read(&self, descriptors: Vec<RateLimitDescriptor>, hits: u64) -> Result<(Call, Costs), Status> {
+        let (mut call, mut costs) = (Call { descriptors: Vec::new() }, Costs::from(hits));
+        let mut applied: Vec<&str> = Vec::new();
+        let mut counted: Vec<&str> = Vec::new();
+        for descriptor in descriptors {
+            let entries: Entries = descriptor.entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+            let own = descriptor.hits_addend.map_or(hits, |own| own.value);
+            for rule in self.rules_of(&entries) {
+                let name = rule.policy.name();
+                let refuse = |problem: &str| Err(Status::invalid_argument(format!("limit {name:?}: {problem}")));
+                if descriptor.is_negative_hits {
+                    // A client that takes back more than it was charged would be allowed more than the limit.
+                    return refuse("negative hits are refused: charged hits are never returned");
+                }
+                if descriptor.limit.is_some() {
+                    return refuse("a limit in the request is refused; set the quota in the file of the limits");
+                }
+                if applied.contains(&name) {
+                    return refuse("it applies to two descriptors of the request; send one of the two");
+                }
+                applied.push(name);
+                match rule.unit {
+                    Some(unit) if counted.contains(&unit) => {}
+                    Some(unit) => {
+                        counted.push(unit);
+                        costs = costs.add(unit, own);
+                    }
+                    None if own == hits => {}
+                    None => return refuse("its descriptor has hits_addend; give the limit a `unit` in the file"),
+                }
+            }
+            call.descriptors.push(entries);
+        }
+        Ok((call, costs))
+    }
+
+    fn rules_of(&self, entries: &Entries) -> impl Iterator<Item = &Rule> {
+        self.limits.rules.iter().filter(move |rule| rule.matches(entries))
+    }
+
+    /// Returns the status of a descriptor: of its limits, the one that is denied for longest or has the least left.
+    fn status(&self, entries: &Entries, limits: &[LimitStatus]) -> DescriptorStatus {
+        let enforced = limits.iter().filter(|limit| !limit.is_shadow());
+        let own = enforced.filter_map(|limit| {
+            let rule = self.rules_of(entries).find(|rule| rule.policy.name() == limit.name());
+            rule.map(|rule| (rule, limit))
+        });
+        let Some((rule, limit)) = own.max_by_key(|(_, limit)| (wait(limit.verdict()), u64::MAX - limit.remaining()))
+        else {
+            return DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
+        };
+        // Envoy sends `Retry-After` from the longest duration of the descriptors over the limit.
+        let (code, until_reset) = match limit.verdict() {
+            Verdict::Allowed | Verdict::AllowedAfter(_) => (Code::Ok, Some(limit.reset())),
+            Verdict::Denied { retry_after } => (Code::OverLimit, Some(retry_after)),
+            Verdict::ExceedsLimit => (Code::OverLimit, None),
+        };
+        DescriptorStatus {
+            code: code.into(),
+            current_limit: rule.policy.quota().map(|quota| RateLimit {
+                name: rule.policy.name().to_owned(),
+                requests_per_unit: u32::try_from(quota.limit()).unwrap_or(u32::MAX),
+                unit: unit(quota.period()).into(),
+            }),
+            limit_remaining: u32::try_from(limit.remaining()).unwrap_or(u32::MAX),
+            duration_until_reset: until_reset.map(duration),
+            quota: None,
+        }
+    }
+}
+
+#[async_trait]
+impl RateLimitService for Service {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let mut request = request.into_inner();
+        if request.domain != self.limits.domain {
+            let status = DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
+            let statuses = vec![status; request.descriptors.len()];
+            return Ok(Response::new(RateLimitResponse {
+                overall_code: Code::Ok.into(),
+                statuses,
+                ..Default::default()
+            }));
+        }
+        let descriptors = std::mem::take(&mut request.descriptors);
+        let (call, costs) = self.read(descriptors, u64::from(request.hits_addend.max(1)))?;
+        let mut question = http::Request::new(Body::default());
+        question.extensions_mut().insert(call.clone());
+        question.extensions_mut().insert(costs);
+        let Ok(answer) = self.layer.clone().oneshot(question).await;
+        let code = match answer.status() {
+            StatusCode::OK => Code::Ok,
+            StatusCode::TOO_MANY_REQUESTS => Code::OverLimit,
+            // Envoy allows or denies the request, as its `failure_mode_deny` says.
+            status => return Err(Status::unavailable(format!("the limiter does not answer: status {status}"))),
+        };
+        let (parts, body) = answer.into_parts();
+        let decision = parts.extensions.get::<RateLimitInfo>().and_then(RateLimitInfo::decision);
+        let limits = decision.map_or(&[][..], |decision| decision.limits());
+        let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| HeaderValue {
+            key: name.to_string(),
+            // Envoy does not read `raw_value` here.
+            value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+            ..HeaderValue::default()
+        };
+        let Ok(body) = body.collect().await;
+        Ok(Response::new(RateLimitResponse {
+            overall_code: code.into(),
+            statuses: call.descriptors.iter().map(|entries| self.status(entries, limits)).collect(),
+            response_headers_to_add: parts.headers.iter().map(field).collect(),
+            raw_body: body.to_bytes().to_vec(),
+            ..RateLimitResponse::default()
+        }))
+    }
+}
+
+/// The wait of a limit: zero if it allows the request.
+fn wait(verdict: Verdict) -> Duration {
+    match verdict {
+        Verdict::Allowed | Verdict::AllowedAfter(_) => Duration::ZERO,
+        Verdict::Denied { retry_after } => retry_after,
+        Verdict::ExceedsLimit => Duration::MAX,
+    }
+}
+
+fn duration(duration: Duration) -> protobuf::Duration {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    protobuf::Duration { seconds, nanos: i32::try_from(duration.subsec_nanos()).unwrap_or_default() }
+}
+
+fn unit(period: Duration) -> Unit {
+    match period.as_secs() {
+        1 => Unit::Second,
+        60 => Unit::Minute,
+        3_600 => Unit::Hour,
+        86_400 => Unit::Day,
+        604_800 => Unit::Week,
+        _ => Unit::Unknown,
+    }
+}

@@ -1,0 +1,192 @@
+//! Decisions that charge a request once: the first one, and its repeats.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
+
+use super::completion::{Completion, OperationResult};
+use super::future::{RedisFuture, reply_lost};
+use super::hold::{into_guard, into_outcome};
+use super::operation::{OperationKind, QueuedOperation};
+use super::reservation::push_key;
+use super::{Client, no_runtime};
+use crate::decision::{AcquireOptions, Costs};
+use crate::error::Error;
+use crate::limiter::{LimiterFuture, Outcome};
+use crate::store::inner::{Remember, runtime::sleep};
+use crate::store::redis::key_format::ReservationKeys;
+use crate::store::redis::script::{
+    DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
+};
+
+/// The id of a decision, and what the server remembers of it.
+#[derive(Clone)]
+pub(crate) struct OnceOperation {
+    pub(crate) keys: Arc<ReservationKeys>,
+    pub(crate) remember: Remember,
+    pub(crate) max_ids: usize,
+    /// 0 for a hold, which its settlement records.
+    pub(crate) repeats: u16,
+}
+
+/// The record of a settled request.
+pub(crate) struct RecordOperation {
+    pub(super) template: Arc<OperationTemplate>,
+    once: OnceOperation,
+    /// For each limit what the request was charged.
+    charged: Vec<u64>,
+}
+
+impl OnceOperation {
+    /// Appends the numbers of a decision, and adds the keys of the id.
+    pub(super) fn encode(&self, template: &OperationTemplate, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
+        let limits = numbers.len();
+        self.encode_record(numbers, keys);
+        if template.credits.is_empty() {
+            numbers.resize(numbers.len() + limits, -1.0);
+        } else {
+            numbers.extend(template.credits.iter().copied().map(to_f64));
+        }
+    }
+
+    fn encode_record(&self, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
+        let fields = fields::Reserve {
+            record_key: push_key(&self.keys.record, keys),
+            counts_key: push_key(&self.keys.counts, keys),
+            lifetime: self.remember.micros(),
+            max_ids: self.max_ids as u64,
+            repeats: u64::from(self.repeats),
+        };
+        numbers.extend(fields.map(to_f64).into_numbers());
+    }
+}
+
+impl RecordOperation {
+    /// Returns the numbers to send, and adds the keys of the id.
+    pub(super) fn encode(&self, keys: &mut Vec<Vec<u8>>) -> Vec<f64> {
+        let mut numbers = self.charged.iter().copied().map(to_f64).collect();
+        self.once.encode_record(&mut numbers, keys);
+        numbers
+    }
+}
+
+/// A request that is charged once, until it is decided.
+pub(crate) struct OnceRequest {
+    pub(crate) options: AcquireOptions,
+    pub(crate) limits: Arc<LimitSet>,
+    pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+    pub(crate) keys: Vec<u8>,
+    pub(crate) key_offsets: Vec<usize>,
+    pub(crate) weight: usize,
+    pub(crate) settings: TemplateSettings,
+    /// Whether a limit holds its cost.
+    pub(crate) holds: bool,
+    pub(crate) once: OnceOperation,
+}
+
+/// What the client knows of a request before an operation.
+enum Attempt {
+    First,
+    /// For each limit what the request was charged.
+    Repeat(Vec<u64>),
+    /// The server's record has changed each time.
+    WithoutId,
+}
+
+impl OnceRequest {
+    /// So often other requests with the id may change what the server remembers.
+    const MAX_CONFLICTS: usize = 3;
+
+    fn operation(&self, attempt: &Attempt, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
+        let (kind, credits) = match attempt {
+            Attempt::First => (if self.holds { Operation::OnceHold } else { Operation::Once }, Vec::new()),
+            Attempt::Repeat(credits) => {
+                (if self.holds { Operation::OnceHold } else { Operation::Once }, credits.clone())
+            }
+            Attempt::WithoutId => (if self.holds { Operation::Hold } else { Operation::Acquisition }, Vec::new()),
+        };
+        let template = Arc::new(self.template(kind, self.options, credits));
+        let kind = if self.holds {
+            OperationKind::Hold(self.options, template, None)
+        } else {
+            OperationKind::Decide(self.options, template)
+        };
+        let once = (!matches!(attempt, Attempt::WithoutId)).then(|| Box::new(self.once.clone()));
+        QueuedOperation { once, ..self.queued(kind, reply) }
+    }
+
+    fn template(&self, operation: Operation, options: AcquireOptions, credits: Vec<u64>) -> OperationTemplate {
+        self.settings.template(&self.limits.limits, &self.algorithms, operation, options, credits)
+    }
+
+    fn queued(&self, kind: OperationKind, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
+        QueuedOperation {
+            kind,
+            limits: Arc::clone(&self.limits),
+            keys: self.keys.clone(),
+            key_offsets: self.key_offsets.clone(),
+            algorithms: self.algorithms.clone(),
+            weight: self.weight,
+            once: None,
+            answer_by: None,
+            reply,
+        }
+    }
+
+    /// Records what the settled request was charged.
+    pub(super) fn record(&self, client: &Client, actual: &Costs) -> LimiterFuture<()> {
+        let charged_on = |limit: &LimitInfo| {
+            let whole = limit.options(self.options).cost;
+            if limit.held_until_end { 0 } else { limit.facts.cost.actual(actual, whole) }
+        };
+        let charged = self.limits.limits.iter().map(charged_on).collect();
+        let template = Arc::new(self.template(Operation::Record, AcquireOptions::cost(0), Vec::new()));
+        let repeats = self.once.remember.repeats;
+        let once = OnceOperation { repeats, ..self.once.clone() };
+        let record = RecordOperation { template, once, charged };
+        client.submit_operation(|reply| Ok(self.queued(OperationKind::Record(Box::new(record)), reply)))
+    }
+}
+
+impl Client {
+    /// Queues the decision on a request that is charged once, and on a repeat once more with what it was charged.
+    pub(crate) fn submit_once(self: &Arc<Self>, request: OnceRequest) -> Result<RedisFuture, Error> {
+        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
+        let answer_by = Some(timer.deadline());
+        let mut attempt = Attempt::First;
+        let first = self.enqueue(|reply| Ok(request.operation(&attempt, reply)), answer_by)?;
+        let client = Arc::clone(self);
+        let decided = async move {
+            let (mut reply, mut conflicts, mut has_lost_session) = (first, 0, false);
+            loop {
+                match reply.await.map_err(|_| reply_lost())?? {
+                    Completion::Repeated(Repeated::Charged(credits)) => {
+                        attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
+                    }
+                    Completion::Repeated(Repeated::Changed) => {
+                        conflicts += 1;
+                        attempt =
+                            if conflicts < OnceRequest::MAX_CONFLICTS { Attempt::First } else { Attempt::WithoutId };
+                    }
+                    Completion::SessionExpired if !has_lost_session => has_lost_session = true,
+                    Completion::Decided(decision, Some(grant)) if request.options.hold => {
+                        let held = into_guard(&client, grant, Some(request));
+                        return Ok(Outcome::of_store(decision, held));
+                    }
+                    completion => return into_outcome(&client, completion),
+                }
+                reply = client.enqueue(|reply| Ok(request.operation(&attempt, reply)), answer_by)?;
+            }
+        };
+        let config = Arc::clone(&self.config);
+        Ok(RedisFuture::hold(async move {
+            match select(pin!(decided), pin!(timer)).await {
+                Either::Left((outcome, _)) => outcome,
+                // As for a hold.
+                Either::Right(_) => Err(Error::unavailable(config.timeout_message())),
+            }
+        }))
+    }
+}
