@@ -12,6 +12,7 @@ use pin_project::pin_project;
 
 use super::asks::AskOrder;
 use super::queues::{Queues, Shard};
+use super::rules::Rule;
 use super::state::{Effects, Moved, Next, Queue};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
@@ -173,14 +174,14 @@ impl Queues {
     /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
     /// limiter schedules none for a request with an idle limit, so this request would always come too late.
     fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
-        if order.is_unsure || !self.has_other_queues() {
+        if order.is_unsure || !self.has_other_queues() || !Rule::EarlierElsewhere.is_on() {
             return None;
         }
         let is_earlier = |other: &u64| {
             let sequence = order.ticket.sequence;
             *other != id
                 && self.may_exist(*other)
-                && self.lock(*other).get(other).is_some_and(|queue| queue.waiters.has_before(sequence))
+                && self.lock(*other).get_mut(other).is_some_and(|queue| queue.waiters.has_before(sequence))
         };
         order.ticket.ask.queues().as_slice().iter().copied().find(is_earlier)
     }

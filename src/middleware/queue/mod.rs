@@ -33,14 +33,14 @@
 mod abandonment;
 mod asks;
 mod driver;
-mod estimate;
+mod forecast;
 mod ids;
 mod join;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pace;
 mod queues;
-mod sharing;
+mod rules;
 mod state;
 mod ticket;
 mod waiters;
