@@ -36,7 +36,8 @@ impl Queue {
         let units = self.pace.cost_under_way.saturating_add(class.cost);
         let lead = if self.forecast.schedules { self.lead(class) } else { Duration::ZERO };
         let possible_at = self.forecast.at(units).map(|at| at.checked_sub(lead).unwrap_or(now));
-        self.pace.ask_at(possible_at, self.forecast.time_for(class.cost).unwrap_or_default(), now)
+        let interval = self.forecast.time_for(class.cost).unwrap_or_default();
+        self.pace.ask_at(possible_at, interval, self.least_lead(class).min(lead), now)
     }
 
     /// Returns how far ahead the queue asks for starts of a class.
@@ -44,19 +45,26 @@ impl Queue {
     /// A larger cost may be scheduled later by the time in which the limit admits it. Otherwise smaller costs of other
     /// processes would always come first.
     fn lead(&self, class: Class) -> Duration {
-        // Requests of several keys cannot use each other's starts, so their queue asks only as early as it must.
-        let is_shared = self.waiters.has_several_keys() || !Rule::Horizon.is_on();
-        let lead = if is_shared { self.least_lead(class) } else { HORIZON };
         let further = self.forecast.time_for(class.cost.saturating_sub(1)).filter(|_| Rule::LargeCosts.is_on());
-        lead.saturating_add(further.unwrap_or_default())
+        self.least_lead(class).saturating_add(further.unwrap_or_default())
     }
 
-    /// Returns how far ahead the queue must ask so that each start can be used in time.
+    /// Returns how far ahead the queue asks for starts of cost 1.
     fn least_lead(&self, class: Class) -> Duration {
-        // Several starts that are closer than a tick are handed over together, so they must be known before the tick.
-        let is_close = self.forecast.time_for(class.cost).is_some_and(|interval| interval < TICK);
-        let of_timer = if is_close { 2 * TICK } else { Duration::ZERO };
-        (self.pace.ask_time() * 2).max(of_timer).min(HORIZON)
+        if !Rule::Horizon.is_on() {
+            return Duration::ZERO;
+        }
+        // Requests of several keys cannot use each other's starts, so their queue asks only as early as it must. All
+        // processes do so alike, because the first one that asks receives the start.
+        match (self.waiters.is_mixed(), self.pace.is_remote()) {
+            (false, _) => HORIZON,
+            (true, true) => HORIZON / 2,
+            // Several starts that are closer than a tick are handed over together, so they must be known before the tick.
+            (true, false) => {
+                let is_close = self.forecast.time_for(class.cost).is_some_and(|interval| interval < TICK);
+                if is_close { 2 * TICK } else { Duration::ZERO }
+            }
+        }
     }
 
     pub(super) fn next_ask(&mut self, now: Instant) -> Option<AskOrder> {
@@ -79,12 +87,15 @@ impl Queue {
     /// Returns the next request that will probably not leave before its start.
     fn next_that_stays(&self, now: Instant) -> Option<u64> {
         // A start for the only key is not lost when its request leaves: the next one uses it.
-        if !self.waiters.has_several_keys() || !Rule::Leavers.is_on() {
+        if !self.waiters.is_mixed() || !Rule::Leavers.is_on() {
             return None;
         }
         self.waiters.next_open_that(|waiter| {
+            let time = if self.forecast.schedules { self.least_lead(waiter.class) } else { Duration::ZERO };
+            let time = time.max(self.pace.ask_time());
             let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
-            rest.is_none_or(|rest| self.least_lead(waiter.class) <= rest)
+            let until_deadline = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
+            [rest, until_deadline].into_iter().flatten().all(|rest| time <= rest)
         })
     }
 
@@ -151,43 +162,48 @@ impl Queue {
         self.forecast.update(decision, order.class, max_delay, order.asked_at);
     }
 
-    fn on_denied(&mut self, order: &AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
+    fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.withdraw(order.class);
         let home = order.ticket.ask.queue_of(&decision);
-        let is_hopeless = is_hopeless(order, &decision, now);
-        self.pace.denied(decision.is_estimate(), now);
+        let excess = excess_wait(order, &decision, now);
         if home == self.id {
+            self.pace.denied(decision.is_estimate(), now);
             self.update_forecast(order, &decision);
             // The limiter may have decided before a release.
             self.pace.is_released = order.releases != self.pace.releases;
-        } else if !is_hopeless {
+        } else if excess.is_none() {
             let max_delay = order.options.max_delay.unwrap_or_default();
             self.move_to(home, order, decision, Some((max_delay, order.asked_at)), effects);
             return;
         }
+        if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
+            decision = decision.into_denied(excess);
+        }
         self.latest = Some((decision, order.class.key, now));
-        if is_hopeless {
+        if excess.is_some() {
             self.reject(order.ticket.sequence, now, effects);
         }
     }
 }
 
-/// Whether a denied request cannot start before its deadline.
-fn is_hopeless(order: &AskOrder, decision: &Decision, now: Instant) -> bool {
-    // A limiter that schedules starts has refused every start within the accepted delay. Another one may allow the
-    // request after `retry_after`.
-    let schedules = decision.supports_scheduling() && !order.class.hold;
+/// Returns how much too late a denied request could start, zero if that is unknown. `None` if it may start in time.
+fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Duration> {
+    let max_delay = order.options.max_delay.unwrap_or_default();
     match (decision.verdict(), order.deadline) {
         // Held costs may be released before.
-        (Verdict::Denied { .. }, Some(_)) if decision.is_estimate() => false,
-        (Verdict::Denied { retry_after }, Some(deadline)) => {
+        (Verdict::Denied { .. }, Some(_)) if decision.is_estimate() => None,
+        // The limiter has refused every start within the accepted delay.
+        (Verdict::Denied { retry_after }, Some(deadline)) if decision.supports_scheduling() && !order.class.hold => {
+            let start = (order.asked_at + max_delay).checked_add(retry_after)?;
             // Limiters count whole microseconds.
-            let max_delay = order.options.max_delay.unwrap_or_default();
-            let beyond = max_delay.saturating_add(retry_after).saturating_add(Duration::from_micros(1));
-            let (since, wait) = if schedules { (order.asked_at, beyond) } else { (now, retry_after) };
-            since.checked_add(wait).is_none_or(|start| start > deadline)
+            let is_rounded = order.asked_at + max_delay < deadline;
+            let latest = if is_rounded { deadline + Duration::from_micros(1) } else { deadline };
+            (start > latest).then(|| start - deadline)
         }
-        (Verdict::Denied { .. }, None) => !schedules,
-        _ => true,
+        (Verdict::Denied { retry_after }, Some(deadline)) => {
+            now.checked_add(retry_after).is_none_or(|start| start > deadline).then_some(Duration::ZERO)
+        }
+        (Verdict::Denied { .. }, None) => (!decision.supports_scheduling()).then_some(Duration::ZERO),
+        _ => Some(Duration::ZERO),
     }
 }

@@ -181,7 +181,7 @@ impl Queues {
             let sequence = order.ticket.sequence;
             *other != id
                 && self.may_exist(*other)
-                && self.lock(*other).get_mut(other).is_some_and(|queue| queue.waiters.has_before(sequence))
+                && self.lock(*other).get(other).is_some_and(|queue| queue.waiters.has_before(sequence))
         };
         order.ticket.ask.queues().as_slice().iter().copied().find(is_earlier)
     }

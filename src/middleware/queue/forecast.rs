@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use super::ticket::Class;
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::runtime::Instant;
 
 /// What the latest decision of the queue's limit says of later ones.
 ///
-/// `remaining` units are free now. The others return one after another: the next one at `next_unit`, and all of them by
-/// the time at which the key is idle. Later units follow in the same way, one window later.
+/// `remaining` units are free at the time of the decision. The others return one after another: the first one at
+/// `next_unit`, and all of them by the time at which the key is idle. Later units follow in the same way, one window
+/// later.
 ///
 /// The times are those at which to send an ask: the limiter decides as long after that as it did for the latest ask.
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
+    asked_at: Option<Instant>,
     remaining: u64,
     /// `None` if held costs make the time unknown.
     next_unit: Option<Instant>,
@@ -30,36 +32,36 @@ impl Forecast {
     /// start up to `max_delay` ahead.
     pub(super) fn update(&mut self, decision: &Decision, class: Class, max_delay: Duration, asked_at: Instant) {
         let Class { cost, hold, .. } = class;
-        let mut next_unit = Duration::ZERO;
-        (self.remaining, self.step) = (0, Duration::ZERO);
-        if let Some(status) = decision.most_restrictive() {
-            let snapshot = status.snapshot();
-            self.quota = snapshot.window.filter(|_| snapshot.limit > 0).map(|window| (snapshot.limit, window));
-            (self.remaining, next_unit) = (snapshot.remaining, snapshot.next_token_after);
-            let used = snapshot.limit.saturating_sub(snapshot.remaining);
-            self.step = share(snapshot.reset.saturating_sub(next_unit), 1, used.saturating_sub(1));
-        }
         self.schedules = decision.supports_scheduling() && !hold;
-        self.next_unit = match decision.verdict() {
+        let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
+        let is_denied = matches!(decision.verdict(), Verdict::Denied { .. });
+        // A limit can deny a cost although more remains, such as units that it keeps free.
+        let most = if is_denied { cost.saturating_sub(1) } else { u64::MAX };
+        self.asked_at = Some(asked_at);
+        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.min(most));
+        self.quota = snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
+        let first = match decision.verdict() {
             // The end of a hold is unknown.
             Verdict::Denied { .. } if decision.is_estimate() => None,
-            Verdict::Denied { retry_after } => {
-                // A cost that the limit denies for another reason, such as units that it keeps free.
-                self.remaining = self.remaining.min(cost.saturating_sub(1));
-                let wait = if self.schedules { retry_after.saturating_add(max_delay) } else { retry_after };
-                let offset = self.offset(cost.saturating_sub(self.remaining));
-                asked_at.checked_add(wait).and_then(|at| at.checked_sub(offset))
-            }
+            Verdict::Denied { retry_after } if self.schedules => Some(retry_after.saturating_add(max_delay)),
+            Verdict::Denied { retry_after } => Some(retry_after),
             _ if hold && self.remaining == 0 => None,
-            _ => asked_at.checked_add(next_unit),
+            _ => Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after)),
         };
+        let number = if is_denied { cost.saturating_sub(self.remaining) } else { 1 };
+        self.step = snapshot.zip(first).map_or(Duration::ZERO, |(snapshot, first)| {
+            let returning = snapshot.limit.saturating_sub(self.remaining);
+            share(snapshot.reset.saturating_sub(first), 1, returning.saturating_sub(number))
+        });
+        self.next_unit = first.and_then(|first| asked_at.checked_add(first)?.checked_sub(self.offset(number)));
     }
 
     /// Returns when the limiter can admit so many units in all. `None` if that is unknown.
     pub(super) fn at(&self, units: u64) -> Option<Instant> {
-        let next_unit = self.next_unit?;
-        let returned = units.saturating_sub(self.remaining);
-        if returned == 0 { Some(next_unit) } else { next_unit.checked_add(self.offset(returned)) }
+        match units.saturating_sub(self.remaining) {
+            0 => self.asked_at,
+            number => self.next_unit?.checked_add(self.offset(number)),
+        }
     }
 
     /// Returns the time between the return of the next unit and of the `number`th one.

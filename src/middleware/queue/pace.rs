@@ -36,6 +36,7 @@ impl Pace {
     const MIN_RECHECK: Duration = Duration::from_millis(100);
     const MAX_RECHECK: Duration = Duration::from_secs(1);
     const MAX_RANDOM_DELAY: Duration = Duration::from_millis(10);
+    const MIN_ROUND_TRIP: Duration = Duration::from_micros(50);
 
     pub(super) fn new(seed: u64) -> Self {
         Self {
@@ -54,14 +55,20 @@ impl Pace {
     }
 
     /// Returns when to send an ask that the limiter can admit at `possible_at`. `None` if an answer comes first.
-    pub(super) fn ask_at(&self, possible_at: Option<Instant>, interval: Duration, now: Instant) -> Option<Instant> {
+    pub(super) fn ask_at(
+        &self,
+        possible_at: Option<Instant>,
+        interval: Duration,
+        lead: Duration,
+        now: Instant,
+    ) -> Option<Instant> {
         if self.under_way >= self.max_under_way {
             return None;
         }
         if self.is_released {
             return Some(now);
         }
-        let possible_at = possible_at.and_then(|at| at.checked_add(self.later(interval)));
+        let possible_at = possible_at.and_then(|at| at.checked_add(self.later(interval, lead)));
         let at = match (possible_at, self.recheck_at.filter(|_| self.under_way == 0)) {
             (Some(at), Some(recheck)) => at.min(recheck),
             (at, recheck) => at.or(recheck).or((self.under_way == 0).then_some(now))?,
@@ -71,14 +78,23 @@ impl Pace {
 
     /// Returns how much later to ask than the forecast says.
     ///
-    /// The process with the shortest link would receive all starts of a limit that processes share. And an ask that is
-    /// decided a little too early is denied.
-    fn later(&self, interval: Duration) -> Duration {
-        if self.ask_time.is_zero() || !Rule::RandomDelay.is_on() {
+    /// Otherwise the process with the shortest link would receive all starts of a limit that processes share. `lead` is
+    /// the time between the ask and the start, if the limiter schedules starts: then a later ask delays no start.
+    fn later(&self, interval: Duration, lead: Duration) -> Duration {
+        if !self.is_remote() || !Rule::RandomDelay.is_on() {
             return Duration::ZERO;
         }
-        let longest = (interval / 16).min(Self::MAX_RANDOM_DELAY);
-        longest * u32::from(self.random.to_be_bytes()[0]) / 255 + self.ask_time / 16
+        let random = u32::from(self.random.to_be_bytes()[0]);
+        if lead.is_zero() {
+            // An ask that is decided a little too early is denied.
+            return (interval / 32).min(Self::MAX_RANDOM_DELAY) * random / 255 + self.ask_time / 16;
+        }
+        interval.min(lead) / 2 * random / 255
+    }
+
+    /// Whether an ask takes longer than a decision in memory.
+    pub(super) fn is_remote(&self) -> bool {
+        self.ask_time >= Self::MIN_ROUND_TRIP
     }
 
     pub(super) fn asked(&mut self, cost: u64) {

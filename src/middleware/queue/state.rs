@@ -102,10 +102,11 @@ impl Queue {
         } else {
             self.waiters.open_cost().saturating_add(self.pace.cost_under_way)
         };
-        self.wait_behind(ahead, class.cost, now)
+        // The start is known an ask later than the limiter decides.
+        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
     }
 
-    /// Returns the time until a request of this cost starts behind requests of another cost.
+    /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
     pub(super) fn wait_behind(&self, ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
         self.forecast.at(ahead.saturating_add(cost)).map(|at| at.saturating_duration_since(now))
     }
@@ -181,10 +182,10 @@ impl Queue {
     // -----------------------------------------------------------------------------------------------------------------
 
     /// Hands a start to the first request of its class. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
+    fn hand_over(&mut self, start: Start, mut is_known: bool, effects: &mut Effects) -> Option<Start> {
         let class = start.class;
         let mut reply = Box::new(Reply::Start(start));
-        while let Some(waiter) = self.waiters.take_for(class) {
+        while let Some(waiter) = self.waiters.take_for(class, std::mem::take(&mut is_known)) {
             effects.ended += 1;
             match waiter.ticket.reply(reply, &mut effects.wakers) {
                 Ok(()) => return None,
@@ -203,17 +204,14 @@ impl Queue {
         // A charge counts at its start: used much later, it would count in the wrong window. A held cost counts until
         // it is settled.
         let is_usable = start.class.hold || start.at + HORIZON >= now;
-        let unused = if is_usable { self.hand_over(start, effects) } else { Some(start) };
+        let unused = if is_usable { self.hand_over(start, false, effects) } else { Some(start) };
         effects.unused.extend(unused);
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
         while self.starts.front().is_some_and(|start| start.at <= now) {
             let Some(start) = self.starts.pop_front() else { return };
-            let class = start.class;
-            let unused = self.hand_over(start, effects);
-            // That of the request, or the start itself.
-            self.waiters.take_spare(class);
+            let unused = self.hand_over(start, true, effects);
             effects.unused.extend(unused);
         }
     }
@@ -272,7 +270,11 @@ impl Queue {
 
     pub(super) fn reject(&mut self, sequence: u64, now: Instant, effects: &mut Effects) -> bool {
         let Some(waiter) = self.remove(sequence, effects) else { return false };
-        let denial = self.latest_denial(waiter.class.key, now);
+        let wait = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).filter(|wait| !wait.is_zero());
+        let denial = self.latest_denial(waiter.class.key, now).map(|denial| match wait {
+            Some(wait) if !self.forecast.schedules && !denial.exceeds_limit() => denial.into_denied(wait),
+            _ => denial,
+        });
         let reply = denial.map_or_else(
             || Reply::Failed(Error::unavailable("waiting failed: the limiter did not reply in time")),
             Reply::Denied,

@@ -27,9 +27,11 @@ pub(super) struct Waiters {
     newest_first: bool,
     open: ByArrival,
     asked: ByArrival,
-    /// The classes of asks and starts whose request has left. The next open request of the class takes one.
+    /// The classes of asks and starts whose request has left. No request of such a class is open.
     spare: Vec<Class>,
     open_cost: u128,
+    /// Whether requests of several keys have waited.
+    is_mixed: bool,
     /// The number of waiting requests of each key.
     per_key: HashMap<[u64; 2], usize, foldhash::fast::RandomState>,
     deadlines: BTreeSet<(Instant, u64)>,
@@ -43,6 +45,7 @@ impl Waiters {
             asked: BTreeMap::new(),
             spare: Vec::new(),
             open_cost: 0,
+            is_mixed: false,
             per_key: HashMap::default(),
             deadlines: BTreeSet::new(),
         }
@@ -66,9 +69,9 @@ impl Waiters {
         self.per_key.get(&key).copied().unwrap_or(0)
     }
 
-    /// Whether requests of several keys wait, which cannot use each other's starts.
-    pub(super) fn has_several_keys(&self) -> bool {
-        self.per_key.len() > 1
+    /// Whether requests of several keys have waited, which cannot use each other's starts.
+    pub(super) fn is_mixed(&self) -> bool {
+        self.is_mixed
     }
 
     /// Returns the cost of the requests for which the limiter is not asked yet.
@@ -77,25 +80,33 @@ impl Waiters {
     }
 
     pub(super) fn insert(&mut self, waiter: Waiter) {
-        *self.per_key.entry(waiter.class.key).or_default() += 1;
-        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, waiter.ticket.sequence)));
-        self.open_cost += u128::from(waiter.class.cost);
-        self.open.insert(waiter.ticket.sequence, waiter);
+        let (sequence, class) = (waiter.ticket.sequence, waiter.class);
+        *self.per_key.entry(class.key).or_default() += 1;
+        self.is_mixed |= self.per_key.len() > 1;
+        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, sequence)));
+        self.open_cost += u128::from(class.cost);
+        self.open.insert(sequence, waiter);
+        if self.take_spare(class) {
+            self.set_asked(sequence);
+        }
     }
 
-    /// Removes a request. Its ask or start is spare then.
+    /// Removes a request. Another request of its class takes over its ask or start.
     pub(super) fn remove(&mut self, sequence: u64) -> Option<Waiter> {
-        let waiter = match self.asked.remove(&sequence) {
-            Some(waiter) => {
-                self.spare.push(waiter.class);
-                waiter
-            }
-            None => {
-                let waiter = self.open.remove(&sequence)?;
-                self.open_cost -= u128::from(waiter.class.cost);
-                waiter
-            }
-        };
+        let (waiter, was_asked) = self.take(sequence)?;
+        if was_asked {
+            self.add_spare(waiter.class);
+        }
+        Some(waiter)
+    }
+
+    fn take(&mut self, sequence: u64) -> Option<(Waiter, bool)> {
+        let asked = self.asked.remove(&sequence);
+        let was_asked = asked.is_some();
+        let waiter = asked.or_else(|| self.open.remove(&sequence))?;
+        if !was_asked {
+            self.open_cost -= u128::from(waiter.class.cost);
+        }
         if let Some(deadline) = waiter.deadline {
             self.deadlines.remove(&(deadline, sequence));
         }
@@ -105,7 +116,7 @@ impl Waiters {
                 count.remove();
             }
         }
-        Some(waiter)
+        Some((waiter, was_asked))
     }
 
     pub(super) fn get(&self, sequence: u64) -> Option<&Waiter> {
@@ -132,27 +143,19 @@ impl Waiters {
     // Asks and starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Returns the next open request in the order of service. Requests before it take the spare asks and starts.
-    pub(super) fn next_open(&mut self) -> Option<u64> {
-        loop {
-            let sequence = self.next_in(&self.open, |_| true)?;
-            let class = self.open.get(&sequence)?.class;
-            if !self.take_spare(class) {
-                return Some(sequence);
-            }
-            self.set_asked(sequence);
-        }
+    /// Returns the next open request in the order of service.
+    pub(super) fn next_open(&self) -> Option<u64> {
+        self.next_open_that(|_| true)
     }
 
     /// Returns the next open request in the order of service that matches.
     pub(super) fn next_open_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
-        self.next_in(&self.open, |waiter| matches(waiter) && !self.has_spare(waiter.class))
+        self.next_in(&self.open, matches)
     }
 
     /// Whether an open request is before the request with this number, in the order of service.
-    pub(super) fn has_before(&mut self, sequence: u64) -> bool {
-        let newest_first = self.newest_first;
-        self.next_open().is_some_and(|next| if newest_first { next > sequence } else { next < sequence })
+    pub(super) fn has_before(&self, sequence: u64) -> bool {
+        self.next_open().is_some_and(|next| if self.newest_first { next > sequence } else { next < sequence })
     }
 
     /// The limiter is asked for an open request.
@@ -163,9 +166,13 @@ impl Waiters {
         }
     }
 
-    /// Adds a start for which no request was asked.
+    /// Adds an ask or a start without a request. The next open request of its class takes it.
     pub(super) fn add_spare(&mut self, class: Class) {
-        self.spare.push(class);
+        let next = if self.of_key(class.key) > 0 { self.next_open_that(|waiter| waiter.class == class) } else { None };
+        match next {
+            Some(next) => self.set_asked(next),
+            None => self.spare.push(class),
+        }
     }
 
     /// Whether an ask under way or a start has no request.
@@ -187,22 +194,30 @@ impl Waiters {
         }
     }
 
-    /// Removes the next request in the order of service that can use a start of this class.
-    pub(super) fn take_for(&mut self, class: Class) -> Option<Waiter> {
+    /// Removes the next request in the order of service that can use a start of this class. With `is_known` the start is
+    /// one of those that the asked requests and the spare ones are counted by, and is no longer.
+    pub(super) fn take_for(&mut self, class: Class, is_known: bool) -> Option<Waiter> {
         let of_class = |waiter: &Waiter| waiter.class == class;
-        let next = self.next_in(&self.asked, of_class).or_else(|| self.next_in(&self.open, of_class))?;
-        self.remove(next)
+        let next = self.next_in(&self.asked, of_class).or_else(|| self.next_in(&self.open, of_class));
+        let taken = next.and_then(|next| self.take(next));
+        let was_asked = taken.as_ref().is_some_and(|(_, was_asked)| *was_asked);
+        match (is_known, was_asked) {
+            (true, false) => _ = self.take_spare(class),
+            (false, true) => self.add_spare(class),
+            _ => {}
+        }
+        taken.map(|(waiter, _)| waiter)
     }
 
-    /// Forgets all asks and starts but those of these classes.
+    /// Drops all asks. Only these starts remain.
     pub(super) fn reset(&mut self, starts: impl Iterator<Item = Class>) {
         self.open_cost += self.asked.values().map(|waiter| u128::from(waiter.class.cost)).sum::<u128>();
         self.open.append(&mut self.asked);
-        self.spare = starts.collect();
+        self.spare.clear();
+        starts.for_each(|class| self.add_spare(class));
     }
 
-    /// A spare ask or start of this class has ended, or a request takes it.
-    pub(super) fn take_spare(&mut self, class: Class) -> bool {
+    fn take_spare(&mut self, class: Class) -> bool {
         let position = self.spare.iter().position(|spare| *spare == class);
         position.map(|position| self.spare.swap_remove(position)).is_some()
     }
