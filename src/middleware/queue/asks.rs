@@ -33,11 +33,16 @@ impl Queue {
     /// Returns the time of the next ask, which is for this request. `None` if it depends on the results of asks under way.
     pub(super) fn ask_at(&self, head: u64, now: Instant) -> Option<Instant> {
         let class = self.waiters.get(head)?.class;
-        let units = self.pace.cost_under_way.saturating_add(class.cost);
+        let units = self.units_of_next(class);
         let lead = if self.forecast.schedules { self.lead(class) } else { Duration::ZERO };
         let possible_at = self.forecast.at(units).map(|at| at.checked_sub(lead).unwrap_or(now));
         let interval = self.forecast.time_for(class.cost).unwrap_or_default();
         self.pace.ask_at(possible_at, interval, self.least_lead(class).min(lead), now)
+    }
+
+    /// Returns how many units the limiter must admit for the next ask and those under way.
+    fn units_of_next(&self, class: Class) -> u64 {
+        self.pace.cost_under_way.saturating_add(class.cost)
     }
 
     /// Returns how far ahead the queue asks for starts of a class.
@@ -80,6 +85,7 @@ impl Queue {
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
         let is_unsure = std::mem::take(&mut self.pace.is_unsure);
         self.waiters.set_asked(sequence);
+        self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
         Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases, is_unsure })
     }
@@ -91,7 +97,7 @@ impl Queue {
             return None;
         }
         self.waiters.next_open_that(|waiter| {
-            let time = if self.forecast.schedules { self.least_lead(waiter.class) } else { Duration::ZERO };
+            let time = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).unwrap_or_default();
             let time = time.max(self.pace.ask_time());
             let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
             let until_deadline = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
@@ -142,7 +148,9 @@ impl Queue {
                 if is_home {
                     self.update_forecast(order, &decision);
                 }
-                self.pace.admitted(is_home && self.forecast.at(1).is_none(), now);
+                let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
+                let more = usize::try_from(more).unwrap_or(usize::MAX);
+                self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
                 let held = StartHold::new(held, || order.ticket.ask.queues());
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held });
             }
@@ -159,7 +167,8 @@ impl Queue {
 
     fn update_forecast(&mut self, order: &AskOrder, decision: &Decision) {
         let max_delay = order.options.max_delay.unwrap_or_default();
-        self.forecast.update(decision, order.class, max_delay, order.asked_at);
+        let max_waiting = order.ticket.ask.max_waiting().unwrap_or(0);
+        self.forecast.update(decision, order.class, max_delay, max_waiting, order.asked_at);
     }
 
     fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::rules::Rule;
 use super::ticket::Class;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::runtime::Instant;
@@ -29,8 +30,15 @@ pub(super) struct Forecast {
 
 impl Forecast {
     /// Records a decision on a request of this class, for which the limiter was asked at `asked_at` and could schedule a
-    /// start up to `max_delay` ahead.
-    pub(super) fn update(&mut self, decision: &Decision, class: Class, max_delay: Duration, asked_at: Instant) {
+    /// start up to `max_delay` ahead. `max_waiting` of the remaining units are places of requests that wait.
+    pub(super) fn update(
+        &mut self,
+        decision: &Decision,
+        class: Class,
+        max_delay: Duration,
+        max_waiting: u64,
+        asked_at: Instant,
+    ) {
         let Class { cost, hold, .. } = class;
         self.schedules = decision.supports_scheduling() && !hold;
         let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
@@ -38,30 +46,49 @@ impl Forecast {
         // A limit can deny a cost although more remains, such as units that it keeps free.
         let most = if is_denied { cost.saturating_sub(1) } else { u64::MAX };
         self.asked_at = Some(asked_at);
-        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.min(most));
-        self.quota = snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
+        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(max_waiting).min(most));
+        self.quota =
+            snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
         let first = match decision.verdict() {
             // The end of a hold is unknown.
             Verdict::Denied { .. } if decision.is_estimate() => None,
             Verdict::Denied { retry_after } if self.schedules => Some(retry_after.saturating_add(max_delay)),
             Verdict::Denied { retry_after } => Some(retry_after),
             _ if hold && self.remaining == 0 => None,
+            Verdict::AllowedAfter(delay) => Some(delay.saturating_add(self.time_for(1).unwrap_or_default())),
             _ => Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after)),
         };
         let number = if is_denied { cost.saturating_sub(self.remaining) } else { 1 };
-        self.step = snapshot.zip(first).map_or(Duration::ZERO, |(snapshot, first)| {
-            let returning = snapshot.limit.saturating_sub(self.remaining);
-            share(snapshot.reset.saturating_sub(first), 1, returning.saturating_sub(number))
-        });
+        self.step = match (snapshot, first) {
+            _ if self.schedules => self.time_for(1).unwrap_or_default(),
+            (Some(snapshot), Some(first)) => {
+                let returning = snapshot.limit.saturating_sub(self.remaining);
+                share(snapshot.reset.saturating_sub(first), 1, returning.saturating_sub(number))
+            }
+            _ => Duration::ZERO,
+        };
         self.next_unit = first.and_then(|first| asked_at.checked_add(first)?.checked_sub(self.offset(number)));
     }
 
     /// Returns when the limiter can admit so many units in all. `None` if that is unknown.
     pub(super) fn at(&self, units: u64) -> Option<Instant> {
-        match units.saturating_sub(self.remaining) {
+        match units.max(1).saturating_sub(self.remaining) {
             0 => self.asked_at,
             number => self.next_unit?.checked_add(self.offset(number)),
         }
+    }
+
+    /// An ask is sent that takes the last one of so many units. The limiter admits it no sooner.
+    pub(super) fn asked(&mut self, units: u64, now: Instant) {
+        if !self.schedules && units > self.remaining {
+            let offset = self.offset(units - self.remaining);
+            self.next_unit = self.next_unit.map(|at| now.checked_sub(offset).map_or(at, |earliest| at.max(earliest)));
+        }
+    }
+
+    /// Returns how many units are free at once.
+    pub(super) fn remaining(&self) -> u64 {
+        self.remaining
     }
 
     /// Returns the time between the return of the next unit and of the `number`th one.
@@ -79,6 +106,34 @@ impl Forecast {
 
     pub(super) fn exceeds_limit(&self, cost: u64) -> bool {
         self.quota.is_some_and(|(limit, _)| cost > limit)
+    }
+}
+
+/// How much longer requests wait than the forecast says, because other processes use the limit as well.
+#[derive(Debug)]
+pub(super) struct Slowness(f64);
+
+impl Default for Slowness {
+    fn default() -> Self {
+        Self(1.0)
+    }
+}
+
+impl Slowness {
+    /// The wait of one request counts for this part of the average.
+    const WEIGHT: f64 = 1.0 / 32.0;
+    const MIN_WAIT: Duration = Duration::from_millis(20);
+
+    /// Records the wait of a request that starts.
+    pub(super) fn record(&mut self, expected: Duration, waited: Duration) {
+        if expected >= Self::MIN_WAIT && Rule::OwnRate.is_on() {
+            self.0 += (waited.as_secs_f64() / expected.as_secs_f64() - self.0) * Self::WEIGHT;
+        }
+    }
+
+    /// Returns the likely wait of a request with this forecast.
+    pub(super) fn of(&self, expected: Duration) -> Duration {
+        Duration::try_from_secs_f64(expected.as_secs_f64() * self.0.max(1.0)).unwrap_or(Duration::MAX)
     }
 }
 

@@ -159,7 +159,9 @@ impl Queues {
             return Err(refused(queue, class, wait, has_waiters, now));
         }
         let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, self.next_number(), ask));
-        queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline });
+        let expected = queue.forecast_of_new(class, now).unwrap_or_default().as_micros();
+        let expected = if class.hold { 0 } else { u32::try_from(expected).unwrap_or(u32::MAX) };
+        queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline, expected });
         Ok(ticket)
     }
 

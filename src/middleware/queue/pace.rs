@@ -81,15 +81,16 @@ impl Pace {
     /// Otherwise the process with the shortest link would receive all starts of a limit that processes share. `lead` is
     /// the time between the ask and the start, if the limiter schedules starts: then a later ask delays no start.
     fn later(&self, interval: Duration, lead: Duration) -> Duration {
-        if !self.is_remote() || !Rule::RandomDelay.is_on() {
+        if !Rule::RandomDelay.is_on() {
             return Duration::ZERO;
         }
         let random = u32::from(self.random.to_be_bytes()[0]);
-        if lead.is_zero() {
+        match (lead.is_zero(), self.is_remote()) {
+            (false, _) => interval.min(lead) / 2 * random / 255,
             // An ask that is decided a little too early is denied.
-            return (interval / 32).min(Self::MAX_RANDOM_DELAY) * random / 255 + self.ask_time / 16;
+            (true, true) => (interval / 24).min(Self::MAX_RANDOM_DELAY) * random / 255 + self.ask_time / 32,
+            (true, false) => Duration::ZERO,
         }
-        interval.min(lead) / 2 * random / 255
     }
 
     /// Whether an ask takes longer than a decision in memory.
@@ -132,9 +133,9 @@ impl Pace {
         self.ask_time
     }
 
-    /// Records an admission, and whether it is unknown when the next one is possible.
-    pub(super) fn admitted(&mut self, is_unknown: bool, now: Instant) {
-        self.max_under_way = (self.max_under_way * 2).min(Self::MAX_UNDER_WAY);
+    /// Records an admission: how many more are possible at once, and whether it is unknown when the next one is.
+    pub(super) fn admitted(&mut self, more: usize, is_unknown: bool, now: Instant) {
+        self.max_under_way = (self.max_under_way * 2).max(more).min(Self::MAX_UNDER_WAY);
         self.recheck = Self::MIN_RECHECK;
         self.set_recheck(is_unknown, now);
     }

@@ -15,6 +15,8 @@ pub(super) enum Rule {
     Leavers,
     /// A request that cannot be served in time is refused at once.
     RefuseByPosition,
+    /// The forecast of a wait is corrected by the waits of the requests before.
+    OwnRate,
     /// A larger cost may be scheduled further ahead.
     LargeCosts,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::abandonment::AbandonmentAge;
 use super::asks::AskOrder;
-use super::forecast::Forecast;
+use super::forecast::{Forecast, Slowness};
 use super::pace::Pace;
 use super::rules::Rule;
 use super::ticket::{Class, Reply, Start};
@@ -56,6 +56,7 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) forecast: Forecast,
+    slowness: Slowness,
     pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
@@ -72,6 +73,7 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(id),
             forecast: Forecast::default(),
+            slowness: Slowness::default(),
             abandonment: AbandonmentAge::default(),
             latest: None,
             driver: None,
@@ -96,14 +98,17 @@ impl Queue {
         if self.newest_first || !Rule::RefuseByPosition.is_on() {
             return Some(Duration::ZERO);
         }
-        // The requests ahead of one that holds may settle less than they hold, or nothing.
-        let ahead = if class.hold || self.waiters.has_spare(class) {
-            0
-        } else {
-            self.waiters.open_cost().saturating_add(self.pace.cost_under_way)
-        };
         // The start is known an ask later than the limiter decides.
-        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
+        let wait = self.forecast_of_new(class, now)?;
+        Some(self.slowness.of(wait).saturating_add(self.pace.ask_time()))
+    }
+
+    /// Returns the forecast of the wait of a request that joins now.
+    pub(super) fn forecast_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
+        // The requests ahead of one that holds may settle less than they hold, or nothing.
+        let is_next = class.hold || self.waiters.has_spare(class);
+        let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
+        self.wait_behind(ahead, class.cost, now)
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
@@ -114,7 +119,7 @@ impl Queue {
     /// Records the denial of a request that asked when it arrived.
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
         if self.latest.is_none() {
-            self.begin(decision, class, Duration::ZERO, arrived_at);
+            self.begin(decision, class, arrived_at);
         }
         self.latest = Some((decision.clone(), class.key, Instant::now()));
     }
@@ -124,9 +129,9 @@ impl Queue {
         let Moved { waiter, decision, denied } = moved;
         match denied {
             None if self.latest.is_some() => {}
-            None => self.begin(&decision, waiter.class, Duration::ZERO, now),
+            None => self.begin(&decision, waiter.class, now),
             Some((max_delay, asked_at)) => {
-                self.forecast.update(&decision, waiter.class, max_delay, asked_at);
+                self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
                 self.pace.is_unsure |= decision.is_estimate();
             }
         }
@@ -137,8 +142,8 @@ impl Queue {
     }
 
     /// Begins with a denial of the limit.
-    fn begin(&mut self, decision: &Decision, class: Class, max_delay: Duration, asked_at: Instant) {
-        self.forecast.update(decision, class, max_delay, asked_at);
+    fn begin(&mut self, decision: &Decision, class: Class, asked_at: Instant) {
+        self.forecast.update(decision, class, Duration::ZERO, 0, asked_at);
         // A cost that was held may have been released since, before this queue existed. So the queue asks again.
         self.pace.is_unsure = decision.is_estimate();
     }
@@ -152,7 +157,7 @@ impl Queue {
     /// Adds a start that a request received before it joined the queue.
     pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
-        self.forecast.update(&start.decision, start.class, Duration::ZERO, arrived_at);
+        self.forecast.update(&start.decision, start.class, Duration::ZERO, 0, arrived_at);
         self.waiters.add_spare(start.class);
         self.add_start(start);
     }
@@ -183,10 +188,12 @@ impl Queue {
 
     /// Hands a start to the first request of its class. Returns the start if there is none.
     fn hand_over(&mut self, start: Start, mut is_known: bool, effects: &mut Effects) -> Option<Start> {
-        let class = start.class;
+        let (class, at) = (start.class, start.at);
         let mut reply = Box::new(Reply::Start(start));
         while let Some(waiter) = self.waiters.take_for(class, std::mem::take(&mut is_known)) {
             effects.ended += 1;
+            let expected = Duration::from_micros(waiter.expected.into());
+            self.slowness.record(expected, at.saturating_duration_since(waiter.arrived_at));
             match waiter.ticket.reply(reply, &mut effects.wakers) {
                 Ok(()) => return None,
                 // The request has left a moment ago.
@@ -272,7 +279,7 @@ impl Queue {
         let Some(waiter) = self.remove(sequence, effects) else { return false };
         let wait = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).filter(|wait| !wait.is_zero());
         let denial = self.latest_denial(waiter.class.key, now).map(|denial| match wait {
-            Some(wait) if !self.forecast.schedules && !denial.exceeds_limit() => denial.into_denied(wait),
+            Some(wait) if !denial.exceeds_limit() => denial.into_denied(wait),
             _ => denial,
         });
         let reply = denial.map_or_else(

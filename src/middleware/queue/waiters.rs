@@ -16,6 +16,8 @@ pub(super) struct Waiter {
     pub(super) arrived_at: Instant,
     /// `None` if the limiter bounds the wait.
     pub(super) deadline: Option<Instant>,
+    /// The forecast of the wait in microseconds, zero if there was none.
+    pub(super) expected: u32,
 }
 
 type ByArrival = BTreeMap<u64, Waiter>;
