@@ -79,9 +79,12 @@ impl Queue {
         }
         let sequence = self.next_that_stays(now).unwrap_or(head);
         let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(sequence)?;
-        let remaining = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(now));
         let lead = if class.hold { Duration::ZERO } else { self.lead(class) };
-        let options = AcquireOptions { max_delay: Some(lead.min(remaining)), ..options };
+        // A request that waits longer can use a start that is too late for this one.
+        let is_last = self.waiters.of_key(class.key) == 1;
+        let longest = deadline.filter(|_| is_last).map(|deadline| deadline.saturating_duration_since(now));
+        let max_delay = Some(longest.map_or(lead, |longest| lead.min(longest)));
+        let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
         let is_unsure = std::mem::take(&mut self.pace.is_unsure);
         self.waiters.set_asked(sequence);
@@ -111,9 +114,8 @@ impl Queue {
         self.pace.withdrawn(order.class.cost);
         self.waiters.withdraw(order.class);
         let wait = self.wait_behind(self.pace.cost_under_way, order.class.cost, now).unwrap_or_default();
-        let early = wait.saturating_sub(self.least_lead(order.class));
-        if !early.is_zero() {
-            self.pace.postpone(early, now);
+        if !wait.is_zero() {
+            self.pace.postpone(wait, now);
         } else if let Some((decision, ..)) = self.latest.clone() {
             self.move_to(other, order, decision, None, effects);
         }

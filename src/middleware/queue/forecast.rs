@@ -40,13 +40,21 @@ impl Forecast {
         asked_at: Instant,
     ) {
         let Class { cost, hold, .. } = class;
-        self.schedules = decision.supports_scheduling() && !hold;
+        // Limits that all admit a request now do not know yet whether they can schedule another one.
+        if decision.verdict() != Verdict::Allowed {
+            self.schedules = decision.supports_scheduling() && !hold;
+        }
         let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
         let is_denied = matches!(decision.verdict(), Verdict::Denied { .. });
-        // A limit can deny a cost although more remains, such as units that it keeps free.
-        let most = if is_denied { cost.saturating_sub(1) } else { u64::MAX };
+        let most = match decision.verdict() {
+            // A limit can deny a cost although more remains, such as units that it keeps free.
+            Verdict::Denied { .. } => cost.saturating_sub(1),
+            Verdict::AllowedAfter(_) => 0,
+            _ => u64::MAX,
+        };
+        let places = if self.schedules { max_waiting } else { 0 };
         self.asked_at = Some(asked_at);
-        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(max_waiting).min(most));
+        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(places).min(most));
         self.quota =
             snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
         let first = match decision.verdict() {

@@ -98,9 +98,7 @@ impl Queue {
         if self.newest_first || !Rule::RefuseByPosition.is_on() {
             return Some(Duration::ZERO);
         }
-        // The start is known an ask later than the limiter decides.
-        let wait = self.forecast_of_new(class, now)?;
-        Some(self.slowness.of(wait).saturating_add(self.pace.ask_time()))
+        self.forecast_of_new(class, now).map(|wait| self.slowness.of(wait))
     }
 
     /// Returns the forecast of the wait of a request that joins now.
@@ -108,7 +106,8 @@ impl Queue {
         // The requests ahead of one that holds may settle less than they hold, or nothing.
         let is_next = class.hold || self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
-        self.wait_behind(ahead, class.cost, now)
+        // The start is known an ask later than the limiter decides.
+        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
