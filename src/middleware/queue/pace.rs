@@ -88,7 +88,10 @@ impl Pace {
         match (lead.is_zero(), self.is_remote()) {
             (false, _) => interval.min(lead) / 2 * random / 255,
             // An ask that is decided a little too early is denied.
-            (true, true) => (interval / 24).min(Self::MAX_RANDOM_DELAY) * random / 255 + self.ask_time / 32,
+            (true, true) => {
+                let random = (interval / 24).min(Self::MAX_RANDOM_DELAY) * random / 255;
+                random.max(self.ask_time / 32)
+            }
             (true, false) => Duration::ZERO,
         }
     }
