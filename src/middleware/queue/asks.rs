@@ -20,6 +20,8 @@ pub(super) struct AskOrder {
     class: Class,
     deadline: Option<Instant>,
     asked_at: Instant,
+    /// Whether the ask is sent at the time of the forecast.
+    is_due: bool,
     /// The value of [`Pace::releases`](super::pace::Pace::releases) before the ask.
     releases: u64,
     /// Whether the queue must send the ask, even if another queue has an earlier request.
@@ -32,12 +34,16 @@ const TICK: Duration = Duration::from_millis(1);
 impl Queue {
     /// Returns the time of the next ask, which is for this request. `None` if it depends on the results of asks under way.
     pub(super) fn ask_at(&self, head: u64, now: Instant) -> Option<Instant> {
-        let class = self.waiters.get(head)?.class;
-        let units = self.units_of_next(class);
-        let lead = if self.forecast.schedules { self.lead(class) } else { Duration::ZERO };
-        let possible_at = self.forecast.at(units).map(|at| at.checked_sub(lead).unwrap_or(now));
-        let interval = self.forecast.time_for(class.cost).unwrap_or_default();
-        self.pace.ask_at(possible_at, interval, self.least_lead(class).min(lead), now)
+        self.pace.ask_at(self.due_at(self.waiters.get(head)?.class, now), now)
+    }
+
+    /// Returns when to ask for a request of a class, by the forecast.
+    fn due_at(&self, class: Class, now: Instant) -> Option<Instant> {
+        let at = self.forecast.at(self.units_of_next(class))?;
+        if self.forecast.schedules {
+            return Some(at.checked_sub(self.lead(class)).unwrap_or(now));
+        }
+        at.checked_add(self.pace.later(self.forecast.time_for(class.cost).unwrap_or_default()))
     }
 
     /// Returns how many units the limiter must admit for the next ask and those under way.
@@ -45,16 +51,15 @@ impl Queue {
         self.pace.cost_under_way.saturating_add(class.cost)
     }
 
-    /// Returns how far ahead the queue asks for starts of a class.
+    /// Returns how far ahead the next ask accepts a start.
     ///
-    /// A larger cost may be scheduled later by the time in which the limit admits it. Otherwise smaller costs of other
-    /// processes would always come first.
+    /// After a denial that is as far as the limiter's schedule reaches: another process has taken the start. So each
+    /// process has a place in the schedule, whatever its link, and also for a large cost.
     fn lead(&self, class: Class) -> Duration {
-        let further = self.forecast.time_for(class.cost.saturating_sub(1)).filter(|_| Rule::LargeCosts.is_on());
-        self.least_lead(class).saturating_add(further.unwrap_or_default())
+        self.least_lead(class).saturating_add(self.denied_by)
     }
 
-    /// Returns how far ahead the queue asks for starts of cost 1.
+    /// Returns how far ahead the queue asks for starts.
     fn least_lead(&self, class: Class) -> Duration {
         if !Rule::Horizon.is_on() {
             return Duration::ZERO;
@@ -87,10 +92,11 @@ impl Queue {
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
         let is_unsure = std::mem::take(&mut self.pace.is_unsure);
+        let is_due = self.due_at(class, now).is_some_and(|at| at <= now);
         self.waiters.set_asked(sequence);
         self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
-        Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases, is_unsure })
+        Some(AskOrder { ticket, options, class, deadline, asked_at: now, is_due, releases, is_unsure })
     }
 
     /// Returns the next request that will probably not leave before its start.
@@ -147,6 +153,7 @@ impl Queue {
         match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 let is_home = order.ticket.ask.queue_of(&decision) == self.id;
+                self.denied_by = Duration::ZERO;
                 if is_home {
                     self.update_forecast(order, &decision);
                 }
@@ -180,6 +187,8 @@ impl Queue {
         if home == self.id {
             self.pace.denied(decision.is_estimate(), now);
             self.update_forecast(order, &decision);
+            let is_late = order.is_due && self.forecast.schedules && Rule::LaterAfterDenial.is_on();
+            self.denied_by += decision.retry_after().filter(|_| is_late).unwrap_or_default();
             // The limiter may have decided before a release.
             self.pace.is_released = order.releases != self.pace.releases;
         } else if excess.is_none() {
@@ -209,7 +218,7 @@ fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Du
             // Limiters count whole microseconds.
             let is_rounded = order.asked_at + max_delay < deadline;
             let latest = if is_rounded { deadline + Duration::from_micros(1) } else { deadline };
-            (start > latest).then(|| start - deadline)
+            (start > latest).then(|| start.saturating_duration_since(deadline))
         }
         (Verdict::Denied { retry_after }, Some(deadline)) => {
             now.checked_add(retry_after).is_none_or(|start| start > deadline).then_some(Duration::ZERO)

@@ -118,30 +118,29 @@ impl Forecast {
 }
 
 /// How much longer requests wait than the forecast says, because other processes use the limit as well.
-#[derive(Debug)]
-pub(super) struct Slowness(f64);
-
-impl Default for Slowness {
-    fn default() -> Self {
-        Self(1.0)
-    }
+#[derive(Debug, Default)]
+pub(super) struct Slowness {
+    /// Moving averages.
+    expected: Duration,
+    waited: Duration,
 }
 
 impl Slowness {
-    /// The wait of one request counts for this part of the average.
-    const WEIGHT: f64 = 1.0 / 32.0;
-    const MIN_WAIT: Duration = Duration::from_millis(20);
-
     /// Records the wait of a request that starts.
     pub(super) fn record(&mut self, expected: Duration, waited: Duration) {
-        if expected >= Self::MIN_WAIT && Rule::OwnRate.is_on() {
-            self.0 += (waited.as_secs_f64() / expected.as_secs_f64() - self.0) * Self::WEIGHT;
+        if !expected.is_zero() && Rule::OwnRate.is_on() {
+            self.expected = (self.expected * 31 + expected) / 32;
+            self.waited = (self.waited * 31 + waited) / 32;
         }
     }
 
     /// Returns the likely wait of a request with this forecast.
     pub(super) fn of(&self, expected: Duration) -> Duration {
-        Duration::try_from_secs_f64(expected.as_secs_f64() * self.0.max(1.0)).unwrap_or(Duration::MAX)
+        if self.waited <= self.expected {
+            return expected;
+        }
+        let nanos = expected.as_nanos().saturating_mul(self.waited.as_nanos()) / self.expected.as_nanos().max(1);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
 

@@ -55,20 +55,13 @@ impl Pace {
     }
 
     /// Returns when to send an ask that the limiter can admit at `possible_at`. `None` if an answer comes first.
-    pub(super) fn ask_at(
-        &self,
-        possible_at: Option<Instant>,
-        interval: Duration,
-        lead: Duration,
-        now: Instant,
-    ) -> Option<Instant> {
+    pub(super) fn ask_at(&self, possible_at: Option<Instant>, now: Instant) -> Option<Instant> {
         if self.under_way >= self.max_under_way {
             return None;
         }
         if self.is_released {
             return Some(now);
         }
-        let possible_at = possible_at.and_then(|at| at.checked_add(self.later(interval, lead)));
         let at = match (possible_at, self.recheck_at.filter(|_| self.under_way == 0)) {
             (Some(at), Some(recheck)) => at.min(recheck),
             (at, recheck) => at.or(recheck).or((self.under_way == 0).then_some(now))?,
@@ -78,22 +71,14 @@ impl Pace {
 
     /// Returns how much later to ask than the forecast says.
     ///
-    /// Otherwise the process with the shortest link would receive all starts of a limit that processes share. `lead` is
-    /// the time between the ask and the start, if the limiter schedules starts: then a later ask delays no start.
-    fn later(&self, interval: Duration, lead: Duration) -> Duration {
-        if !Rule::RandomDelay.is_on() {
+    /// Otherwise the process with the shortest link would receive all starts that processes share. And an ask that is
+    /// decided a little too early is denied.
+    pub(super) fn later(&self, interval: Duration) -> Duration {
+        if !self.is_remote() || !Rule::RandomDelay.is_on() {
             return Duration::ZERO;
         }
-        let random = u32::from(self.random.to_be_bytes()[0]);
-        match (lead.is_zero(), self.is_remote()) {
-            (false, _) => interval.min(lead) / 2 * random / 255,
-            // An ask that is decided a little too early is denied.
-            (true, true) => {
-                let random = (interval / 24).min(Self::MAX_RANDOM_DELAY) * random / 255;
-                random.max(self.ask_time / 32)
-            }
-            (true, false) => Duration::ZERO,
-        }
+        let longest = (interval / 24).min(Self::MAX_RANDOM_DELAY);
+        longest * u32::from(self.random.to_be_bytes()[0]) / 255 + self.ask_time / 32
     }
 
     /// Whether an ask takes longer than a decision in memory.

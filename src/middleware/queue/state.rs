@@ -56,6 +56,8 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) forecast: Forecast,
+    /// How much further ahead than usual the next ask accepts a start.
+    pub(super) denied_by: Duration,
     slowness: Slowness,
     pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
@@ -73,6 +75,7 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(id),
             forecast: Forecast::default(),
+            denied_by: Duration::ZERO,
             slowness: Slowness::default(),
             abandonment: AbandonmentAge::default(),
             latest: None,
