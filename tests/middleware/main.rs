@@ -37,6 +37,7 @@ mod keys;
 mod limits;
 mod over_http;
 mod pending;
+mod queue_rules;
 mod queues;
 mod read_ahead;
 mod readiness;

@@ -135,8 +135,10 @@ impl Queue {
         denied: Option<(Duration, Instant)>,
         effects: &mut Effects,
     ) {
-        if let Some(waiter) = self.waiters.remove(order.ticket.sequence) {
+        if let Some(mut waiter) = self.waiters.remove(order.ticket.sequence) {
             waiter.ticket.set_queue(other);
+            // The forecast was not of that queue.
+            waiter.expected = 0;
             effects.moved.push(Moved { waiter, decision, denied });
         }
     }
