@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `Horizon` | `goodput::queue_over_a_slow_link_serves_the_whole_rate`, `fairness::shared_bucket_of_burst_one` |
 //! | `EarlierElsewhere` | `fairness::nobody_starves` |
-//! | `FewerAfterDenial` | `processes_ask_a_limit_that_admits_nothing_one_at_a_time` |
-//! | `LaterAfterDenial` | `processes_with_unequal_links_share_a_bucket`, `goodput::queues_with_a_fast_and_a_slow_link_share_a_bucket` |
+//! | `FewerAfterDenial`, `LaterAfterDenial` | `processes_with_unequal_links_share_a_bucket` |
+//! | `RandomDelay` | `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
 //! | `Leavers` | `users_that_give_up_lose_no_starts` |
 //! | `RefuseByPosition` | `request_that_cannot_start_in_time_is_refused_at_once` |
 //! | `OwnRate` | `process_that_receives_a_part_refuses_by_its_part` |
@@ -20,7 +20,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::RejectWithError;
-use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, Limit, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{BoxLimiter, Gcra, Limit, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
 
@@ -37,7 +37,6 @@ fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
 /// What became of the requests of a layer.
 #[derive(Default)]
 struct Counts {
-    asks: AtomicUsize,
     refused: AtomicUsize,
     rejected: AtomicUsize,
 }
@@ -45,32 +44,12 @@ struct Counts {
 impl Counts {
     fn observe(&self, event: &Event<'_>) {
         let count = match event {
-            Event::WaitAsked { .. } => &self.asks,
             Event::WaitRefused => &self.refused,
             Event::WaitEnded { end: WaitEnd::Rejected, .. } => &self.rejected,
             _ => return,
         };
         count.fetch_add(1, Relaxed);
     }
-}
-
-/// Many requests wait for a window that another process uses up.
-#[tokio::test(start_paused = true)]
-async fn processes_ask_a_limit_that_admits_nothing_one_at_a_time() {
-    let shared = memory(FixedWindow::new(Quota::per_second(100)));
-    let mut counts = Vec::new();
-    let mut loads = tokio::task::JoinSet::new();
-    for _ in 0..4 {
-        let (count, (_, inner)) = (Arc::new(Counts::default()), recorder());
-        let observed = Arc::clone(&count);
-        let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), ms(20))).responder(RejectWithError);
-        let layer = layer.max_wait(20 * SECOND).observe(move |event: &Event<'_>| observed.observe(event));
-        loads.spawn(open_loop(layer.layer(inner), 40, 100 * SECOND, 20 * SECOND, |_| ()));
-        counts.push(count);
-    }
-    while loads.join_next().await.is_some() {}
-    let asks: usize = counts.iter().map(|count| count.asks.load(Relaxed)).sum();
-    assert!(asks < 3 * 2000, "{asks} asks for 2000 starts");
 }
 
 /// The process with the short link does not take every start.
