@@ -32,7 +32,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    const MAX_UNDER_WAY: usize = 512;
+    const MAX_UNDER_WAY: usize = 1024;
     const MIN_RECHECK: Duration = Duration::from_millis(100);
     const MAX_RECHECK: Duration = Duration::from_secs(1);
     const MAX_RANDOM_DELAY: Duration = Duration::from_millis(10);
