@@ -45,6 +45,7 @@ impl<L: Limiter<Key>, Key> Admission<L, Key> {
 /// A stream whose items wait until the limiter allows each of them.
 ///
 /// The stream reads an item of the inner stream, waits as [`until_ready`](super::until_ready) does, and yields the item.
+/// It promises no order among streams, sinks and layers on one limiter.
 /// An item is an error if the limiter fails, or if the cost exceeds the limit.
 ///
 /// ```
@@ -115,7 +116,8 @@ impl<S: Stream, L: Limiter<Key>, Key> fmt::Debug for LimitedStream<S, L, Key> {
 /// A sink that accepts an item when the limiter allows it: the sending half of a WebSocket, for example.
 ///
 /// `poll_ready`, which `send` calls, waits as [`until_ready`](super::until_ready) does and charges the next item. It
-/// returns an error if the limiter fails, or if the cost exceeds the limit.
+/// returns an error if the limiter fails, or if the cost exceeds the limit. It promises no order among streams, sinks and
+/// layers on one limiter.
 ///
 /// ```
 /// use futures_util::{SinkExt, sink};

@@ -29,8 +29,8 @@ const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 /// A scheduled start is charged when the limiter schedules it: if the caller drops the future, the charge stays.
 ///
 /// The queues of [`RateLimitLayer`](https://docs.rs/tower-ratelimit/latest/tower_ratelimit/struct.RateLimitLayer.html)
-/// belong to the layer, so this function does not wait in them. On a bucket, a caller of this function and the requests
-/// of a layer alternate, because the layer's queue books one start ahead. On a window it may overtake them.
+/// belong to the layer, so this function does not wait in them: it may overtake the requests of a layer. On a bucket both
+/// have their places in the limiter's schedule.
 ///
 /// [`AcquireOptions::max_delay`] bounds the wait; the default is no bound. The returned decision is a denial if the cost
 /// [exceeds the limit](Decision::exceeds_limit), or if the wait would be longer than that bound. The function then

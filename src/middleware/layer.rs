@@ -322,14 +322,15 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// request that leaves takes no start with it.
     ///
     /// The layer rejects a request at once if its place in the queue means that it cannot start within `max_wait`. This
-    /// is an estimate from the limit, or from the measured rate of starts if that is lower. At the end of `max_wait`
+    /// is an estimate from the limit's latest decision, corrected by the waits of earlier requests. At the end of `max_wait`
     /// the layer rejects a request that still waits, exactly at that time.
     ///
     /// The client's own deadline bounds the wait if it is earlier: the responders for gRPC read the header
     /// `grpc-timeout` ([`Respond::client_timeout`](crate::response::Respond::client_timeout)).
     ///
     /// Several processes that share a limit in Redis have one queue each. Buckets and queues alternate between the
-    /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
+    /// processes, because each process has a place in the limiter's schedule. Windows and logs serve the process that
+    /// asks first.
     ///
     /// While a request waits, the layer reads its body into a bounded buffer, so that the server notices clients that
     /// leave: see [`read_ahead`](Self::read_ahead). For bodies of other crates than axum and tonic, add a

@@ -39,6 +39,7 @@ mod keys;
 mod limits;
 mod over_http;
 mod pending;
+mod queue_rules;
 mod queues;
 #[path = "../../src/random.rs"]
 mod random;

@@ -211,7 +211,7 @@ async fn start_of_a_request_that_left_goes_to_the_next() {
     for stage in ["before the ask", "during the ask", "after the admission", "after the hand-over"] {
         let (limiter, pool) = (RemoteLimiter::default(), Pool::new(9));
         let layer = RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError);
-        let mut service = layer.max_wait(10 * SECOND).layer(pool.service());
+        let mut service = layer.max_wait(60 * SECOND).layer(pool.service());
         let mut first = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
         limiter.next_acquire().complete(denied(SECOND));
         assert_pending!(first.poll());

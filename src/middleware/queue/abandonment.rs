@@ -5,7 +5,7 @@ use std::time::Duration;
 /// A moving average of the ages at which waiting requests leave.
 ///
 /// A start for one of several keys is lost if its request leaves. Clients that give up have waited longest, so they are
-/// next in the order of service: under overload, each start booked for the head of the queue would be lost.
+/// next in the order of service: under overload, each start for the head of the queue would be lost.
 #[derive(Debug, Default)]
 pub(super) struct AbandonmentAge {
     age: Option<Duration>,

@@ -12,6 +12,7 @@ use pin_project::pin_project;
 
 use super::asks::AskOrder;
 use super::queues::{Queues, Shard};
+use super::rules::Rule;
 use super::state::{Effects, Moved, Next, Queue};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
@@ -173,7 +174,7 @@ impl Queues {
     /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
     /// limiter schedules none for a request with an idle limit, so this request would always come too late.
     fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
-        if order.is_unsure || !self.has_other_queues() {
+        if order.is_unsure || !self.has_other_queues() || !Rule::EarlierElsewhere.is_on() {
             return None;
         }
         let is_earlier = |other: &u64| {

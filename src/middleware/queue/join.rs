@@ -97,7 +97,7 @@ impl Queues {
         let joined = {
             let mut shard = self.lock(id);
             let existing = shard.get(&id);
-            let fits = |queue: &Queue| !queue.estimate.exceeds_limit(arrival.class.cost);
+            let fits = |queue: &Queue| !queue.forecast.exceeds_limit(arrival.class.cost);
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
                 return Err(JoinError::NoQueue(Box::new(arrival)));
             }
@@ -135,17 +135,17 @@ impl Queues {
         let scheduled = match asked {
             Asked::No => None,
             Asked::Denied(decision) => {
-                queue.denied_before_joining(&decision, class, now);
+                queue.denied_before_joining(&decision, class, arrived_at);
                 None
             }
             Asked::Scheduled(start) => {
                 let wait = start.at.saturating_duration_since(now);
-                queue.add_first_start(start, now);
+                queue.add_first_start(start, arrived_at, now);
                 Some(wait)
             }
         };
         let of_limiter = ask.max_waiting().filter(|_| scheduled.is_none());
-        let of_limiter = of_limiter.and_then(|waiting| queue.estimate.time_for(waiting));
+        let of_limiter = of_limiter.and_then(|waiting| queue.forecast.time_for(waiting));
         let longest = [remaining, of_limiter].into_iter().flatten().min();
         let wait = scheduled.or_else(|| queue.wait_of_new(class, now));
         let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
@@ -159,7 +159,9 @@ impl Queues {
             return Err(refused(queue, class, wait, has_waiters, now));
         }
         let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, self.next_number(), ask));
-        queue.waiters.insert(Waiter::new(Arc::clone(&ticket), class, options, arrived_at, deadline));
+        let expected = queue.forecast_of_new(class, now).unwrap_or_default().as_micros();
+        let expected = if class.hold { 0 } else { u32::try_from(expected).unwrap_or(u32::MAX) };
+        queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline, expected });
         Ok(ticket)
     }
 

@@ -1,17 +1,68 @@
 //! Queues of waiting requests: uncharged, in order of arrival, found by a keyed hash.
 //!
-//! A request that cannot start now joins the queue of the limit that denied it. The queue asks the limiter, and hands
-//! each admitted start to the first waiting request that can use it: so a request that leaves takes no start with it. A
-//! task drives each queue, so a future that is not polled delays no other request. A queue ends when nothing waits and
-//! its last start has passed.
+//! A request that cannot start now joins the queue of the limit that denied it. A queue has waiting requests in order,
+//! starts in order of time, and asks under way. A task drives each queue, so a future that is not polled delays no other
+//! request. A queue ends when nothing waits and its last start has passed.
 //!
-//! A queue asks for a request only if no other queue of the request's limits has an earlier request. Otherwise the
-//! request moves there, in its order of arrival:
+//! # The states of a request
 //!
-//! | Event | The request moves to |
+//! ```text
+//!            the queue asks                 the start is due
+//!   open ────────────────────────► asked ────────────────────► started
+//!    ▲ ▲                             │ │
+//!    │ └── the ask is denied ────────┘ └── deadline, or the client leaves ──► ended: the next open
+//!    └──── another limit denies: open in that limit's queue                   request of the class is asked
+//! ```
+//!
+//! An ask or a start belongs to a class of requests (key, costs, hold), not to one request. So the number of asks and
+//! starts of a class is the number of its asked requests, and of its spare ones if no request is left.
+//!
+//! # The rules
+//!
+//! - **When to ask** (`forecast.rs`, `pace.rs`). Each decision says what remains, when the next unit returns, and when the
+//!   key is idle. From that the forecast knows when the limiter can admit the first open request and
+//!   the asks under way. The queue asks then, or a horizon before if the limiter schedules starts: 100 ms if one key
+//!   waits; if several keys wait, 50 ms over a link and nothing in memory, because they cannot use each other's starts. If
+//!   the end of a hold makes the time unknown, it asks after each release in this process, and otherwise less and less
+//!   often. It asks at least once a second.
+//! - **For whom** (`asks.rs`). For the first open request. Among several keys, requests are passed over whose deadline, or
+//!   the age at which others gave up, comes before their start. If another queue of the request's limits has an earlier
+//!   open request, the request moves there when its own limit would admit it.
+//! - **Who gets a start** (`state.rs`). The first request of the class, asked ones first.
+//! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. The forecast
+//!   is corrected by how much longer than forecast the requests before have waited, so that a process which receives a
+//!   part of a limit refuses by its part.
+//!
+//! # What a denial means
+//!
+//! | The denial | The queue |
 //! |---|---|
-//! | another limit denies the request's ask | the queue of that limit |
-//! | the request is next, its queue's limit would admit it, and another queue has an earlier request | that queue |
+//! | of another limit | the request moves to that limit's queue, in its order of arrival |
+//! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
+//! | and the limiter schedules starts | another process took the start: the next ask accepts a start as much later as the denial says, so each process has a place in the limiter's schedule |
+//! | with an estimate: costs are held | the next ask after a release, or after 100 ms, 200 ms, and so on up to 1 s |
+//! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
+//! | decided before a release in this process | the queue asks again at once |
+//!
+//! # A trace
+//!
+//! `Gcra`, 10 a second, burst 1, in memory; ten requests `a` to `j` of one key arrive at 0 ms, and wait for up to 800 ms.
+//!
+//! | Time | Event | Open | Asked | Starts |
+//! |---|---|---|---|---|
+//! | 0 | `a` is admitted at once; `b` is denied for 100 ms, and creates the queue: forecast 100, 200, .. | b | | |
+//! | 0 | `c` to `i` join: forecast of `i` is 800; `j` is refused, since its forecast is 900 | b .. i | | |
+//! | 0 | 100 is within the horizon: the queue asks for `b`, and accepts 100 ms: admitted; forecast 200, .. | c .. i | b | 100 |
+//! | 50 | `b` leaves: its start belongs to `c` | d .. i | c | 100 |
+//! | 100 | `c` starts; the queue asks for `d`: admitted; forecast 300, .. | e .. i | d | 200 |
+//! | 200 | `d` starts; ask for `e` | f .. i | e | 300 |
+//! | 250 | `g` leaves: nothing else changes | f h i | e | 300 |
+//! | 300 | `e` starts; ask for `f` | h i | f | 400 |
+//! | 400 | `f` starts; ask for `h` | i | h | 500 |
+//! | 500 | `h` starts; ask for `i` | | i | 600 |
+//! | 600 | `i` starts; the queue ends | | | |
+//!
+//! # Files
 //!
 //! | File | Content |
 //! |---|---|
@@ -19,9 +70,9 @@
 //! | `join.rs` | how a request joins a queue, and the bounds |
 //! | `state.rs`, `asks.rs` | one queue: its starts, and its asks |
 //! | `waiters.rs` | the waiting requests of one queue |
-//! | `pace.rs`, `estimate.rs` | when the queue asks; how long a new request would wait |
+//! | `forecast.rs`, `pace.rs` | when the limiter can admit; how many asks are under way |
 //! | `abandonment.rs` | the age at which waiting requests leave |
-//! | `sharing.rs` | how processes share a limit that schedules no starts |
+//! | `rules.rs` | a switch for each rule, for tests |
 //! | `ids.rs` | the queues of a key |
 //! | `ticket.rs` | what a queue and a request's future share |
 //! | `driver.rs` | the task that drives a queue |
@@ -33,14 +84,14 @@
 mod abandonment;
 mod asks;
 mod driver;
-mod estimate;
+mod forecast;
 mod ids;
 mod join;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pace;
 mod queues;
-mod sharing;
+mod rules;
 mod state;
 mod ticket;
 mod waiters;

@@ -1,95 +1,101 @@
-//! When a queue asks the limiter, and how many asks are under way.
+//! How many asks of a queue are under way, and when it asks although the forecast is unknown or far.
 
 use std::time::Duration;
 
-use super::sharing::Sharing;
+use super::rules::Rule;
 use crate::runtime::Instant;
 
-/// The pace of the asks of one queue.
-///
-/// The number of asks under way doubles with an admission and falls to one with a denial, so that a limiter behind a
-/// long link serves its whole rate, and one that denies is not asked in vain.
+/// The asks of one queue.
 #[derive(Debug)]
 pub(super) struct Pace {
-    pub(super) in_flight: usize,
-    /// The cost of the asks under way.
-    pub(super) in_flight_cost: u64,
-    /// Whether an ask under way may book a start beyond the horizon.
-    is_booking: bool,
-    /// How many asks that might book were denied in a row.
-    denied_bookings: u32,
-    /// The time of the next ask after a denial.
-    pub(super) not_before: Option<Instant>,
-    /// Whether capacity was released since the last denial, so that known starts do not tell when to ask.
+    pub(super) under_way: usize,
+    pub(super) cost_under_way: u64,
+    /// Doubles with an admission and falls to one with a denial, so that processes which share a limit ask about as
+    /// often as it admits.
+    max_under_way: usize,
+    /// No ask is sent before this time.
+    not_before: Option<Instant>,
+    /// An ask is sent at this time in any case: another process may have released or reset.
+    recheck_at: Option<Instant>,
+    /// The next interval after a denial whose wait is an estimate. It doubles with each of them.
+    recheck: Duration,
+    /// Capacity was released in this process since the last denial.
     pub(super) is_released: bool,
-    /// Whether capacity may have been released between the denial of a request and its joining. The queue then asks,
-    /// even if another queue has an earlier request.
+    /// Capacity may have been released between the denial of a request and its joining. The queue then asks, even if
+    /// another queue has an earlier request.
     pub(super) is_unsure: bool,
     /// Counts the releases of capacity in this process.
     pub(super) releases: u64,
-    max_in_flight: usize,
-    /// The next interval for waits that are estimates.
-    recheck: Duration,
-    random: u64,
     /// A moving average of the time that an ask takes.
     ask_time: Duration,
-    sharing: Sharing,
-}
-
-/// When a limiter that has denied an ask may admit another.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RetryAfter {
-    pub(super) wait: Duration,
-    pub(super) is_estimate: bool,
-    /// The time between two starts.
-    pub(super) interval: Duration,
+    random: u64,
 }
 
 impl Pace {
-    const MAX_IN_FLIGHT: usize = 512;
-    /// The first interval after a denial whose wait is an estimate. It doubles with each further one.
+    const MAX_UNDER_WAY: usize = 1024;
     const MIN_RECHECK: Duration = Duration::from_millis(100);
-    /// The maximum time between asks: another process may reset, unblock or release.
     const MAX_RECHECK: Duration = Duration::from_secs(1);
+    const MAX_RANDOM_DELAY: Duration = Duration::from_millis(10);
+    const MIN_ROUND_TRIP: Duration = Duration::from_micros(50);
 
     pub(super) fn new(seed: u64) -> Self {
         Self {
-            in_flight: 0,
-            in_flight_cost: 0,
-            is_booking: false,
-            denied_bookings: 0,
+            under_way: 0,
+            cost_under_way: 0,
+            max_under_way: 1,
             not_before: None,
+            recheck_at: None,
+            recheck: Self::MIN_RECHECK,
             is_released: false,
             is_unsure: false,
             releases: 0,
-            max_in_flight: 1,
-            recheck: Self::MIN_RECHECK,
-            random: seed,
             ask_time: Duration::ZERO,
-            sharing: Sharing::default(),
+            random: seed,
         }
     }
 
-    pub(super) fn may_ask(&self) -> bool {
-        self.in_flight < self.max_in_flight
+    /// Returns when to send an ask that the limiter can admit at `possible_at`. `None` if an answer comes first.
+    pub(super) fn ask_at(&self, possible_at: Option<Instant>, now: Instant) -> Option<Instant> {
+        if self.under_way >= self.max_under_way {
+            return None;
+        }
+        if self.is_released {
+            return Some(now);
+        }
+        let at = match (possible_at, self.recheck_at.filter(|_| self.under_way == 0)) {
+            (Some(at), Some(recheck)) => at.min(recheck),
+            (at, recheck) => at.or(recheck).or((self.under_way == 0).then_some(now))?,
+        };
+        Some(self.not_before.map_or(at, |not_before| at.max(not_before)))
     }
 
-    /// Whether the next ask may book a start. After two denials another ask learns when the next start is possible.
-    pub(super) fn may_book(&self) -> bool {
-        !self.is_booking && self.denied_bookings < 2
+    /// Returns how much later to ask than the forecast says.
+    ///
+    /// Otherwise the process with the shortest link would receive all starts that processes share. And an ask that is
+    /// decided a little too early is denied.
+    pub(super) fn later(&self, interval: Duration) -> Duration {
+        if !self.is_remote() || !Rule::RandomDelay.is_on() {
+            return Duration::ZERO;
+        }
+        let longest = (interval / 24).min(Self::MAX_RANDOM_DELAY);
+        longest * u32::from(self.random.to_be_bytes()[0]) / 255 + self.ask_time / 32
     }
 
-    pub(super) fn asked(&mut self, cost: u64, books: bool) {
-        self.in_flight += 1;
-        self.in_flight_cost = self.in_flight_cost.saturating_add(cost);
-        self.is_booking |= books;
+    /// Whether an ask takes longer than a decision in memory.
+    pub(super) fn is_remote(&self) -> bool {
+        self.ask_time >= Self::MIN_ROUND_TRIP
+    }
+
+    pub(super) fn asked(&mut self, cost: u64) {
+        self.under_way += 1;
+        self.cost_under_way = self.cost_under_way.saturating_add(cost);
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     }
 
     /// Takes back an ask that was not sent.
-    pub(super) fn withdrawn(&mut self, cost: u64, books: bool) {
-        self.in_flight -= 1;
-        self.in_flight_cost = self.in_flight_cost.saturating_sub(cost);
-        self.is_booking &= !books;
+    pub(super) fn withdrawn(&mut self, cost: u64) {
+        self.under_way -= 1;
+        self.cost_under_way = self.cost_under_way.saturating_sub(cost);
     }
 
     /// Sends no ask for this time.
@@ -98,19 +104,16 @@ impl Pace {
         self.not_before = now.checked_add(time.min(Self::MAX_RECHECK));
     }
 
-    pub(super) fn answered(&mut self, cost: u64, books: bool) {
-        self.withdrawn(cost, books);
-        self.denied_bookings = if books { self.denied_bookings + 1 } else { 0 };
+    pub(super) fn answered(&mut self, cost: u64, asked_at: Instant, now: Instant) {
+        self.withdrawn(cost);
+        self.not_before = None;
+        let time = now.saturating_duration_since(asked_at);
+        self.ask_time = if self.ask_time.is_zero() { time } else { (self.ask_time * 7 + time) / 8 };
     }
 
     /// Gives up all asks under way.
     pub(super) fn abort(&mut self) {
-        (self.in_flight, self.in_flight_cost, self.is_booking) = (0, 0, false);
-    }
-
-    /// Records the time that an ask took.
-    pub(super) fn took(&mut self, time: Duration) {
-        self.ask_time = if self.ask_time.is_zero() { time } else { (self.ask_time * 7 + time) / 8 };
+        (self.under_way, self.cost_under_way) = (0, 0);
     }
 
     /// Returns the time that an ask takes.
@@ -118,62 +121,40 @@ impl Pace {
         self.ask_time
     }
 
-    /// Returns how far ahead to ask so that the answer arrives before the start.
-    pub(super) fn lead(&self) -> Duration {
-        self.ask_time * 2
-    }
-
-    pub(super) fn admitted(&mut self) {
-        self.max_in_flight = (self.max_in_flight * 2).min(Self::MAX_IN_FLIGHT);
+    /// Records an admission: how many more are possible at once, and whether it is unknown when the next one is.
+    pub(super) fn admitted(&mut self, more: usize, is_unknown: bool, now: Instant) {
+        self.max_under_way = (self.max_under_way * 2).max(more).min(Self::MAX_UNDER_WAY);
         self.recheck = Self::MIN_RECHECK;
-        self.not_before = None;
-        self.denied_bookings = 0;
-        self.sharing.admitted();
+        self.set_recheck(is_unknown, now);
     }
 
-    /// Records a denial, and when to ask again. With `None` nothing is known to wait for.
-    pub(super) fn denied(&mut self, retry_after: Option<RetryAfter>, now: Instant) {
-        self.max_in_flight = 1;
+    /// Records a denial, and whether it is unknown when an admission is possible.
+    pub(super) fn denied(&mut self, is_unknown: bool, now: Instant) {
+        if Rule::FewerAfterDenial.is_on() {
+            self.max_under_way = 1;
+        }
+        self.set_recheck(is_unknown, now);
+        if is_unknown {
+            self.recheck = (self.recheck * 2).min(Self::MAX_RECHECK);
+        }
+    }
+
+    fn set_recheck(&mut self, is_unknown: bool, now: Instant) {
         self.is_released = false;
-        self.not_before = retry_after.and_then(|RetryAfter { wait, is_estimate, interval }| {
-            let recheck = if is_estimate { self.next_recheck() } else { self.jittered(Self::MAX_RECHECK) };
-            if is_estimate || wait > recheck {
-                self.sharing.interrupted();
-                return now.checked_add(wait.min(recheck));
-            }
-            // The next ask arrives at the limiter when the start is possible, and rather late than early.
-            let random = if self.ask_time.is_zero() { 0 } else { self.next_random() };
-            let later = self.sharing.denied(wait, interval, random);
-            now.checked_add(wait.saturating_sub(self.ask_time / 16 * 15) + later)
-        });
+        let recheck = if is_unknown { self.recheck } else { Self::MAX_RECHECK };
+        self.recheck_at = now.checked_add(self.jittered(recheck));
     }
 
-    pub(super) fn failed(&mut self) {
-        self.max_in_flight = 1;
-        self.sharing.interrupted();
-    }
-
+    /// Capacity was released: one more ask may be sent.
     pub(super) fn released(&mut self) {
         self.releases += 1;
         self.is_released = true;
-        self.not_before = None;
-        self.recheck = Self::MIN_RECHECK;
-        self.sharing.interrupted();
-    }
-
-    fn next_recheck(&mut self) -> Duration {
-        let recheck = self.recheck;
-        self.recheck = (recheck * 2).min(Self::MAX_RECHECK);
-        recheck
+        self.max_under_way = self.max_under_way.max(self.under_way + 1);
+        (self.not_before, self.recheck) = (None, Self::MIN_RECHECK);
     }
 
     /// Returns between 80 and 100 % of a time, so that processes do not ask together.
-    fn jittered(&mut self, time: Duration) -> Duration {
-        time.saturating_sub(time / 5 * u32::from(self.next_random()) / 255)
-    }
-
-    fn next_random(&mut self) -> u8 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.random.to_be_bytes()[0]
+    fn jittered(&self, time: Duration) -> Duration {
+        time.saturating_sub(time / 5 * u32::from(self.random.to_be_bytes()[1]) / 255)
     }
 }

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use super::abandonment::AbandonmentAge;
 use super::asks::AskOrder;
-use super::estimate::Estimate;
+use super::forecast::{Forecast, Slowness};
 use super::pace::Pace;
+use super::rules::Rule;
 use super::ticket::{Class, Reply, Start};
 use super::waiters::{Waiter, Waiters};
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::runtime::Instant;
 
-/// How far ahead the queue asks for starts. One start may be booked beyond it.
+/// How far ahead the queue asks for starts.
 pub(super) const HORIZON: Duration = Duration::from_millis(100);
 
 /// What must happen after the lock of the queue is released.
@@ -33,9 +34,9 @@ pub(super) struct Effects {
 pub(super) struct Moved {
     pub(super) waiter: Waiter,
     pub(super) decision: Decision,
-    /// The delay that the ask accepted, if the limit of the other queue has denied the request. `None` if an earlier
-    /// request waits there.
-    pub(super) denied: Option<Duration>,
+    /// The delay that the ask accepted, and its time, if the limit of the other queue has denied the request. `None` if
+    /// an earlier request waits there.
+    pub(super) denied: Option<(Duration, Instant)>,
 }
 
 /// The driver's next step.
@@ -54,7 +55,10 @@ pub(super) struct Queue {
     /// In order of time.
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
-    pub(super) estimate: Estimate,
+    pub(super) forecast: Forecast,
+    /// How much further ahead than usual the next ask accepts a start.
+    pub(super) denied_by: Duration,
+    slowness: Slowness,
     pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
@@ -70,7 +74,9 @@ impl Queue {
             waiters: Waiters::new(newest_first),
             starts: VecDeque::new(),
             pace: Pace::new(id),
-            estimate: Estimate::default(),
+            forecast: Forecast::default(),
+            denied_by: Duration::ZERO,
+            slowness: Slowness::default(),
             abandonment: AbandonmentAge::default(),
             latest: None,
             driver: None,
@@ -83,48 +89,53 @@ impl Queue {
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        self.waiters.is_empty() && self.starts.is_empty() && self.pace.in_flight == 0
+        self.waiters.is_empty() && self.starts.is_empty() && self.pace.under_way == 0
     }
 
     // -----------------------------------------------------------------------------------------------------------------
     // Joining and leaving
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Returns the time until a request that joins now starts.
+    /// Returns the time until a request that joins now starts, `None` if that is unknown.
     pub(super) fn wait_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
-        if self.newest_first {
+        if self.newest_first || !Rule::RefuseByPosition.is_on() {
             return Some(Duration::ZERO);
         }
-        if class.hold {
-            // The requests ahead may settle less than they hold, or nothing.
-            return self.estimate.wait_behind(0, 0, now);
-        }
-        if self.waiters.has_spare(class) {
-            let start = self.starts.iter().find(|start| start.class == class);
-            return start.map(|start| start.at.saturating_duration_since(now));
-        }
-        let ahead = self.waiters.uncovered_cost().saturating_add(self.pace.in_flight_cost);
-        self.estimate.wait_behind(ahead, class.cost, now)
+        self.forecast_of_new(class, now).map(|wait| self.slowness.of(wait))
     }
 
-    /// Records the denial of a request that asked before it joins.
-    pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, now: Instant) {
+    /// Returns the forecast of the wait of a request that joins now.
+    pub(super) fn forecast_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
+        // The requests ahead of one that holds may settle less than they hold, or nothing.
+        let is_next = class.hold || self.waiters.has_spare(class);
+        let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
+        // The start is known an ask later than the limiter decides.
+        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
+    }
+
+    /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
+    pub(super) fn wait_behind(&self, ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
+        self.forecast.at(ahead.saturating_add(cost)).map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Records the denial of a request that asked when it arrived.
+    pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
         if self.latest.is_none() {
-            self.begin(decision, class, Duration::ZERO, now);
+            self.begin(decision, class, arrived_at);
         }
-        self.latest = Some((decision.clone(), class.key, now));
+        self.latest = Some((decision.clone(), class.key, Instant::now()));
     }
 
     /// Adds a request that comes from another queue.
     pub(super) fn insert_moved(&mut self, moved: Moved, now: Instant) {
         let Moved { waiter, decision, denied } = moved;
         match denied {
-            _ if self.latest.is_none() => self.begin(&decision, waiter.class, denied.unwrap_or_default(), now),
-            Some(max_delay) => {
-                self.estimate.denied(&decision, waiter.class.cost, max_delay, now);
+            None if self.latest.is_some() => {}
+            None => self.begin(&decision, waiter.class, now),
+            Some((max_delay, asked_at)) => {
+                self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
                 self.pace.is_unsure |= decision.is_estimate();
             }
-            None => {}
         }
         if self.latest.is_none() || denied.is_some() {
             self.latest = Some((decision, waiter.class.key, now));
@@ -133,52 +144,44 @@ impl Queue {
     }
 
     /// Begins with a denial of the limit.
-    fn begin(&mut self, decision: &Decision, class: Class, max_delay: Duration, now: Instant) {
-        self.estimate.denied(decision, class.cost, max_delay, now);
-        let schedules = decision.supports_scheduling() && !class.hold;
+    fn begin(&mut self, decision: &Decision, class: Class, asked_at: Instant) {
+        self.forecast.update(decision, class, Duration::ZERO, 0, asked_at);
         // A cost that was held may have been released since, before this queue existed. So the queue asks again.
         self.pace.is_unsure = decision.is_estimate();
-        let waits = !schedules && !decision.is_estimate();
-        self.pace.denied(self.retry_after(decision, class.cost).filter(|_| waits), now);
     }
 
-    /// Adds a start that the limiter admitted. `now` is the time of the decision.
-    pub(super) fn add_start(&mut self, start: Start, now: Instant) {
-        self.estimate.admitted(&start.decision, start.at, start.class, now);
+    /// Adds a start that the limiter admitted.
+    pub(super) fn add_start(&mut self, start: Start) {
         let position = self.starts.partition_point(|other| other.at <= start.at);
         self.starts.insert(position, start);
     }
 
     /// Adds a start that a request received before it joined the queue.
-    pub(super) fn add_first_start(&mut self, start: Start, now: Instant) {
+    pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
-        self.waiters.add_cover(start.class);
-        self.add_start(start, now);
+        self.forecast.update(&start.decision, start.class, Duration::ZERO, 0, arrived_at);
+        self.waiters.add_spare(start.class);
+        self.add_start(start);
     }
 
     /// Removes a request that leaves.
     pub(super) fn leave(&mut self, sequence: u64, now: Instant, effects: &mut Effects) {
-        if let Some(position) = self.waiters.position_of(sequence) {
-            let waiter = self.remove(position, effects);
+        if let Some(waiter) = self.remove(sequence, effects) {
             self.abandonment.left(now.saturating_duration_since(waiter.arrived_at));
         }
     }
 
     /// Removes a request. Another request of its class takes over its ask or start.
-    pub(super) fn remove(&mut self, position: usize, effects: &mut Effects) -> Waiter {
-        let waiter = self.waiters.remove(position).expect("the position of a waiter");
+    pub(super) fn remove(&mut self, sequence: u64, effects: &mut Effects) -> Option<Waiter> {
+        let waiter = self.waiters.remove(sequence)?;
         effects.ended += 1;
-        if self.waiters.is_empty() {
-            self.estimate.without_waiters();
-        }
-        waiter
+        Some(waiter)
     }
 
     /// Removes the oldest request of a key, or of all keys, and rejects it: for a queue that serves the newest first.
     pub(super) fn reject_oldest(&mut self, key: Option<[u64; 2]>, now: Instant, effects: &mut Effects) -> bool {
-        let Some(position) = self.waiters.oldest(key) else { return false };
-        self.reject(position, now, effects);
-        true
+        let oldest = self.waiters.oldest(key);
+        oldest.is_some_and(|oldest| self.reject(oldest, now, effects))
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -186,11 +189,13 @@ impl Queue {
     // -----------------------------------------------------------------------------------------------------------------
 
     /// Hands a start to the first request of its class. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
-        let class = start.class;
+    fn hand_over(&mut self, start: Start, mut is_known: bool, effects: &mut Effects) -> Option<Start> {
+        let (class, at) = (start.class, start.at);
         let mut reply = Box::new(Reply::Start(start));
-        while let Some(position) = self.waiters.next_of(class) {
-            let waiter = self.remove(position, effects);
+        while let Some(waiter) = self.waiters.take_for(class, std::mem::take(&mut is_known)) {
+            effects.ended += 1;
+            let expected = Duration::from_micros(waiter.expected.into());
+            self.slowness.record(expected, at.saturating_duration_since(waiter.arrived_at));
             match waiter.ticket.reply(reply, &mut effects.wakers) {
                 Ok(()) => return None,
                 // The request has left a moment ago.
@@ -208,17 +213,14 @@ impl Queue {
         // A charge counts at its start: used much later, it would count in the wrong window. A held cost counts until
         // it is settled.
         let is_usable = start.class.hold || start.at + HORIZON >= now;
-        let unused = if is_usable { self.hand_over(start, effects) } else { Some(start) };
+        let unused = if is_usable { self.hand_over(start, false, effects) } else { Some(start) };
         effects.unused.extend(unused);
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
         while self.starts.front().is_some_and(|start| start.at <= now) {
             let Some(start) = self.starts.pop_front() else { return };
-            let class = start.class;
-            let unused = self.hand_over(start, effects);
-            // The request's own cover has passed to another request, or is spare.
-            self.waiters.remove_cover(class);
+            let unused = self.hand_over(start, true, effects);
             effects.unused.extend(unused);
         }
     }
@@ -238,8 +240,8 @@ impl Queue {
             return Next::Finished;
         }
         let start = self.starts.front().map(|start| start.at);
-        let ask = self.waiters.next_uncovered().and_then(|position| self.next_ask_at(position, now));
-        Next::Sleep(earlier(earlier(start, ask), self.waiters.earliest_deadline()))
+        let ask = self.waiters.next_open().and_then(|head| self.ask_at(head, now));
+        Next::Sleep([start, ask, self.waiters.earliest_deadline()].into_iter().flatten().min())
     }
 
     /// Lets the queue ask at once: capacity was released in this process. Returns the waker of the queue's driver, with
@@ -247,14 +249,13 @@ impl Queue {
     pub(super) fn released(&mut self) -> Option<(Option<Instant>, Waker)> {
         self.pace.released();
         let waker = self.driver_waker.take()?;
-        Some((self.waiters.iter().next().map(|first| first.arrived_at), waker))
+        Some((self.waiters.first_arrival(), waker))
     }
 
-    /// Gives up the asks under way, whose driver is gone. Only starts cover requests then.
+    /// Gives up the asks under way, whose driver is gone.
     pub(super) fn abort(&mut self) {
         self.pace.abort();
-        self.waiters.remove_covers();
-        self.starts.iter().for_each(|start| self.waiters.add_cover(start.class));
+        self.waiters.reset(self.starts.iter().map(|start| start.class));
     }
 
     pub(super) fn take_starts(&mut self) -> Vec<Start> {
@@ -271,19 +272,24 @@ impl Queue {
 
     /// Rejects the requests whose deadline has passed.
     fn expire(&mut self, now: Instant, effects: &mut Effects) {
-        while let Some(position) = self.waiters.next_expired(now) {
-            self.reject(position, now, effects);
+        while let Some(expired) = self.waiters.next_expired(now) {
+            self.reject(expired, now, effects);
         }
     }
 
-    pub(super) fn reject(&mut self, position: usize, now: Instant, effects: &mut Effects) {
-        let waiter = self.remove(position, effects);
-        let denial = self.latest_denial(waiter.class.key, now);
+    pub(super) fn reject(&mut self, sequence: u64, now: Instant, effects: &mut Effects) -> bool {
+        let Some(waiter) = self.remove(sequence, effects) else { return false };
+        let wait = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).filter(|wait| !wait.is_zero());
+        let denial = self.latest_denial(waiter.class.key, now).map(|denial| match wait {
+            Some(wait) if !denial.exceeds_limit() => denial.into_denied(wait),
+            _ => denial,
+        });
         let reply = denial.map_or_else(
             || Reply::Failed(Error::unavailable("waiting failed: the limiter did not reply in time")),
             Reply::Denied,
         );
         let _ = waiter.ticket.reply(Box::new(reply), &mut effects.wakers);
+        true
     }
 
     /// Returns the latest decision of the limiter as a denial at `now`.
@@ -298,12 +304,5 @@ impl Queue {
             Verdict::AllowedAfter(wait) | Verdict::Denied { retry_after: wait } => wait.saturating_sub(elapsed),
         };
         Some(decision.into_denied(wait.max(Duration::from_micros(1))))
-    }
-}
-
-fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
     }
 }

@@ -1,8 +1,7 @@
-//! The waiting requests of one queue, in order of arrival, and what covers each of them.
+//! The waiting requests of one queue, in order of arrival.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::ops::Index;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::ticket::{Class, Ticket};
@@ -17,62 +16,54 @@ pub(super) struct Waiter {
     pub(super) arrived_at: Instant,
     /// `None` if the limiter bounds the wait.
     pub(super) deadline: Option<Instant>,
-    /// Whether an ask under way or a start covers the request.
-    is_covered: bool,
+    /// The forecast of the wait in microseconds, zero if there was none.
+    pub(super) expected: u32,
 }
 
-impl Waiter {
-    pub(super) fn new(
-        ticket: Arc<Ticket>,
-        class: Class,
-        options: AcquireOptions,
-        arrived_at: Instant,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Self { ticket, class, options, arrived_at, deadline, is_covered: false }
-    }
-}
+type ByArrival = BTreeMap<u64, Waiter>;
 
-/// The waiting requests of one queue.
+/// The waiting requests of one queue: *open*, or *asked* if there is an ask under way or a start for the request.
 ///
-/// A *cover* is an ask under way or a start. Each cover belongs to one request of its class, or is spare.
+/// The number of asks and starts of a class is the number of its asked requests and of its spare asks and starts.
 pub(super) struct Waiters {
     newest_first: bool,
-    by_arrival: VecDeque<Waiter>,
-    /// The number of waiting requests of each key.
-    per_key: HashMap<[u64; 2], usize, foldhash::fast::RandomState>,
+    open: ByArrival,
+    asked: ByArrival,
+    /// The classes of asks and starts whose request has left. No request of such a class is open.
+    spare: Vec<Class>,
+    open_cost: u128,
     /// Whether requests of several keys have waited.
     is_mixed: bool,
+    /// The number of waiting requests of each key.
+    per_key: HashMap<[u64; 2], usize, foldhash::fast::RandomState>,
     deadlines: BTreeSet<(Instant, u64)>,
-    /// The cost of the requests that nothing covers.
-    uncovered_cost: u128,
-    /// The classes of the covers whose request has left.
-    spare: Vec<Class>,
 }
 
 impl Waiters {
     pub(super) fn new(newest_first: bool) -> Self {
         Self {
             newest_first,
-            by_arrival: VecDeque::new(),
-            per_key: HashMap::default(),
-            is_mixed: false,
-            deadlines: BTreeSet::new(),
-            uncovered_cost: 0,
+            open: BTreeMap::new(),
+            asked: BTreeMap::new(),
             spare: Vec::new(),
+            open_cost: 0,
+            is_mixed: false,
+            per_key: HashMap::default(),
+            deadlines: BTreeSet::new(),
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.by_arrival.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
-        self.by_arrival.is_empty()
+        self.open.is_empty() && self.asked.is_empty()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
-        self.by_arrival.iter()
+        self.asked.values().chain(self.open.values())
+    }
+
+    /// Returns the arrival of the request that has waited longest.
+    pub(super) fn first_arrival(&self) -> Option<Instant> {
+        [&self.asked, &self.open].into_iter().filter_map(|waiters| waiters.values().next()).map(|w| w.arrived_at).min()
     }
 
     /// Returns the number of waiting requests of a key.
@@ -85,82 +76,60 @@ impl Waiters {
         self.is_mixed
     }
 
-    pub(super) fn uncovered_cost(&self) -> u64 {
-        u64::try_from(self.uncovered_cost).unwrap_or(u64::MAX)
+    /// Returns the cost of the requests for which the limiter is not asked yet.
+    pub(super) fn open_cost(&self) -> u64 {
+        u64::try_from(self.open_cost).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn insert(&mut self, mut waiter: Waiter) {
-        waiter.is_covered = self.take_spare(waiter.class);
-        if !waiter.is_covered {
-            self.uncovered_cost += u128::from(waiter.class.cost);
-        }
-        *self.per_key.entry(waiter.class.key).or_default() += 1;
+    pub(super) fn insert(&mut self, waiter: Waiter) {
+        let (sequence, class) = (waiter.ticket.sequence, waiter.class);
+        *self.per_key.entry(class.key).or_default() += 1;
         self.is_mixed |= self.per_key.len() > 1;
-        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, waiter.ticket.sequence)));
-        let position = self.by_arrival.partition_point(|other| other.ticket.sequence < waiter.ticket.sequence);
-        self.by_arrival.insert(position, waiter);
+        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, sequence)));
+        self.open_cost += u128::from(class.cost);
+        self.open.insert(sequence, waiter);
+        if self.take_spare(class) {
+            self.set_asked(sequence);
+        }
     }
 
-    /// Removes a request. Another request of its class takes over its cover.
-    pub(super) fn remove(&mut self, position: usize) -> Option<Waiter> {
-        let waiter = self.by_arrival.remove(position)?;
-        let class = waiter.class;
-        if let Some(deadline) = waiter.deadline {
-            self.deadlines.remove(&(deadline, waiter.ticket.sequence));
+    /// Removes a request. Another request of its class takes over its ask or start.
+    pub(super) fn remove(&mut self, sequence: u64) -> Option<Waiter> {
+        let (waiter, was_asked) = self.take(sequence)?;
+        if was_asked {
+            self.add_spare(waiter.class);
         }
-        if let Entry::Occupied(mut count) = self.per_key.entry(class.key) {
+        Some(waiter)
+    }
+
+    fn take(&mut self, sequence: u64) -> Option<(Waiter, bool)> {
+        let asked = self.asked.remove(&sequence);
+        let was_asked = asked.is_some();
+        let waiter = asked.or_else(|| self.open.remove(&sequence))?;
+        if !was_asked {
+            self.open_cost -= u128::from(waiter.class.cost);
+        }
+        if let Some(deadline) = waiter.deadline {
+            self.deadlines.remove(&(deadline, sequence));
+        }
+        if let Entry::Occupied(mut count) = self.per_key.entry(waiter.class.key) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
             }
         }
-        if waiter.is_covered {
-            self.add_cover(class);
-        } else {
-            self.uncovered_cost -= u128::from(class.cost);
-        }
-        Some(waiter)
+        Some((waiter, was_asked))
     }
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // Positions
-    // -----------------------------------------------------------------------------------------------------------------
-
-    pub(super) fn position_of(&self, sequence: u64) -> Option<usize> {
-        self.by_arrival.binary_search_by_key(&sequence, |waiter| waiter.ticket.sequence).ok()
+    pub(super) fn get(&self, sequence: u64) -> Option<&Waiter> {
+        self.open.get(&sequence).or_else(|| self.asked.get(&sequence))
     }
 
-    /// Returns the position of the oldest request of a key, or of all keys.
-    pub(super) fn oldest(&self, key: Option<[u64; 2]>) -> Option<usize> {
-        self.by_arrival.iter().position(|waiter| key.is_none_or(|key| waiter.class.key == key))
-    }
-
-    /// Returns the next request in the order of service that can use a start of this class.
-    pub(super) fn next_of(&self, class: Class) -> Option<usize> {
-        self.next_in_order(|waiter| waiter.class == class)
-    }
-
-    /// Returns the next request in the order of service that nothing covers.
-    pub(super) fn next_uncovered(&self) -> Option<usize> {
-        self.next_in_order(|waiter| !waiter.is_covered)
-    }
-
-    /// Whether a request that nothing covers is before the request with this number, in the order of service.
-    pub(super) fn has_before(&self, sequence: u64) -> bool {
-        self.next_uncovered().is_some_and(|position| {
-            let next = self.by_arrival[position].ticket.sequence;
-            if self.newest_first { next > sequence } else { next < sequence }
-        })
-    }
-
-    /// Returns the next request in the order of service that nothing covers and that matches.
-    pub(super) fn next_uncovered_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<usize> {
-        self.next_in_order(|waiter| !waiter.is_covered && matches(waiter))
-    }
-
-    fn next_in_order(&self, matches: impl Fn(&Waiter) -> bool) -> Option<usize> {
-        let waiters = &self.by_arrival;
-        if self.newest_first { waiters.iter().rposition(matches) } else { waiters.iter().position(matches) }
+    /// Returns the oldest request of a key, or of all keys.
+    pub(super) fn oldest(&self, key: Option<[u64; 2]>) -> Option<u64> {
+        let of_key = |waiter: &&Waiter| key.is_none_or(|key| waiter.class.key == key);
+        let oldest = |waiters: &ByArrival| waiters.values().find(of_key).map(|waiter| waiter.ticket.sequence);
+        [oldest(&self.asked), oldest(&self.open)].into_iter().flatten().min()
     }
 
     pub(super) fn earliest_deadline(&self) -> Option<Instant> {
@@ -168,47 +137,44 @@ impl Waiters {
     }
 
     /// Returns a request whose deadline has passed.
-    pub(super) fn next_expired(&self, now: Instant) -> Option<usize> {
-        let (_, sequence) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now)?;
-        self.position_of(*sequence)
+    pub(super) fn next_expired(&self, now: Instant) -> Option<u64> {
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, sequence)| *sequence)
     }
 
     // -----------------------------------------------------------------------------------------------------------------
-    // Covers
+    // Asks and starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Covers a request by an ask.
-    pub(super) fn cover(&mut self, position: usize) {
-        self.set_covered(position, true);
+    /// Returns the next open request in the order of service.
+    pub(super) fn next_open(&self) -> Option<u64> {
+        self.next_open_that(|_| true)
     }
 
-    /// Adds a cover, for the next request of its class.
-    pub(super) fn add_cover(&mut self, class: Class) {
-        match self.next_in_order(|waiter| !waiter.is_covered && waiter.class == class) {
-            Some(position) => self.set_covered(position, true),
+    /// Returns the next open request in the order of service that matches.
+    pub(super) fn next_open_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
+        self.next_in(&self.open, matches)
+    }
+
+    /// Whether an open request is before the request with this number, in the order of service.
+    pub(super) fn has_before(&self, sequence: u64) -> bool {
+        self.next_open().is_some_and(|next| if self.newest_first { next > sequence } else { next < sequence })
+    }
+
+    /// The limiter is asked for an open request.
+    pub(super) fn set_asked(&mut self, sequence: u64) {
+        if let Some(waiter) = self.open.remove(&sequence) {
+            self.open_cost -= u128::from(waiter.class.cost);
+            self.asked.insert(sequence, waiter);
+        }
+    }
+
+    /// Adds an ask or a start without a request. The next open request of its class takes it.
+    pub(super) fn add_spare(&mut self, class: Class) {
+        let next = if self.of_key(class.key) > 0 { self.next_open_that(|waiter| waiter.class == class) } else { None };
+        match next {
+            Some(next) => self.set_asked(next),
             None => self.spare.push(class),
         }
-    }
-
-    /// Removes one cover of a class: an ask was denied, or a start is used.
-    pub(super) fn remove_cover(&mut self, class: Class) {
-        if self.take_spare(class) {
-            return;
-        }
-        let is_covered = |waiter: &Waiter| waiter.is_covered && waiter.class == class;
-        let waiters = &self.by_arrival;
-        // The last one in the order of service.
-        let last =
-            if self.newest_first { waiters.iter().position(is_covered) } else { waiters.iter().rposition(is_covered) };
-        if let Some(position) = last {
-            self.set_covered(position, false);
-        }
-    }
-
-    /// Removes all covers.
-    pub(super) fn remove_covers(&mut self) {
-        self.spare.clear();
-        (0..self.len()).for_each(|position| self.set_covered(position, false));
     }
 
     /// Whether an ask under way or a start has no request.
@@ -216,27 +182,51 @@ impl Waiters {
         self.spare.contains(&class)
     }
 
+    /// An ask of this class was denied: the last asked request of the class is open again.
+    pub(super) fn withdraw(&mut self, class: Class) {
+        if self.take_spare(class) {
+            return;
+        }
+        let of_class = |waiter: &&Waiter| waiter.class == class;
+        let asked = self.asked.values();
+        let last = if self.newest_first { asked.clone().find(of_class) } else { asked.clone().rfind(of_class) };
+        if let Some(waiter) = last.map(|waiter| waiter.ticket.sequence).and_then(|last| self.asked.remove(&last)) {
+            self.open_cost += u128::from(class.cost);
+            self.open.insert(waiter.ticket.sequence, waiter);
+        }
+    }
+
+    /// Removes the next request in the order of service that can use a start of this class. With `is_known` the start is
+    /// one of those that the asked requests and the spare ones are counted by, and is no longer.
+    pub(super) fn take_for(&mut self, class: Class, is_known: bool) -> Option<Waiter> {
+        let of_class = |waiter: &Waiter| waiter.class == class;
+        let next = self.next_in(&self.asked, of_class).or_else(|| self.next_in(&self.open, of_class));
+        let taken = next.and_then(|next| self.take(next));
+        let was_asked = taken.as_ref().is_some_and(|(_, was_asked)| *was_asked);
+        match (is_known, was_asked) {
+            (true, false) => _ = self.take_spare(class),
+            (false, true) => self.add_spare(class),
+            _ => {}
+        }
+        taken.map(|(waiter, _)| waiter)
+    }
+
+    /// Drops all asks. Only these starts remain.
+    pub(super) fn reset(&mut self, starts: impl Iterator<Item = Class>) {
+        self.open_cost += self.asked.values().map(|waiter| u128::from(waiter.class.cost)).sum::<u128>();
+        self.open.append(&mut self.asked);
+        self.spare.clear();
+        starts.for_each(|class| self.add_spare(class));
+    }
+
     fn take_spare(&mut self, class: Class) -> bool {
         let position = self.spare.iter().position(|spare| *spare == class);
         position.map(|position| self.spare.swap_remove(position)).is_some()
     }
 
-    fn set_covered(&mut self, position: usize, is_covered: bool) {
-        let waiter = &mut self.by_arrival[position];
-        let cost = u128::from(waiter.class.cost);
-        match (waiter.is_covered, is_covered) {
-            (false, true) => self.uncovered_cost -= cost,
-            (true, false) => self.uncovered_cost += cost,
-            _ => {}
-        }
-        waiter.is_covered = is_covered;
-    }
-}
-
-impl Index<usize> for Waiters {
-    type Output = Waiter;
-
-    fn index(&self, position: usize) -> &Waiter {
-        &self.by_arrival[position]
+    fn next_in(&self, waiters: &ByArrival, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
+        let matches = |waiter: &&Waiter| matches(waiter);
+        let next = if self.newest_first { waiters.values().rfind(matches) } else { waiters.values().find(matches) };
+        next.map(|waiter| waiter.ticket.sequence)
     }
 }

@@ -1,0 +1,151 @@
+//! When the limiter can admit the next requests of a queue.
+
+use std::time::Duration;
+
+use super::rules::Rule;
+use super::ticket::Class;
+use crate::decision::{Decision, LimitStatus, Verdict};
+use crate::runtime::Instant;
+
+/// What the latest decision of the queue's limit says of later ones.
+///
+/// `remaining` units are free at the time of the decision. The others return one after another: the first one at
+/// `next_unit`, and all of them by the time at which the key is idle. Later units follow in the same way, one window
+/// later.
+///
+/// The times are those at which to send an ask: the limiter decides as long after that as it did for the latest ask.
+#[derive(Debug, Default)]
+pub(super) struct Forecast {
+    asked_at: Option<Instant>,
+    remaining: u64,
+    /// `None` if held costs make the time unknown.
+    next_unit: Option<Instant>,
+    /// The time between two units that return.
+    step: Duration,
+    /// The limit, and its window.
+    quota: Option<(u64, Duration)>,
+    /// Whether the limiter schedules starts.
+    pub(super) schedules: bool,
+}
+
+impl Forecast {
+    /// Records a decision on a request of this class, for which the limiter was asked at `asked_at` and could schedule a
+    /// start up to `max_delay` ahead. `max_waiting` of the remaining units are places of requests that wait.
+    pub(super) fn update(
+        &mut self,
+        decision: &Decision,
+        class: Class,
+        max_delay: Duration,
+        max_waiting: u64,
+        asked_at: Instant,
+    ) {
+        let Class { cost, hold, .. } = class;
+        // Limits that all admit a request now do not know yet whether they can schedule another one.
+        if decision.verdict() != Verdict::Allowed {
+            self.schedules = decision.supports_scheduling() && !hold;
+        }
+        let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
+        let is_denied = matches!(decision.verdict(), Verdict::Denied { .. });
+        let most = match decision.verdict() {
+            // A limit can deny a cost although more remains, such as units that it keeps free.
+            Verdict::Denied { .. } => cost.saturating_sub(1),
+            Verdict::AllowedAfter(_) => 0,
+            _ => u64::MAX,
+        };
+        let places = if self.schedules { max_waiting } else { 0 };
+        self.asked_at = Some(asked_at);
+        self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(places).min(most));
+        self.quota =
+            snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
+        let first = match decision.verdict() {
+            // The end of a hold is unknown.
+            Verdict::Denied { .. } if decision.is_estimate() => None,
+            Verdict::Denied { retry_after } if self.schedules => Some(retry_after.saturating_add(max_delay)),
+            Verdict::Denied { retry_after } => Some(retry_after),
+            _ if hold && self.remaining == 0 => None,
+            Verdict::AllowedAfter(delay) => Some(delay.saturating_add(self.time_for(1).unwrap_or_default())),
+            _ => Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after)),
+        };
+        let number = if is_denied { cost.saturating_sub(self.remaining) } else { 1 };
+        self.step = match (snapshot, first) {
+            _ if self.schedules => self.time_for(1).unwrap_or_default(),
+            (Some(snapshot), Some(first)) => {
+                let returning = snapshot.limit.saturating_sub(self.remaining);
+                share(snapshot.reset.saturating_sub(first), 1, returning.saturating_sub(number))
+            }
+            _ => Duration::ZERO,
+        };
+        self.next_unit = first.and_then(|first| asked_at.checked_add(first)?.checked_sub(self.offset(number)));
+    }
+
+    /// Returns when the limiter can admit so many units in all. `None` if that is unknown.
+    pub(super) fn at(&self, units: u64) -> Option<Instant> {
+        match units.max(1).saturating_sub(self.remaining) {
+            0 => self.asked_at,
+            number => self.next_unit?.checked_add(self.offset(number)),
+        }
+    }
+
+    /// An ask is sent that takes the last one of so many units. The limiter admits it no sooner.
+    pub(super) fn asked(&mut self, units: u64, now: Instant) {
+        if !self.schedules && units > self.remaining {
+            let offset = self.offset(units - self.remaining);
+            self.next_unit = self.next_unit.map(|at| now.checked_sub(offset).map_or(at, |earliest| at.max(earliest)));
+        }
+    }
+
+    /// Returns how many units are free at once.
+    pub(super) fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// Returns the time between the return of the next unit and of the `number`th one.
+    fn offset(&self, number: u64) -> Duration {
+        let Some((limit, window)) = self.quota else { return Duration::ZERO };
+        let (windows, steps) = (number.saturating_sub(1) / limit, number.saturating_sub(1) % limit);
+        share(window, windows, 1).saturating_add(share(self.step, steps, 1))
+    }
+
+    /// Returns the time in which the limit admits this cost.
+    pub(super) fn time_for(&self, cost: u64) -> Option<Duration> {
+        let (limit, window) = self.quota?;
+        Some(share(window, cost, limit))
+    }
+
+    pub(super) fn exceeds_limit(&self, cost: u64) -> bool {
+        self.quota.is_some_and(|(limit, _)| cost > limit)
+    }
+}
+
+/// How much longer requests wait than the forecast says, because other processes use the limit as well.
+#[derive(Debug, Default)]
+pub(super) struct Slowness {
+    /// Moving averages.
+    expected: Duration,
+    waited: Duration,
+}
+
+impl Slowness {
+    /// Records the wait of a request that starts.
+    pub(super) fn record(&mut self, expected: Duration, waited: Duration) {
+        if !expected.is_zero() && Rule::OwnRate.is_on() {
+            self.expected = (self.expected * 31 + expected) / 32;
+            self.waited = (self.waited * 31 + waited) / 32;
+        }
+    }
+
+    /// Returns the likely wait of a request with this forecast.
+    pub(super) fn of(&self, expected: Duration) -> Duration {
+        if self.waited <= self.expected {
+            return expected;
+        }
+        let nanos = expected.as_nanos().saturating_mul(self.waited.as_nanos()) / self.expected.as_nanos().max(1);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// Returns the part `numerator / denominator` of a time.
+fn share(time: Duration, numerator: u64, denominator: u64) -> Duration {
+    let nanos = time.as_nanos().saturating_mul(numerator.into()) / u128::from(denominator.max(1));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,136 @@
+//! Laws of the rules of a queue. Each fails if its rule is off: `QUEUE_RULE_OFF=Leavers cargo test ..`.
+//!
+//! | Rule | Law |
+//! |---|---|
+//! | `Horizon` | `goodput::queue_over_a_slow_link_serves_the_whole_rate`, `fairness::shared_bucket_of_burst_one` |
+//! | `EarlierElsewhere` | `fairness::nobody_starves` |
+//! | `FewerAfterDenial`, `LaterAfterDenial` | `processes_with_unequal_links_share_a_bucket` |
+//! | `RandomDelay` | `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
+//! | `Leavers` | `users_that_give_up_lose_no_starts` |
+//! | `RefuseByPosition` | `request_that_cannot_start_in_time_is_refused_at_once` |
+//! | `OwnRate` | `process_that_receives_a_part_refuses_by_its_part` |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::key::Global;
+use tower_ratelimit::observe::{Event, WaitEnd};
+use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::{BoxLimiter, Gcra, Limit, Memory, Quota, RateLimitLayer, TokioClock};
+
+use crate::goodput::{Remote, open_loop, per_span, recorder};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
+    Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit")
+}
+
+/// What became of the requests of a layer.
+#[derive(Default)]
+struct Counts {
+    refused: AtomicUsize,
+    rejected: AtomicUsize,
+}
+
+impl Counts {
+    fn observe(&self, event: &Event<'_>) {
+        let count = match event {
+            Event::WaitRefused => &self.refused,
+            Event::WaitEnded { end: WaitEnd::Rejected, .. } => &self.rejected,
+            _ => return,
+        };
+        count.fetch_add(1, Relaxed);
+    }
+}
+
+/// The process with the short link does not take every start.
+#[tokio::test(start_paused = true)]
+async fn processes_with_unequal_links_share_a_bucket() {
+    let shared = memory(Gcra::new(Quota::per_second(50)).burst(1));
+    let mut loads = Vec::new();
+    for delay in [Duration::from_micros(200), ms(25), ms(25)] {
+        let (calls, inner) = recorder();
+        let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), delay)).responder(RejectWithError);
+        let service = layer.max_wait(5 * SECOND).layer(inner);
+        loads.push((calls, tokio::spawn(open_loop(service, 40, 100 * SECOND, 20 * SECOND, |_| ()))));
+    }
+    let mut served = Vec::new();
+    for (calls, load) in loads {
+        load.await.expect("the load");
+        served.push(calls.lock().unwrap().len());
+    }
+    assert!(served.iter().all(|&served| served >= 200), "{served:?} of 1000");
+    assert!(served.iter().sum::<usize>() >= 950, "{served:?} of 1000");
+}
+
+/// Users of one organisation that all give up after a second, over a link of 25 ms: the first in order are about to leave.
+#[tokio::test(start_paused = true)]
+async fn users_that_give_up_lose_no_starts() {
+    let user = Limit::new("user", Gcra::new(Quota::per_second(5)));
+    let organisation = Limit::new("organisation", Gcra::new(Quota::per_second(50))).keyed_by(|_: &u32| ());
+    let limiter = Memory::builder((user, organisation)).clock(TokioClock::new()).build().expect("limits");
+    let limiter = Remote::new(BoxLimiter::new(limiter), ms(25));
+    let (calls, inner) = recorder();
+    let layer = RateLimitLayer::new(|user: &u32| Some(*user), limiter).responder(RejectWithError);
+    let (service, started, time) = (layer.max_wait(10 * SECOND).layer(inner), Instant::now(), 12 * SECOND);
+    open_loop(service, 75, SECOND, time, |index| index).await;
+    let spans = per_span(&calls, started, 3 * SECOND, time);
+    assert!(spans.iter().all(|&served| served >= 135), "{spans:?} of 150");
+}
+
+/// 15 requests a second, of which 10 can start.
+#[tokio::test(start_paused = true)]
+async fn request_that_cannot_start_in_time_is_refused_at_once() {
+    let counts = Arc::new(Counts::default());
+    let observed = Arc::clone(&counts);
+    let layer = RateLimitLayer::new(Global, memory(Gcra::new(Quota::per_second(10)).burst(1)));
+    let layer = layer.responder(RejectWithError).max_wait(2 * SECOND);
+    let service = layer.observe(move |event: &Event<'_>| observed.observe(event)).layer(recorder().1);
+    open_loop(service, 15, 100 * SECOND, 20 * SECOND, |_| ()).await;
+    let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
+    assert!(refused >= 75 && rejected <= 2, "{refused} at once, {rejected} late");
+}
+
+/// Two processes share a bucket, and each receives half.
+#[tokio::test(start_paused = true)]
+async fn process_that_receives_a_part_refuses_by_its_part() {
+    let shared = memory(Gcra::new(Quota::per_second(20)).burst(1));
+    let (counts, mut loads) = (Arc::new(Counts::default()), tokio::task::JoinSet::new());
+    for _ in 0..2 {
+        let observed = Arc::clone(&counts);
+        let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), ms(2))).responder(RejectWithError);
+        let layer = layer.max_wait(2 * SECOND).observe(move |event: &Event<'_>| observed.observe(event));
+        loads.spawn(open_loop(layer.layer(recorder().1), 20, 100 * SECOND, 30 * SECOND, |_| ()));
+    }
+    while loads.join_next().await.is_some() {}
+    let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
+    // 600 of 1200 requests start.
+    assert!(rejected * 4 <= refused, "{refused} at once, {rejected} late");
+}
+
+/// The start of a request that leaves is used by the next one of its key.
+#[tokio::test(start_paused = true)]
+async fn request_that_leaves_costs_its_key_nothing() {
+    let limiter = memory(Gcra::new(Quota::per_second(10)).burst(1));
+    let (calls, inner) = recorder();
+    let service = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(10 * SECOND).layer(inner);
+    service.clone().oneshot(()).await.expect("the first");
+    let started = Instant::now();
+    let waiting: Vec<_> = (0..20).map(|_| tokio::spawn(service.clone().oneshot(()))).collect();
+    sleep(ms(50)).await;
+    waiting.iter().step_by(2).for_each(tokio::task::JoinHandle::abort);
+    for call in waiting.into_iter().skip(1).step_by(2) {
+        call.await.expect("no panic").expect("a start");
+    }
+    assert_eq!(started.elapsed(), ms(1000), "ten starts, one each 100 ms");
+    assert_eq!(calls.lock().unwrap().len(), 11);
+}
