@@ -5,7 +5,7 @@ use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::algorithm::Algorithm;
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Decision, Detail};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{AtomicState, check_limits, table::LookupError};
@@ -136,21 +136,17 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.hold || options.has_units() {
+                if options.detail == Detail::All || options.hold || options.has_units() {
                     return Err(LookupError::NotApplicable);
                 }
                 let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
                 $(let $table =
-                    Prepared::new(&tables.$index, context, &mut states.$index).ok_or(LookupError::NotApplicable)?;)+
+                    Prepared::new::<false, _, _, _, _>(&tables.$index, context, &mut states.$index).ok_or(LookupError::NotApplicable)?;)+
                 $(let $table = $table.lock().ok_or(LookupError::NotApplicable)?;)+
                 // All limits stay locked until all are charged.
                 $(let $table = $table.charge(now, &mut states.$index);)+
                 $(let $table = { drop($table.0); $table.1 };)+
                 let supports_scheduling = true $(&& $table.supports_scheduling)+;
-                let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
-                if lists_all $(|| $table.is_shadow)+ {
-                    return Ok(decide::listed(&[$($table),+], now, supports_scheduling, lists_all));
-                }
                 // The most restrictive limit has the least remaining. Of equals, it is the first one.
                 let least = [$($table.remaining()),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);
                 let status = match least.map_or(0, |(index, _)| index) {
@@ -166,6 +162,9 @@ macro_rules! tuple {
                 _error: LookupError,
             ) -> (Decision, Vec<HeldLimit>) {
                 let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
+                if let Some(decision) = decide::try_listed(&limits, &context) {
+                    return (decision, Vec::new());
+                }
                 let limits = transaction::applying(&mut limits, &context);
                 transaction::acquire(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
             }
