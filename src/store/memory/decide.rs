@@ -297,7 +297,8 @@ pub(super) struct LockedLimit<'a, Chosen, A: Algorithm> {
 
 impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
     /// Charges the limit, which stays locked until the first value is dropped.
-    #[inline]
+    // Row "three limits" of docs/performance.md: 1181 instructions without, as all numbers are then computed.
+    #[inline(always)]
     pub(super) fn charge(
         self,
         now: Timestamp,
@@ -338,22 +339,10 @@ impl Charged<'_> {
     }
 }
 
-/// Charges limits of which the decision lists some, unless one of them does not allow the request immediately: all of them,
-/// or because there are shadows.
-// Apart from the path of tuples, which keeps its limits in registers: 524 instead of 826 instructions of the row "three limits".
-#[inline]
-pub(super) fn try_listed<Key: ?Sized, S>(
-    limits: &[&dyn TransactionLimit<Key, S>],
-    context: &AcquireContext<'_, Key, S>,
-) -> Option<Decision> {
-    let lists_all = limits.len() > 1 && context.options.lists_all(Verdict::Allowed);
-    let is_fast = !(context.options.hold || context.options.has_units() || context.credit.is_some());
-    let (first, rest) = limits.split_first()?;
-    if !is_fast || !(lists_all || limits.iter().any(|limit| limit.is_shadow())) {
-        return None;
-    }
-    let mut charges = Charges::none(true);
-    if first.try_charge(context, rest, &mut charges) { charges.into_decision(context.now, lists_all) } else { None }
+/// Builds the decision of limits that were charged, and that the decision lists: all, or as there are shadows.
+pub(super) fn listed(charged: &[Charged<'_>], now: Timestamp, supports_scheduling: bool, lists_all: bool) -> Decision {
+    let statuses = charged.iter().map(Charged::status).collect();
+    Decision::of_listed(now, supports_scheduling, statuses, lists_all)
 }
 
 /// What a decision over limits of any types has charged on the fast path.

@@ -39,10 +39,6 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
-    fn is_shadow(&self) -> bool {
-        self.limit.is_shadow()
-    }
-
     fn is_share(&self) -> bool {
         self.limit.share_count().is_some()
     }

@@ -5,7 +5,7 @@ use super::limit_table::{CellOf, LimitTable};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
 use crate::algorithm::Algorithm;
-use crate::decision::{Decision, Detail};
+use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{AtomicState, check_limits, table::LookupError};
@@ -161,10 +161,25 @@ macro_rules! tuple {
                 context: AcquireContext<'_, Key, S>,
                 _error: LookupError,
             ) -> (Decision, Vec<HeldLimit>) {
-                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                if let Some(decision) = decide::try_listed(&limits, &context) {
-                    return (decision, Vec::new());
+                // Apart from the fast path, which keeps its limits in registers: row "three limits" of docs/performance.md.
+                let lists_all = $count > 1 && context.options.lists_all(Verdict::Allowed);
+                let lists = lists_all $(|| tables.$index.limit.is_shadow())+;
+                let (now, options) = (context.now, context.options);
+                if lists && !(options.hold || options.has_units() || context.credit.is_some()) {
+                    let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
+                    let charged = (|| {
+                        $(let $table = Prepared::new::<true, _, _, _, _>(&tables.$index, &context, &mut states.$index)?;)+
+                        $(let $table = $table.lock()?;)+
+                        Some(($($table,)+))
+                    })();
+                    if let Some(($($table,)+)) = charged {
+                        $(let $table = $table.charge(now, &mut states.$index);)+
+                        $(let $table = { drop($table.0); $table.1 };)+
+                        let supports_scheduling = true $(&& $table.supports_scheduling)+;
+                        return (decide::listed(&[$($table),+], now, supports_scheduling, lists_all), Vec::new());
+                    }
                 }
+                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
                 let limits = transaction::applying(&mut limits, &context);
                 transaction::acquire(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
             }

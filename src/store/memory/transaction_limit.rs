@@ -119,7 +119,6 @@ pub trait LimitInfo: Send + Sync {
     fn is_held_until_end(&self) -> bool;
     /// Returns whether the limit is a guaranteed share.
     fn is_share(&self) -> bool;
-    fn is_shadow(&self) -> bool;
     /// Ends a hold, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, clock: &dyn Clock) -> Usage;
