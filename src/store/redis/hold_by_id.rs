@@ -42,8 +42,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.client.submit_operation(|reply| {
             let kind = OperationKind::Mutate(Vec::new());
             let mut operation = self.queued_operation(key, algorithms, kind, reply)?;
-            let id = mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id);
-            let record = self.reservation_keys(&operation.keys, &operation.key_offsets, Remember::hold(id))?.record;
+            let remember = Remember::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
+            let record = self.reservation_keys(&operation.keys, &operation.key_offsets, remember)?.record;
             operation.kind = OperationKind::Settle(Box::new(SettleOperation { template, record, actual }));
             Ok(operation)
         })
