@@ -281,7 +281,8 @@ impl AcquireOptions {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Sets how many of the limits the decision lists. Listing several limits costs an allocation.
+    /// Sets how many of the limits the decision lists. Listing several limits costs time, but no allocation if all of them
+    /// allow.
     #[must_use]
     pub const fn detail(mut self, detail: Detail) -> Self {
         self.detail = detail;

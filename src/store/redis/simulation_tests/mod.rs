@@ -278,6 +278,18 @@ fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
     }
 }
 
+/// Runs a seed, and every fourth one also with ids. Returns the laws that it breaks.
+fn broken_laws(seed: u64) -> Vec<String> {
+    let checked = catch_unwind(|| {
+        let mut broken = laws::check(&run(seed, false));
+        if seed % 4 == 0 {
+            broken.extend(laws::check_ids(&run_scenario(Scenario::with_ids(seed), false)));
+        }
+        broken
+    });
+    checked.unwrap_or_else(|_| vec!["no panic: see the message above".to_owned()])
+}
+
 /// Runs seeds on all cores. Returns the first seeds that break a law, with the laws.
 fn check_seeds(first: u64, count: u64) -> Vec<(u64, Vec<String>)> {
     let (next, failures) = (AtomicU64::new(first), std::sync::Mutex::new(Vec::new()));
@@ -292,14 +304,7 @@ fn check_seeds(first: u64, count: u64) -> Vec<(u64, Vec<String>)> {
                     if seed >= first + count {
                         return;
                     }
-                    let checked = catch_unwind(|| {
-                        let mut broken = laws::check(&run(seed, false));
-                        if seed % 4 == 0 {
-                            broken.extend(laws::check_ids(&run_scenario(Scenario::with_ids(seed), false)));
-                        }
-                        broken
-                    });
-                    let broken = checked.unwrap_or_else(|_| vec!["no panic: see the message above".to_owned()]);
+                    let broken = broken_laws(seed);
                     if !broken.is_empty() {
                         failed.fetch_add(1, Ordering::Relaxed);
                         failures.lock().expect("no panic").push((seed, broken));

@@ -133,7 +133,7 @@ impl Template {
             Input::HOLD => quotas.len(),
             Input::UPDATE => 5,
             Input::LEASE => 7,
-            Input::RESERVE => quotas.len() + 4,
+            Input::RESERVE => quotas.len() + 5,
             Input::SETTLE => quotas.len() + 1,
             Input::ONCE => 2 * quotas.len() + 5,
             Input::ACQUIRE | Input::PEEK | Input::CHARGE => 0,
