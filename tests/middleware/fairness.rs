@@ -116,8 +116,9 @@ async fn nobody_starves() {
                 );
                 let part = total / 3;
                 let is_fair = served.iter().all(|served| served.abs_diff(part) * 5 <= part);
+                // About one start for each round trip: 1028 to 1280, as the delays of asks are random.
                 let least = if is_remote && is_late {
-                    1050
+                    975
                 } else if is_remote {
                     1350
                 } else {
