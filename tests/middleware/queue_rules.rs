@@ -20,7 +20,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::RejectWithError;
-use tower_ratelimit::{BoxLimiter, Gcra, Limit, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{BoxLimiter, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
 
@@ -133,4 +133,29 @@ async fn request_that_leaves_costs_its_key_nothing() {
     }
     assert_eq!(started.elapsed(), ms(1000), "ten starts, one each 100 ms");
     assert_eq!(calls.lock().unwrap().len(), 11);
+}
+
+/// Two processes share a `LeakyQueue` with one place. A denial says when a place is free, whatever start the ask accepts.
+#[tokio::test(start_paused = true)]
+async fn full_leaky_queue_is_asked_when_a_place_is_free() {
+    let limit = memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(1));
+    let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
+    for _ in 0..2 {
+        let (calls, inner) = recorder();
+        let observed = Arc::clone(&asks);
+        let layer = RateLimitLayer::new(Global, Remote::new(limit.clone(), ms(1))).responder(RejectWithError);
+        let layer = layer.max_wait(2 * SECOND).observe(move |event: &Event<'_>| {
+            if let Event::WaitAsked { .. } = event {
+                observed.fetch_add(1, Relaxed);
+            }
+        });
+        loads.push((calls, tokio::spawn(open_loop(layer.layer(inner), 2, 100 * SECOND, 20 * SECOND, |_| ()))));
+    }
+    let mut served = 0;
+    for (calls, load) in loads {
+        load.await.expect("the load");
+        served += calls.lock().unwrap().len();
+    }
+    let asks = asks.load(Relaxed);
+    assert!(served >= 19 && asks <= 3 * served, "{served} of 20, {asks} asks");
 }

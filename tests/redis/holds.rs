@@ -178,6 +178,9 @@ async fn hold_beyond_64_sessions_of_a_key_is_an_error() {
     let one_more = limiter(&server, long);
     let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
     assert!(full.is_unavailable() && full.to_string().contains("64 sessions"), "{full}");
+    let once = AcquireOptions::default().once("7f3a", 1, long).hold();
+    let full = acquire(&one_more, "alice", once).await.expect_err("no room, with the id of a request");
+    assert!(full.is_unavailable() && full.to_string().contains("64 sessions"), "{full}");
     assert!(is_allowed(&one_more, "alice").await, "decisions need no session");
     assert_eq!(used(&one_more, "alice").await, 65);
     held.swap_remove(0).release().await.expect("done");

@@ -86,8 +86,9 @@ impl Queue {
         let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(sequence)?;
         let lead = if class.hold { Duration::ZERO } else { self.lead(class) };
         // A request that waits longer can use a start that is too late for this one.
-        let is_last = self.waiters.of_key(class.key) == 1;
-        let longest = deadline.filter(|_| is_last).map(|deadline| deadline.saturating_duration_since(now));
+        let longest = deadline
+            .filter(|deadline| !self.waiters.has_later_of_class(sequence, class, *deadline))
+            .map(|deadline| deadline.saturating_duration_since(now));
         let max_delay = Some(longest.map_or(lead, |longest| lead.min(longest)));
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
@@ -157,11 +158,13 @@ impl Queue {
                 let is_home = order.ticket.ask.queue_of(&decision) == self.id;
                 self.denied_by = Duration::ZERO;
                 if is_home {
-                    self.update_forecast(order, &decision);
+                    self.update_forecast(order, &decision, false);
                 }
                 let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
                 self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
+                // The limiter may have decided before a release.
+                self.pace.is_released = order.releases != self.pace.releases;
                 let held = StartHold::new(held, || order.ticket.ask.queues());
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held });
             }
@@ -176,8 +179,8 @@ impl Queue {
         }
     }
 
-    fn update_forecast(&mut self, order: &AskOrder, decision: &Decision) {
-        let max_delay = order.options.max_delay.unwrap_or_default();
+    fn update_forecast(&mut self, order: &AskOrder, decision: &Decision, is_full: bool) {
+        let max_delay = order.options.max_delay.filter(|_| !is_full).unwrap_or_default();
         let max_waiting = order.ticket.ask.max_waiting().unwrap_or(0);
         self.forecast.update(decision, order.class, max_delay, max_waiting, order.asked_at);
     }
@@ -185,12 +188,19 @@ impl Queue {
     fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.withdraw(order.class);
         let home = order.ticket.ask.queue_of(&decision);
-        let excess = excess_wait(order, &decision, now);
+        // All places of a `LeakyQueue` are taken: it denies whatever start the ask accepts, until a place is free.
+        let is_full = !self.denied_by.is_zero() && order.ticket.ask.max_waiting().is_some();
+        let excess = excess_wait(order, &decision, is_full, now);
         if home == self.id {
             self.pace.denied(decision.is_estimate(), now);
-            self.update_forecast(order, &decision);
+            self.update_forecast(order, &decision, is_full);
             let is_late = order.is_due && self.forecast.schedules && Rule::LaterAfterDenial.is_on();
-            self.denied_by += decision.retry_after().filter(|_| is_late).unwrap_or_default();
+            let retry_after = decision.retry_after().filter(|_| is_late || is_full).unwrap_or_default();
+            if is_full {
+                self.pace.postpone(retry_after, now);
+            } else {
+                self.denied_by += retry_after;
+            }
             // The limiter may have decided before a release.
             self.pace.is_released = order.releases != self.pace.releases;
         } else if excess.is_none() {
@@ -209,8 +219,8 @@ impl Queue {
 }
 
 /// Returns how much too late a denied request could start, zero if that is unknown. `None` if it may start in time.
-fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Duration> {
-    let max_delay = order.options.max_delay.unwrap_or_default();
+fn excess_wait(order: &AskOrder, decision: &Decision, is_full: bool, now: Instant) -> Option<Duration> {
+    let max_delay = order.options.max_delay.filter(|_| !is_full).unwrap_or_default();
     match (decision.verdict(), order.deadline) {
         // Held costs may be released before.
         (Verdict::Denied { .. }, Some(_)) if decision.is_estimate() => None,

@@ -71,6 +71,15 @@ impl Waiters {
         self.per_key.get(&key).copied().unwrap_or(0)
     }
 
+    /// Whether one of the next requests can use a start of this class that comes after the deadline.
+    pub(super) fn has_later_of_class(&self, sequence: u64, class: Class, deadline: Instant) -> bool {
+        // A few of them: in other cases the start only must not come after the deadline.
+        const LOOKED_AT: usize = 16;
+        let mut next = self.open.range(sequence.saturating_add(1)..).map(|(_, waiter)| waiter).take(LOOKED_AT);
+        !self.newest_first
+            && next.any(|waiter| waiter.class == class && waiter.deadline.is_none_or(|later| later > deadline))
+    }
+
     /// Whether requests of several keys have waited, which cannot use each other's starts.
     pub(super) fn is_mixed(&self) -> bool {
         self.is_mixed

@@ -2,11 +2,13 @@
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 use super::deadlines::Deadline;
 use super::limit_table::{CellOf, LimitTable, is_ahead_of_clock};
 use super::transaction_limit::{AcquireContext, HeldLimit, LimitRead, LimitResult};
 use crate::algorithm::Algorithm;
+use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{
@@ -30,35 +32,45 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let LimitRead { location, now, reading, .. } = read;
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let deadline = self.add_hold(context, algorithm, location, reading.cost, slot, token);
+        let added = self.added_hold(context, algorithm);
+        let deadline = self.add_hold(context.now, added, location, reading.cost, slot, token);
         let transition = context.transition(&self.limit, algorithm);
         let held = reading.held.saturating_add(reading.cost);
         let snapshot = transition.snapshot(&self.table.state(slot, token), held, *now);
         LimitResult { numbers: self.numbers_after_charge(read, snapshot), deadline }
     }
 
-    /// Adds a held cost to the key. Returns the time at which the hold ends at the latest, if there is one.
-    fn add_hold<Key: ?Sized, S>(
+    /// Returns what the algorithm says of a hold: the algorithm that charges it later, and how long it lasts at most.
+    fn added_hold<Key: ?Sized, S>(
         &self,
         context: &AcquireContext<'_, Key, S>,
         algorithm: &C::Algorithm,
+    ) -> (Option<C::Algorithm>, Option<Duration>)
+    where
+        C: SelectAlgorithm<Key>,
+    {
+        if C::Algorithm::HELD_UNTIL_END {
+            (None, algorithm.max_hold_duration())
+        } else {
+            (self.limit.algorithm().select_owned(context.key), None)
+        }
+    }
+
+    /// Adds a held cost to the key. Returns the time at which the hold ends at the latest, if there is one.
+    fn add_hold(
+        &self,
+        now: Timestamp,
+        (own, max): (Option<C::Algorithm>, Option<Duration>),
         location: &Location,
         cost: u64,
         slot: SlotIndex,
         token: &LockToken,
-    ) -> Option<Deadline>
-    where
-        C: SelectAlgorithm<Key>,
-    {
+    ) -> Option<Deadline> {
         self.table.hold(slot, cost, token);
-        if !C::Algorithm::HELD_UNTIL_END {
-            if let Some(own) = self.limit.algorithm().select_owned(context.key) {
-                self.held_algorithms.set(location.hash(), own, token);
-            }
-            return None;
+        if let Some(own) = own {
+            self.held_algorithms.set(location.hash(), own, token);
         }
-        let max = algorithm.max_hold_duration()?;
-        Some(self.deadlines.add(location.hash(), context.now, micros_floor(max), cost, token))
+        Some(self.deadlines.add(location.hash(), now, micros_floor(max?), cost, token))
     }
 
     /// Holds the cost of a request on this limit alone, if its key is present and it allows the request.
@@ -107,8 +119,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let algorithm_of_key = limit.algorithm().select_owned(context.key);
         let algorithm_of_key = algorithm_of_key.map(|own| Box::new(own) as Box<dyn std::any::Any + Send + Sync>);
         drop(state);
+        let added = self.added_hold(context, algorithm);
         let token = self.table.lock(&location)?;
-        let deadline = self.add_hold(context, algorithm, &location, cost, slot, &token);
+        let deadline = self.add_hold(now, added, &location, cost, slot, &token);
         self.table.unlock(&location, &token);
         let status = LimitStatus::from_verdict(limit.name_handle().clone(), Verdict::Allowed, snapshot, false);
         let held = HeldLimit {

@@ -212,7 +212,8 @@ local function make_holds()
         if id > 0 then
           problem = EXPIRED
         elseif is_full(index, kind_of(-id)) then
-          problem = template.record and TOO_MANY_IDS or FULL
+          -- A request that is charged once holds in a session, as one without an id does.
+          problem = template.record and not template.repeats and TOO_MANY_IDS or FULL
         end
       end
       if problem then
