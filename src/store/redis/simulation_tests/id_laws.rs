@@ -138,7 +138,7 @@ impl Broken<'_> {
             let holds = || run.observed.iter().filter(|call| call.call.kind == Kind::Reserve(id));
             let first = holds().map(|call| call.asked_at).min().unwrap_or(0);
             let was_held = holds().any(|call| {
-                matches!(call.answer, Answer::Decided(Verdict::Allowed, _)) && call.ended_at <= settlement.asked_at
+                matches!(call.answer, Answer::Decided(Verdict::Allowed, _)) && call.ended_at < settlement.asked_at
             });
             if was_held && u128::from(settlement.ended_at) < u128::from(first) + 2 * LIFETIME.as_micros() {
                 self.report("a remembered hold can be settled", || format!("{settlement:?}"));
