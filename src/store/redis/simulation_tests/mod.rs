@@ -282,7 +282,7 @@ fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
 fn broken_laws(seed: u64) -> Vec<String> {
     let checked = catch_unwind(|| {
         let mut broken = laws::check(&run(seed, false));
-        if seed % 4 == 0 {
+        if seed.is_multiple_of(4) {
             broken.extend(laws::check_ids(&run_scenario(Scenario::with_ids(seed), false)));
         }
         broken
