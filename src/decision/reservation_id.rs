@@ -106,7 +106,8 @@ pub struct Remember {
 impl Remember {
     /// Ten minutes, in milliseconds.
     pub(crate) const DEFAULT_EXPIRY: u32 = 10 * 60 * 1_000;
-    const MAX: Duration = Duration::from_secs(24 * 60 * 60);
+    pub(crate) const MIN: Duration = Duration::from_millis(1);
+    pub(crate) const MAX: Duration = Duration::from_secs(24 * 60 * 60);
     /// The default maximum number of remembered ids of a key.
     pub(crate) const DEFAULT_MAX_IDS: usize = 10_000;
     /// The maximum of that maximum.
@@ -141,7 +142,7 @@ impl Remember {
     pub(crate) fn check(self) -> Result<(), Error> {
         self.id.check()?;
         let time = Duration::from_micros(self.micros());
-        if time.is_zero() || time > Self::MAX {
+        if time < Self::MIN || time > Self::MAX {
             let name = if self.is_hold() { "`expires_in`" } else { "time for which an id is remembered" };
             return Err(Error::config(format!(
                 "invalid {name}: it is {time:?}; use at least 1 ms and at most 24 hours"

@@ -49,6 +49,12 @@ impl LimitCost {
         }
     }
 
+    /// Returns what of the actual cost on this limit exceeds `credit`: what the request was charged before. The limit has
+    /// held `held` beyond the credit.
+    pub(crate) fn actual_beyond(self, credit: u64, actual: &Costs, held: u64) -> u64 {
+        self.actual(actual, held.saturating_add(credit)).saturating_sub(credit)
+    }
+
     /// Returns an error if the unit of the limit `name` is empty, or has no number.
     pub(crate) fn check(self, name: &str) -> Result<(), Error> {
         if self.unit() == Some("") {

@@ -145,7 +145,7 @@ fn arrival<Request, P: Parts<Request>>(
     options: AcquireOptions,
     arrived_at: Instant,
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
-    let class = Queues::class(&key, (options.costs(), options.charged_once()), keeps_guard::<Request, P>());
+    let class = Queues::class(&key, options.costs(), options.charged_once(), keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
     let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue() };
     // A client can shorten its wait, and not prolong it.

@@ -62,7 +62,7 @@ impl IdempotencyKey {
     ///
     /// From 1 ms to 24 hours: a shorter or longer time counts as these.
     pub fn remember(mut self, remember: Duration) -> Self {
-        self.remember = remember.clamp(Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
+        self.remember = remember.clamp(Remember::MIN, Remember::MAX);
         self
     }
 

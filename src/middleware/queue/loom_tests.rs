@@ -122,7 +122,7 @@ async fn yield_once() {
 fn arrival(slots: &Slots) -> Arrival<Slots> {
     Arrival {
         ask: slots.clone(),
-        class: Queues::class(&"key", (1.into(), None), true),
+        class: Queues::class(&"key", 1.into(), None, true),
         options: AcquireOptions::default().hold(),
         max_wait: Some(Duration::from_secs(1000)),
         arrived_at: Instant::now(),

@@ -75,7 +75,7 @@ impl Queues {
     }
 
     /// The start of a request that is charged once is no start of another request.
-    pub(crate) fn class(key: &(impl Hash + ?Sized), (costs, once): (Costs, Option<Remember>), hold: bool) -> Class {
+    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, once: Option<Remember>, hold: bool) -> Class {
         let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
         let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one((costs, once)));
         Class { key, request_costs, cost: costs.number().unwrap_or(1), hold }

@@ -1,5 +1,6 @@
 //! Holds the cost of a request: as a part of the transaction, and alone for one limit.
 
+use std::any::Any;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
@@ -116,26 +117,38 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
         // Nothing of the algorithm runs under the lock, so that a panic leaves nothing locked.
         let snapshot = transition.snapshot(&state, held.saturating_add(cost), now);
-        let algorithm_of_key = limit.algorithm().select_owned(context.key);
-        let algorithm_of_key = algorithm_of_key.map(|own| Box::new(own) as Box<dyn std::any::Any + Send + Sync>);
+        let held_cost = self.held_cost(context, location.hash(), cost);
         drop(state);
         let added = self.added_hold(context, algorithm);
         let token = self.table.lock(&location)?;
         let deadline = self.add_hold(now, added, &location, cost, slot, &token);
         self.table.unlock(&location, &token);
         let status = LimitStatus::from_verdict(limit.name_handle().clone(), Verdict::Allowed, snapshot, false);
-        let held = HeldLimit {
+        Some((Decision::from_store(now, false, status), HeldLimit { deadline, ..held_cost }))
+    }
+
+    /// Returns what a settlement needs of a cost that is held on a key, without a deadline.
+    pub(super) fn held_cost<Key: ?Sized, S>(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        hash: u64,
+        held: u64,
+    ) -> HeldLimit
+    where
+        C: SelectAlgorithm<Key>,
+    {
+        let own = self.limit.algorithm().select_owned(context.key);
+        HeldLimit {
             table: self.table.id(),
-            hash: location.hash(),
-            algorithm: algorithm_of_key,
-            held: cost,
-            cost: limit.cost(),
-            credit: 0,
-            until_end,
-            deadline,
+            hash,
+            algorithm: own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>),
+            held,
+            cost: self.limit.cost(),
+            credit: context.credit.map_or(0, |charged| self.limit.credit_of(*charged)),
+            until_end: C::Algorithm::HELD_UNTIL_END,
+            deadline: None,
             expired_at: None,
-        };
-        Some((Decision::from_store(now, false, status), held))
+        }
     }
 
     /// Returns whether the limit decides by its state and what is held on the key, and signals nothing.

@@ -369,13 +369,8 @@ where
         read: &LimitRead,
         result: Option<&LimitResult>,
     ) -> HeldLimit {
-        let own = self.limit.algorithm().select_owned(context.key);
-        let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
-        let (until_end, cost) = (C::Algorithm::HELD_UNTIL_END, self.limit.cost());
         let deadline = result.and_then(|result| result.deadline);
-        let (table, hash, held) = (self.table.id(), read.location.hash(), read.reading.cost);
-        let credit = context.credit.map_or(0, |charged| self.limit.credit_of(*charged));
-        HeldLimit { table, hash, algorithm, held, cost, credit, until_end, deadline, expired_at: None }
+        HeldLimit { deadline, ..self.held_cost(context, read.location.hash(), read.reading.cost) }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {

@@ -303,16 +303,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(
-        &self,
-        key: &Key,
-        options: AcquireOptions,
-        now: Timestamp,
-        error: LookupError,
-    ) -> Result<Outcome, Error>
+    fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, error: LookupError) -> Result<Outcome, Error>
     where
         S: Send + Sync + 'static,
     {
+        let &AcquireContext { key, options, .. } = context;
         self.check_units(options)?;
         if !options.until_end && L::is_held_until_end(&self.shared.tables) {
             return Err(Error::guard_not_kept());
@@ -326,12 +321,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return Ok(Outcome::of_store(decision, held));
         }
         self.shared.end_due::<Key, L>();
-        if error == LookupError::NotApplicable {
-            let Shared { hasher, clock, .. } = &*self.shared;
-            let context = AcquireContext { hasher, key, now, options, clock, credit: None };
-            if let Some((decision, limit)) = L::try_hold(&self.shared.tables, &context) {
-                return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
-            }
+        if error == LookupError::NotApplicable
+            && let Some((decision, limit)) = L::try_hold(&self.shared.tables, context)
+        {
+            return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
         }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
@@ -499,7 +492,7 @@ where
         };
         match decided {
             Ok(decision) => Acquisition::Ready(Ok(decision.into())),
-            Err(error) => Acquisition::Ready(self.acquire_slow(key, options, context.now, error)),
+            Err(error) => Acquisition::Ready(self.acquire_slow(&context, error)),
         }
     }
 

@@ -130,13 +130,10 @@ fn build<Key: ?Sized, S: BuildHasher>(
     capacity: Capacity,
     previous: &[DynLimitTable<Key, S>],
 ) -> Result<DynTables<Key, S>, Error> {
-    let has_conditions = limits.iter().any(|limit| limit.0.facts().is_conditional);
-    let has_shadows = limits.iter().any(|limit| limit.0.facts().is_shadow);
-    let shares = if limits.is_empty() && capacity.allow_no_limits {
-        None
-    } else {
-        check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?
-    };
+    let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
+    let has_conditions = facts.iter().any(|limit| limit.is_conditional);
+    let has_shadows = facts.iter().any(|limit| limit.is_shadow);
+    let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
     let build = |limit: DynLimit<Key, S>| {
         let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
@@ -168,8 +165,8 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
                 if rest.len() < INLINE_LIMITS && !tables.has_conditions && !(options.hold || options.has_units()) =>
             {
                 let lists_all = options.lists_all(Verdict::Allowed);
-                let charges = Charges::none(lists_all || tables.has_shadows);
-                let (mut others, mut charges) = ([&**first; INLINE_LIMITS], charges);
+                let mut charges = Charges::none(lists_all || tables.has_shadows);
+                let mut others = [&**first; INLINE_LIMITS];
                 for (other, limit) in others.iter_mut().zip(rest) {
                     *other = &**limit;
                 }

@@ -145,11 +145,9 @@ impl Records {
     /// Forgets the ids that need not be remembered any longer.
     pub(super) fn forget_old(&mut self, now: Timestamp) {
         let is_old = |first: &OccupiedEntry<'_, (u64, u64), RecordKey>| first.key().0 <= now.as_micros();
-        while let Some(first) = self.ended.first_entry().filter(is_old) {
-            let key = first.remove();
-            self.forget(key);
-        }
-        while let Some(first) = self.requests.first_entry().filter(is_old) {
+        while let Some(first) =
+            self.ended.first_entry().filter(is_old).or_else(|| self.requests.first_entry().filter(is_old))
+        {
             let key = first.remove();
             self.forget(key);
         }

@@ -12,9 +12,8 @@ use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::transaction_limit::LimitCharge;
-use super::transaction_limit::TransactionLimit;
 pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
+use super::transaction_limit::{LimitCharge, TransactionLimit};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::store::inner::{

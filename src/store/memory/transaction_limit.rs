@@ -157,7 +157,7 @@ pub struct HeldLimit {
 impl HeldLimit {
     /// Returns what the settlement charges if the request has these actual costs.
     pub(super) fn actual(&self, actual: &Costs) -> u64 {
-        self.cost.actual(actual, self.held.saturating_add(self.credit)).saturating_sub(self.credit)
+        self.cost.actual_beyond(self.credit, actual, self.held)
     }
 }
 

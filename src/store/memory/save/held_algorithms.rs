@@ -1,9 +1,10 @@
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
 use crate::store::inner::{
     sync::{Mutex, MutexGuard},
     table::LockToken,
 };
-use std::collections::HashMap;
-use std::sync::PoisonError;
 
 /// The algorithms of keys with held costs, if the algorithm is chosen by the key: a save charges these costs, and has no
 /// key to choose by.

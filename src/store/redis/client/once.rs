@@ -100,20 +100,21 @@ impl OnceRequest {
     const MAX_CONFLICTS: usize = 3;
 
     fn operation(&self, attempt: &Attempt, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
-        let (kind, credits) = match attempt {
-            Attempt::First => (if self.holds { Operation::OnceHold } else { Operation::Once }, Vec::new()),
-            Attempt::Repeat(credits) => {
-                (if self.holds { Operation::OnceHold } else { Operation::Once }, credits.clone())
-            }
-            Attempt::WithoutId => (if self.holds { Operation::Hold } else { Operation::Acquisition }, Vec::new()),
+        let has_id = !matches!(attempt, Attempt::WithoutId);
+        let credits = if let Attempt::Repeat(credits) = attempt { credits.clone() } else { Vec::new() };
+        let operation = match (has_id, self.holds) {
+            (true, true) => Operation::OnceHold,
+            (true, false) => Operation::Once,
+            (false, true) => Operation::Hold,
+            (false, false) => Operation::Acquisition,
         };
-        let template = Arc::new(self.template(kind, self.options, credits));
+        let template = Arc::new(self.template(operation, self.options, credits));
         let kind = if self.holds {
             OperationKind::Hold(self.options, template, None)
         } else {
             OperationKind::Decide(self.options, template)
         };
-        let once = (!matches!(attempt, Attempt::WithoutId)).then(|| Box::new(self.once.clone()));
+        let once = has_id.then(|| Box::new(self.once.clone()));
         QueuedOperation { once, ..self.queued(kind, reply) }
     }
 

@@ -158,7 +158,7 @@ impl GrantedHold {
 
     /// Returns the actual cost on this limit.
     pub(crate) fn actual(&self, actual: &Costs) -> u64 {
-        self.kind.actual(actual, self.held.saturating_add(self.credit)).saturating_sub(self.credit)
+        self.kind.actual_beyond(self.credit, actual, self.held)
     }
 
     fn release(self) -> Arc<Session> {

@@ -1,5 +1,6 @@
-use crate::store::inner::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::atomic::AtomicBool;
+
+use crate::store::inner::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The part of a lease that decisions read and change, without a lock.
 ///
