@@ -173,8 +173,9 @@ impl<A: Algorithm> Transition<'_, A> {
         }
     }
 
-    /// Returns the verdict of a hold on a state, as if the costs that are `held` on the key were charged: that of
-    /// [`read`](Self::read) for a limit without shares and blocks.
+    /// Returns the verdict of a hold on a state, as if the costs that are `held` on the key were charged.
+    ///
+    /// For a limit without shares and blocks, [`read`](Self::read) returns the same verdict.
     #[inline]
     pub(crate) fn verdict_with_held(&self, state: &A::State, held: u64, now: Timestamp) -> Verdict {
         let options = self.options.keeping_free(self.kept_free).max_delay(Duration::ZERO);

@@ -11,7 +11,7 @@
 //! | hold by an id | `Remember` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
-//! | tell others | `capacity_added`, `Observers` |
+//! | emit events, wake waiting requests | `capacity_added`, `Observers` |
 //! | the limiter's methods | `limiter_methods` |
 //! | machinery below all limits | `sync`, `table`, `runtime`, `with_scratch` |
 

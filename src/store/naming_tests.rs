@@ -1,4 +1,4 @@
-//! The names of limits for a layer's queue: all stores tell the same requests apart.
+//! The names of limits for a layer's queue: all stores distinguish the same requests.
 
 use foldhash::quality::RandomState;
 

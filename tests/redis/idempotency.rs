@@ -4,46 +4,26 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Costs, Detail, FixedWindow, InFlight, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, Costs, Detail, FixedWindow, InFlight, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow, TokenBucket,
 };
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::idempotency_model::{RESULTS, compare};
+use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, SPAN, clock};
+use crate::reservation_model::{LIMIT, SPAN, clock};
 use crate::server::Server;
-
-const MINUTE: Duration = Duration::from_secs(60);
-const HUNDRED: Quota = Quota::per_day(LIMIT);
 
 fn once(cost: u64, id: &str) -> AcquireOptions {
     AcquireOptions::cost(cost).once(id, 1, MINUTE)
 }
 
-async fn left(limiter: &impl Limiter<str>, key: &str) -> u64 {
-    let peeked = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
-    peeked.remaining().expect("a number")
-}
-
 async fn passes(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
     acquire(limiter, key, options).await.expect("an answer").decision.is_allowed()
-}
-
-fn with_clock(
-    server: RedisServer,
-    name: &str,
-    limits: impl IntoRedisLimits<str>,
-    clock: &ManualClock,
-) -> BoxLimiter<str> {
-    let builder = Redis::builder(server, name, limits).deadline(LONG_DEADLINE).clock_for_tests(clock.clone());
-    // The clock moves much faster than holds are renewed.
-    let builder = builder.hold_expiry(24 * 60 * MINUTE);
-    BoxLimiter::new(builder.max_reservation_ids(MAX_IDS).build().expect("limits"))
 }
 
 #[tokio::test]
@@ -64,30 +44,16 @@ async fn idempotency_follows_the_model_in_redis() {
 async fn idempotency_decides_as_in_memory_under_every_algorithm() {
     let server = Server::start();
     let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
-    macro_rules! pair {
-        ($name:literal, $seed:expr, $clock:expr, $limits:expr) => {
-            (
-                with_clock(server.open(), &format!("{}{}", $name, $seed), $limits, $clock),
-                BoxLimiter::<str>::new(
-                    Memory::builder($limits)
-                        .clock($clock.clone())
-                        .max_reservation_ids(MAX_IDS)
-                        .build()
-                        .expect("limits"),
-                ),
-            )
-        };
-    }
     let (mut allowed, mut denied) = (0, 0);
     for seed in 0..30 {
         let clock = clock();
         let pairs = [
-            pair!("bucket", seed, &clock, TokenBucket::new(quota)),
-            pair!("window", seed, &clock, SlidingWindow::new(quota)),
-            pair!("log", seed, &clock, SlidingLog::new(quota)),
-            pair!(
-                "three",
-                seed,
+            in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),
+            in_redis_and_memory!(server, format!("window{seed}"), &clock, SlidingWindow::new(quota)),
+            in_redis_and_memory!(server, format!("log{seed}"), &clock, SlidingLog::new(quota)),
+            in_redis_and_memory!(
+                server,
+                format!("three{seed}"),
                 &clock,
                 (
                     Limit::new("all", TokenBucket::new(quota)).keyed_by(|_: &str| 0_u64),

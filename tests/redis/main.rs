@@ -32,6 +32,7 @@ mod idempotency;
 #[path = "../memory/idempotency_model.rs"]
 mod idempotency_model;
 mod idle_connections;
+mod ids;
 mod in_flight;
 mod kept_charges;
 mod keys;

@@ -4,44 +4,26 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, Redis,
-    RedisServer, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
+    SlidingWindow, TokenBucket,
 };
 
 use crate::child::{Child, child_task, command};
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
+use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, Operation, SPAN, clock, compare, remaining};
+use crate::reservation_model::{LIMIT, Operation, SPAN, clock, compare, remaining};
 use crate::server::Server;
-
-const MINUTE: Duration = Duration::from_secs(60);
-const HUNDRED: Quota = Quota::per_day(LIMIT);
 
 fn options(cost: u64, id: &str) -> AcquireOptions {
     AcquireOptions::cost(cost).id(id).expires_in(MINUTE)
 }
 
-async fn left<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
-    let peeked = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
-    peeked.remaining().expect("a number")
-}
-
 async fn hold(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
     acquire(limiter, key, options.hold().until_end()).await.expect("an answer").decision.is_allowed()
-}
-
-fn with_clock(
-    server: RedisServer,
-    name: &str,
-    limits: impl IntoRedisLimits<str>,
-    clock: &ManualClock,
-) -> BoxLimiter<str> {
-    let builder = Redis::builder(server, name, limits).deadline(LONG_DEADLINE).clock_for_tests(clock.clone());
-    BoxLimiter::new(builder.max_reservation_ids(MAX_IDS).build().expect("limits"))
 }
 
 #[tokio::test]
@@ -62,30 +44,16 @@ async fn reservation_id_follows_the_model_in_redis() {
 async fn reservation_id_decides_as_in_memory_under_every_algorithm() {
     let server = Server::start();
     let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
-    macro_rules! pair {
-        ($name:literal, $seed:expr, $clock:expr, $limits:expr) => {
-            (
-                with_clock(server.open(), &format!("{}{}", $name, $seed), $limits, $clock),
-                BoxLimiter::<str>::new(
-                    Memory::builder($limits)
-                        .clock($clock.clone())
-                        .max_reservation_ids(MAX_IDS)
-                        .build()
-                        .expect("limits"),
-                ),
-            )
-        };
-    }
     for seed in 0..40 {
         let clock = clock();
         let pairs = [
-            pair!("bucket", seed, &clock, TokenBucket::new(quota)),
-            pair!("window", seed, &clock, SlidingWindow::new(quota)),
-            pair!("log", seed, &clock, SlidingLog::new(quota)),
-            pair!("flight", seed, &clock, InFlight::new(LIMIT)),
-            pair!(
-                "two",
-                seed,
+            in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),
+            in_redis_and_memory!(server, format!("window{seed}"), &clock, SlidingWindow::new(quota)),
+            in_redis_and_memory!(server, format!("log{seed}"), &clock, SlidingLog::new(quota)),
+            in_redis_and_memory!(server, format!("flight{seed}"), &clock, InFlight::new(LIMIT)),
+            in_redis_and_memory!(
+                server,
+                format!("two{seed}"),
                 &clock,
                 (
                     Limit::new("all", TokenBucket::new(quota)).keyed_by(|_: &str| 0_u64),

@@ -29,9 +29,9 @@
 //!   the age at which others gave up, comes before their start. If another queue of the request's limits has an earlier
 //!   open request, the request moves there when its own limit would admit it.
 //! - **Who gets a start** (`state.rs`). The first request of the class, asked ones first.
-//! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. The forecast
-//!   is corrected by how much longer than forecast the requests before have waited, so that a process which receives a
-//!   part of a limit refuses by its part.
+//! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. Requests
+//!   that waited longer than forecast make later forecasts longer. So a process that receives a part of a limit refuses
+//!   by its part.
 //!
 //! # What a denial means
 //!

@@ -82,7 +82,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ) -> Result<(Decision, Vec<HeldLimit>, Option<ChargedFor>), Error> {
         once.check()?;
         let shared = self.shared();
-        // The lock is held until the charge is recorded, so that of two calls with one id one is charged.
+        // The lock is held until the charge is recorded, so that only the first of two calls with one id is charged.
         let mut records = shared.reservations.lock();
         let mut context = self.context(key, options);
         shared.end_expired::<Key, L>(&mut records, context.now);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::client::{OnceOperation, OnceRequest, OperationKind, RedisFuture, ReserveOperation, SettleOperation};
+use super::client::{
+    OnceOperation, OnceRequest, OperationKind, OperationTarget, RedisFuture, ReserveOperation, SettleOperation,
+};
 use super::cluster::cluster_slot;
 use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
@@ -19,13 +21,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
         self.client.submit_decision(|reply| {
-            let kind = OperationKind::Mutate(Vec::new());
-            let mut operation = self.queued_operation(key, algorithms, kind, reply)?;
-            let (keys, max_ids) =
-                (self.reservation_keys(&operation.keys, &operation.key_offsets, reserve)?, self.max_ids);
+            let target = self.target(key, algorithms)?;
+            let (keys, max_ids) = (self.reservation_keys(&target, reserve)?, self.max_ids);
             let reserve = ReserveOperation { options, reserve, template, keys, max_ids };
-            operation.kind = OperationKind::Reserve(Box::new(reserve));
-            Ok(operation)
+            Ok(target.operation(OperationKind::Reserve(Box::new(reserve)), reply))
         })
     }
 
@@ -40,12 +39,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
         self.client.submit_operation(|reply| {
-            let kind = OperationKind::Mutate(Vec::new());
-            let mut operation = self.queued_operation(key, algorithms, kind, reply)?;
+            let target = self.target(key, algorithms)?;
             let remember = Remember::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
-            let record = self.reservation_keys(&operation.keys, &operation.key_offsets, remember)?.record;
-            operation.kind = OperationKind::Settle(Box::new(SettleOperation { template, record, actual }));
-            Ok(operation)
+            let record = self.reservation_keys(&target, remember)?.record;
+            let settle = SettleOperation { template, record, actual };
+            Ok(target.operation(OperationKind::Settle(Box::new(settle)), reply))
         })
     }
 
@@ -57,34 +55,22 @@ impl<Key: ?Sized> LimiterState<Key> {
         remember: Remember,
     ) -> Result<RedisFuture, Error> {
         remember.check()?;
-        let algorithms = self.algorithms(key);
-        let (keys, key_offsets) = self.encode(key)?;
-        let id_keys = Arc::new(self.reservation_keys(&keys, &key_offsets, remember)?);
+        let target = self.target(key, self.algorithms(key))?;
+        let id_keys = Arc::new(self.reservation_keys(&target, remember)?);
         let repeats = if options.hold { 0 } else { remember.repeats };
         let once = OnceOperation { keys: id_keys, remember, max_ids: self.max_ids, repeats };
         self.client.submit_once(OnceRequest {
             options,
-            limits: Arc::clone(&self.limits),
-            weight: self.weight(&algorithms),
-            algorithms,
-            keys,
-            key_offsets,
+            target,
             settings: TemplateSettings { kept_free: self.kept_free(key), hold_expiry: self.client.config.holds.expiry },
             holds: options.hold || self.holds_until_end(key),
             once,
         })
     }
 
-    fn reservation_keys(
-        &self,
-        limit_keys: &[u8],
-        offsets: &[usize],
-        remember: Remember,
-    ) -> Result<ReservationKeys, Error> {
-        let keys = self.key_format.reservation_keys(limit_keys, offsets, remember);
-        let first = offsets.iter().copied().find(|end| *end > 0).unwrap_or(0);
-        let is_cluster = self.client.config.health.server.is_cluster();
-        if is_cluster && cluster_slot(&keys.record) != cluster_slot(&limit_keys[..first]) {
+    fn reservation_keys(&self, target: &OperationTarget, remember: Remember) -> Result<ReservationKeys, Error> {
+        let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, remember);
+        if self.client.config.health.server.is_cluster() && cluster_slot(&keys.record) != target.slot() {
             return Err(Error::config(
                 "a reservation id cannot share the cluster slot of its key: braces in the prefix prevent it; remove them",
             ));

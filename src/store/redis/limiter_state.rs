@@ -3,13 +3,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use redis::Cmd;
-use tokio::sync::oneshot;
 
 use super::bound_limit::RedisBoundLimit;
 use super::builder::{HashTag, RedisBuilder};
-use super::client::{
-    Client, ClientConfig, LeaseSender, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load,
-};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture, script_load};
 use super::conflicts::Registration;
 use super::connect::Failure;
 use super::health::ServerHealth;
@@ -28,7 +25,7 @@ use crate::store::inner::{Observers, Plan, ShareRole};
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
-    pub(super) limits: Arc<LimitSet>,
+    limits: Arc<LimitSet>,
     pub(super) limit_fns: Arc<[Box<dyn RedisBoundLimit<Key>>]>,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
@@ -184,7 +181,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// The run time of one step of all limits in the script.
-    pub(super) fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
+    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
         let weight = |(index, limit): (usize, &LimitInfo)| {
             limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
         };
@@ -252,17 +249,15 @@ impl<Key: ?Sized> LimiterState<Key> {
         Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
     }
 
-    pub(super) fn queued_operation(
+    /// Returns the limits and keys of an operation.
+    pub(super) fn target(
         &self,
         key: &Key,
         algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-        kind: OperationKind,
-        reply: oneshot::Sender<OperationResult>,
-    ) -> Result<QueuedOperation, Error> {
+    ) -> Result<OperationTarget, Error> {
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
-        let limits = Arc::clone(&self.limits);
-        Ok(QueuedOperation { kind, limits, keys, key_offsets, algorithms, weight, once: None, answer_by: None, reply })
+        Ok(OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight })
     }
 
     /// Submits a decision that charges or holds.
@@ -304,30 +299,16 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.client.submit_decision(|reply| {
             let algorithms = self.algorithms(key);
             let template = self.decision_template(operation, key, &algorithms, options);
-            self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
+            Ok(self.target(key, algorithms)?.operation(OperationKind::Decide(options, template), reply))
         })
     }
 
     fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, key, &algorithms, options);
-        let (keys, key_offsets) = self.encode(key)?;
-        let (weight, limits) = (self.weight(&algorithms), Arc::clone(&self.limits));
+        let target = self.target(key, algorithms)?;
         self.client.submit_hold(move |reply| {
-            let kind = OperationKind::Hold(options, Arc::clone(&template), None);
-            let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
-            let limits = Arc::clone(&limits);
-            Ok(QueuedOperation {
-                kind,
-                limits,
-                keys,
-                key_offsets,
-                algorithms,
-                weight,
-                once: None,
-                answer_by: None,
-                reply,
-            })
+            Ok(target.clone().operation(OperationKind::Hold(options, Arc::clone(&template), None), reply))
         })
     }
 
@@ -341,8 +322,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         if templates.is_empty() {
             return LimiterFuture::ready(Ok(()));
         }
-        self.client
-            .submit_operation(|reply| self.queued_operation(key, algorithms, OperationKind::Mutate(templates), reply))
+        self.client.submit_operation(|reply| {
+            Ok(self.target(key, algorithms)?.operation(OperationKind::Mutate(templates), reply))
+        })
     }
 
     /// Returns whether a limit holds every cost until the request ends.

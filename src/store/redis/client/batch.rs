@@ -118,7 +118,7 @@ impl Batch {
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
         command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len() + self.id_keys.len());
         for &(operation, limit) in &self.keys {
-            command.arg(self.operations[operation].key(limit));
+            command.arg(self.operations[operation].target.key(limit));
         }
         for key in &self.id_keys {
             command.arg(&key[..]);
@@ -147,7 +147,7 @@ impl Batch {
         let (mut late, mut delayed) = (0, DelayedResults::default());
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some((index, mut operation)) = operations.next() else { break };
-            let algorithms = std::mem::take(&mut operation.algorithms);
+            let algorithms = std::mem::take(&mut operation.target.algorithms);
             let mut replay =
                 Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
             let Some(result) = operation.read_result(&mut reply, &mut replay) else {
@@ -191,16 +191,16 @@ fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {
 fn load_sessions(operations: &mut [QueuedOperation], limits: &Arc<LimitSet>, holds: &Arc<HoldRegistry>) {
     let (mut new, mut updated) = (NewSessions::default(), HashSet::new());
     for operation in operations {
-        let (keys, offsets) = (&operation.keys, &operation.key_offsets);
-        let key = |limit: usize| &keys[if limit == 0 { 0 } else { offsets[limit - 1] }..offsets[limit]];
+        let target = &operation.target;
         match &mut operation.kind {
             OperationKind::Hold(options, _, pending) => {
                 // The operation was sent before, and the server replied that it did not run it.
                 if let Some(pending) = pending.take() {
                     pending.denied();
                 }
-                let algorithms = &operation.algorithms;
-                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, *options, &mut new)).ok();
+                let join =
+                    || holds.join_sessions(|limit| target.key(limit), &target.algorithms, limits, *options, &mut new);
+                *pending = catch_panic(join).ok();
             }
             OperationKind::Update(updates) => {
                 for update in updates {
@@ -225,9 +225,10 @@ fn dedup_keys(operations: &[QueuedOperation], limits: &LimitSet) -> (Vec<(usize,
     let mut known = HashMap::with_capacity_and_hasher(count, foldhash::fast::RandomState::default());
     for layout in [StateEncoding::Full, StateEncoding::Header] {
         for (limit, _) in limits.iter().enumerate().filter(|(_, limit)| limit.script.state_encoding() == layout) {
-            let with_key = operations.iter().enumerate().filter(|(_, operation)| !operation.key(limit).is_empty());
+            let with_key =
+                operations.iter().enumerate().filter(|(_, operation)| !operation.target.key(limit).is_empty());
             for (index, operation) in with_key {
-                let key_index = *known.entry(operation.key(limit)).or_insert_with(|| {
+                let key_index = *known.entry(operation.target.key(limit)).or_insert_with(|| {
                     keys.push((index, limit));
                     u16::try_from(keys.len() - 1).unwrap_or(u16::MAX)
                 });

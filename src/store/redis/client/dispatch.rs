@@ -107,7 +107,7 @@ fn record_results(
 
 /// Groups operations by cluster slot, because the keys of one command must share a slot. Each group keeps its order.
 fn group_by_slot(operations: Vec<QueuedOperation>) -> Vec<(u16, Vec<QueuedOperation>)> {
-    let mut operations: Vec<_> = operations.into_iter().map(|operation| (operation.slot(), operation)).collect();
+    let mut operations: Vec<_> = operations.into_iter().map(|operation| (operation.target.slot(), operation)).collect();
     // The sort is stable.
     operations.sort_by_key(|(slot, _)| *slot);
     let mut groups: Vec<(u16, Vec<QueuedOperation>)> = Vec::new();
@@ -153,7 +153,7 @@ fn new_batch(
     operations: Vec<QueuedOperation>,
     latest_start: Option<Timestamp>,
 ) -> Option<Batch> {
-    let (now, limits) = (config.clock.as_ref().map(Clock::now), Arc::clone(&operations.first()?.limits));
+    let (now, limits) = (config.clock.as_ref().map(Clock::now), Arc::clone(&operations.first()?.target.limits));
     Some(Batch::new(limits, operations, &config.holds, now, latest_start))
 }
 

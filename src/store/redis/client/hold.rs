@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use super::completion::{Completion, OperationResult};
 use super::future::{RedisFuture, reply_lost};
 use super::once::OnceRequest;
-use super::operation::{OperationKind, QueuedOperation};
+use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::{Client, no_runtime};
 use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
-use crate::store::inner::runtime::sleep;
+use crate::store::inner::runtime::{Sleep, sleep};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
@@ -42,20 +42,32 @@ impl Client {
             }
         };
         let config = Arc::clone(&self.config);
-        Ok(RedisFuture::hold(async move {
-            match select(pin!(hold), pin!(timer)).await {
-                Either::Left((outcome, _)) => outcome,
-                // Dropping `hold` cancels the operation if it was not sent. Otherwise the grant in the reply is
-                // dropped, and releases the cost.
-                Either::Right(_) => Err(Error::unavailable(format!(
-                    "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held \
-                     until the hold expires; raise `deadline` or check the server",
-                    config.health.server.describe(),
-                    config.deadline
-                ))),
-            }
+        Ok(until_deadline(hold, timer, move || {
+            format!(
+                "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held until \
+                 the hold expires; raise `deadline` or check the server",
+                config.health.server.describe(),
+                config.deadline
+            )
         }))
     }
+}
+
+/// Returns a decision that fails with this message at the deadline.
+///
+/// Dropping `decided` cancels an operation that was not sent. Otherwise the grant in its reply is dropped, and releases
+/// the cost.
+pub(super) fn until_deadline(
+    decided: impl Future<Output = Result<Outcome, Error>> + Send + 'static,
+    timer: Sleep,
+    message: impl FnOnce() -> String + Send + 'static,
+) -> RedisFuture {
+    RedisFuture::hold(async move {
+        match select(pin!(decided), pin!(timer)).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right(_) => Err(Error::unavailable(message())),
+        }
+    })
 }
 
 pub(super) fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
@@ -201,7 +213,8 @@ impl Client {
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let Some((_, first)) = sessions.first() else { return Ok(Box::pin(std::future::ready(Ok(())))) };
         let entries = sessions.iter().map(|(key, target)| (&**key, &target.entry));
-        let reply = self.enqueue(|reply| Ok(QueuedOperation::on_entries(&first.limits, entries, kind, reply)), None)?;
+        let target = OperationTarget::of_entries(&first.limits, entries);
+        let reply = self.enqueue(|reply| Ok(target.operation(kind, reply)), None)?;
         Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Client;
-use super::operation::{OperationKind, QueuedOperation};
+use super::operation::{OperationKind, OperationTarget};
 use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
 use crate::store::redis::script::LimitSet;
 
@@ -18,7 +18,7 @@ impl LeaseTransport for LeaseSender {
         let operation = |reply| {
             let (key, quota) = (Arc::clone(&renewal.key), Arc::clone(&renewal.quota));
             let kind = OperationKind::Lease(Box::new(renewal));
-            Ok(QueuedOperation::on_entries(&self.limits, [(&*key, &quota.entry)].into_iter(), kind, reply))
+            Ok(OperationTarget::of_entries(&self.limits, [(&*key, &quota.entry)].into_iter()).operation(kind, reply))
         };
         // The renewal receives the result by itself.
         drop(self.client.enqueue(operation, None));

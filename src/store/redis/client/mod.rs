@@ -49,7 +49,7 @@ use self::future::PendingReply;
 pub use self::future::RedisFuture;
 pub(crate) use self::lease::LeaseSender;
 pub(crate) use self::once::{OnceOperation, OnceRequest};
-pub(crate) use self::operation::{OperationKind, QueuedOperation};
+pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
 use self::queue::OperationQueue;
 pub(crate) use self::reservation::{ReserveOperation, SettleOperation};
 use self::worker::run_worker;
@@ -136,7 +136,7 @@ impl Client {
         operation.answer_by = answer_by;
         let mut node = 0;
         if is_cluster {
-            node = health.server.node_of_slot(operation.slot());
+            node = health.server.node_of_slot(operation.target.slot());
             health.check_breaker(&health.node(node))?;
         }
         for _ in 0..Self::MAX_ATTEMPTS {

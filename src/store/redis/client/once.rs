@@ -1,15 +1,13 @@
 //! Decisions that charge a request once: the first one, and its repeats.
 
-use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
 use super::future::{RedisFuture, reply_lost};
-use super::hold::{into_guard, into_outcome};
-use super::operation::{OperationKind, QueuedOperation};
+use super::hold::{into_guard, into_outcome, until_deadline};
+use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::reservation::push_key;
 use super::{Client, no_runtime};
 use crate::decision::{AcquireOptions, Costs};
@@ -18,7 +16,7 @@ use crate::limiter::{LimiterFuture, Outcome};
 use crate::store::inner::{Remember, runtime::sleep};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
-    DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
+    LimitInfo, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
 };
 
 /// The id of a decision, and what the server remembers of it.
@@ -75,11 +73,7 @@ impl RecordOperation {
 /// A request that is charged once, until it is decided.
 pub(crate) struct OnceRequest {
     pub(crate) options: AcquireOptions,
-    pub(crate) limits: Arc<LimitSet>,
-    pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-    pub(crate) keys: Vec<u8>,
-    pub(crate) key_offsets: Vec<usize>,
-    pub(crate) weight: usize,
+    pub(crate) target: OperationTarget,
     pub(crate) settings: TemplateSettings,
     /// Whether a limit holds its cost.
     pub(crate) holds: bool,
@@ -115,25 +109,12 @@ impl OnceRequest {
             OperationKind::Decide(self.options, template)
         };
         let once = has_id.then(|| Box::new(self.once.clone()));
-        QueuedOperation { once, ..self.queued(kind, reply) }
+        QueuedOperation { once, ..self.target.clone().operation(kind, reply) }
     }
 
     fn template(&self, operation: Operation, options: AcquireOptions, credits: Vec<u64>) -> OperationTemplate {
-        self.settings.template(&self.limits.limits, &self.algorithms, operation, options, credits)
-    }
-
-    fn queued(&self, kind: OperationKind, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
-        QueuedOperation {
-            kind,
-            limits: Arc::clone(&self.limits),
-            keys: self.keys.clone(),
-            key_offsets: self.key_offsets.clone(),
-            algorithms: self.algorithms.clone(),
-            weight: self.weight,
-            once: None,
-            answer_by: None,
-            reply,
-        }
+        let OperationTarget { limits, algorithms, .. } = &self.target;
+        self.settings.template(&limits.limits, algorithms, operation, options, credits)
     }
 
     /// Records what the settled request was charged.
@@ -142,12 +123,13 @@ impl OnceRequest {
             let whole = limit.options(self.options).cost;
             if limit.held_until_end { 0 } else { limit.facts.cost.actual(actual, whole) }
         };
-        let charged = self.limits.limits.iter().map(charged_on).collect();
+        let charged = self.target.limits.limits.iter().map(charged_on).collect();
         let template = Arc::new(self.template(Operation::Record, AcquireOptions::cost(0), Vec::new()));
         let repeats = self.once.remember.repeats;
         let once = OnceOperation { repeats, ..self.once.clone() };
         let record = RecordOperation { template, once, charged };
-        client.submit_operation(|reply| Ok(self.queued(OperationKind::Record(Box::new(record)), reply)))
+        let kind = OperationKind::Record(Box::new(record));
+        client.submit_operation(|reply| Ok(self.target.clone().operation(kind, reply)))
     }
 }
 
@@ -182,12 +164,6 @@ impl Client {
             }
         };
         let config = Arc::clone(&self.config);
-        Ok(RedisFuture::hold(async move {
-            match select(pin!(decided), pin!(timer)).await {
-                Either::Left((outcome, _)) => outcome,
-                // As for a hold.
-                Either::Right(_) => Err(Error::unavailable(config.timeout_message())),
-            }
-        }))
+        Ok(until_deadline(decided, timer, move || config.timeout_message()))
     }
 }

@@ -14,9 +14,9 @@ use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::LeaseRenewal;
 use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, OperationTemplate};
 
-/// An operation from its queueing to its reply.
-pub(crate) struct QueuedOperation {
-    pub(crate) kind: OperationKind,
+/// The limits and keys of an operation.
+#[derive(Clone)]
+pub(crate) struct OperationTarget {
     /// The limits that the keys and templates belong to. All operations of a batch have the same.
     pub(crate) limits: Arc<LimitSet>,
     /// The keys of all limits, concatenated. The key of a limit without part in the operation is empty.
@@ -27,6 +27,12 @@ pub(crate) struct QueuedOperation {
     pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
     /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
+}
+
+/// An operation from its queueing to its reply.
+pub(crate) struct QueuedOperation {
+    pub(crate) kind: OperationKind,
+    pub(crate) target: OperationTarget,
     /// The id of a decision that is charged once.
     pub(crate) once: Option<Box<OnceOperation>>,
     /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
@@ -53,13 +59,11 @@ pub(crate) enum OperationKind {
     Mutate(Vec<Arc<OperationTemplate>>),
 }
 
-impl QueuedOperation {
-    /// An operation on the keys of some entries, each of another one of these limits, in the order of the limits.
-    pub(crate) fn on_entries<'a>(
+impl OperationTarget {
+    /// The keys of some entries, each of another one of these limits, in the order of the limits.
+    pub(crate) fn of_entries<'a>(
         limits: &Arc<LimitSet>,
         entries: impl Iterator<Item = (&'a [u8], &'a EntryTarget)>,
-        kind: OperationKind,
-        reply: oneshot::Sender<OperationResult>,
     ) -> Self {
         let count = limits.limits.len();
         let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(count), Vec::new());
@@ -76,19 +80,31 @@ impl QueuedOperation {
             }
         }
         key_offsets.resize(count, keys.len());
-        let limits = Arc::clone(limits);
-        Self { kind, limits, keys, key_offsets, algorithms, weight, once: None, answer_by: None, reply }
+        Self { limits: Arc::clone(limits), keys, key_offsets, algorithms, weight }
     }
 
-    /// Whether a renewal task has queued the operation: no caller waits for it.
-    pub(crate) fn is_renewal(&self) -> bool {
-        matches!(&self.kind, OperationKind::Update(updates) if updates.iter().any(SessionUpdate::is_renewal))
+    /// Returns an operation on these keys.
+    pub(crate) fn operation(self, kind: OperationKind, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
+        QueuedOperation { kind, target: self, once: None, answer_by: None, reply }
     }
 
     /// The key of the limit with this index.
     pub(crate) fn key(&self, limit: usize) -> &[u8] {
         let start = if limit == 0 { 0 } else { self.key_offsets[limit - 1] };
         &self.keys[start..self.key_offsets[limit]]
+    }
+
+    /// The cluster slot of the keys. They all have the same one.
+    pub(crate) fn slot(&self) -> u16 {
+        let mut keys = (0..self.key_offsets.len()).map(|limit| self.key(limit));
+        cluster_slot(keys.find(|key| !key.is_empty()).unwrap_or_default())
+    }
+}
+
+impl QueuedOperation {
+    /// Whether a renewal task has queued the operation: no caller waits for it.
+    pub(crate) fn is_renewal(&self) -> bool {
+        matches!(&self.kind, OperationKind::Update(updates) if updates.iter().any(SessionUpdate::is_renewal))
     }
 
     /// Returns the numbers to send for a decision with these sessions, and adds the keys of the id, if it has one.
@@ -102,12 +118,6 @@ impl QueuedOperation {
             once.encode(template, &mut sessions, keys);
         }
         sessions
-    }
-
-    /// The cluster slot of the operation's keys. They all have the same one.
-    pub(crate) fn slot(&self) -> u16 {
-        let mut keys = (0..self.key_offsets.len()).map(|limit| self.key(limit));
-        cluster_slot(keys.find(|key| !key.is_empty()).unwrap_or_default())
     }
 
     /// The maximum number of steps that the operation adds to a batch.
@@ -126,7 +136,7 @@ impl QueuedOperation {
 
     /// The run time of the whole operation in the script. A decision of one bucket has weight 1.
     pub(crate) fn total_weight(&self) -> usize {
-        self.steps() * self.weight
+        self.steps() * self.target.weight
     }
 
     pub(crate) fn is_hold(&self) -> bool {

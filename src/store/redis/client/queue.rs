@@ -244,7 +244,7 @@ impl QueueState {
     fn turn(&self) -> Turn {
         match (self.pending.front(), self.renewals.front()) {
             (None, Some(_)) => Turn::Renewals,
-            (Some(first), Some(renewal)) if Arc::ptr_eq(&first.limits, &renewal.limits) => Turn::Both,
+            (Some(first), Some(renewal)) if Arc::ptr_eq(&first.target.limits, &renewal.target.limits) => Turn::Both,
             (Some(_), Some(_)) if self.skipped_renewals => Turn::Renewals,
             _ => Turn::Pending,
         }
@@ -257,7 +257,7 @@ impl QueueState {
         while let Some(next) = self.pending.front() {
             let fits = (weight + next.total_weight() <= max_weight || taken.batch.is_empty())
                 && (decisions < admission.max_decisions || next.answer_by.is_none())
-                && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.limits, &next.limits));
+                && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits));
             let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
             if !fits && !is_late {
                 break;
@@ -283,7 +283,7 @@ impl QueueState {
         let mut weight = 0;
         while let Some(next) = self.renewals.front()
             && (weight + next.total_weight() <= max_weight || batch.is_empty())
-            && batch.first().is_none_or(|first| Arc::ptr_eq(&first.limits, &next.limits))
+            && batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits))
             && let Some(renewal) = self.renewals.pop_front()
         {
             weight += renewal.total_weight();

@@ -67,7 +67,7 @@ impl ReserveOperation {
         if let Err(error) = verdict.check_hold() {
             return Some(Err(error));
         }
-        let key = |limit| operation.key(limit);
+        let key = |limit| operation.target.key(limit);
         let decided = catch_panic(|| verdict.decision(self.options, &self.template, replay, key));
         Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
     }

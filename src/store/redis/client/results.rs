@@ -36,7 +36,8 @@ impl QueuedOperation {
                 if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
                     return Some(Ok(Completion::Repeated(repeated)));
                 }
-                let decided = catch_panic(|| verdict.decision(options, &template, replay, |limit| self.key(limit)));
+                let decided =
+                    catch_panic(|| verdict.decision(options, &template, replay, |limit| self.target.key(limit)));
                 Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
             }
             // `join_sessions` found no algorithm, so nothing was sent.
@@ -98,7 +99,7 @@ impl QueuedOperation {
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
         let (decision, held_costs) =
-            catch_panic(|| verdict.decision(options, template, replay, |limit| self.key(limit)))?;
+            catch_panic(|| verdict.decision(options, template, replay, |limit| self.target.key(limit)))?;
         if decision.is_allowed() {
             return Ok(Completion::Decided(
                 decision,
@@ -189,8 +190,8 @@ impl QueuedOperation {
     }
 
     pub(super) fn foreign_key_error(&self) -> Error {
-        let keys: Vec<_> = (0..self.key_offsets.len())
-            .map(|limit| String::from_utf8_lossy(self.key(limit)))
+        let keys: Vec<_> = (0..self.target.key_offsets.len())
+            .map(|limit| String::from_utf8_lossy(self.target.key(limit)))
             .filter(|key| !key.is_empty())
             .collect();
         Error::unavailable(format!(
