@@ -218,8 +218,8 @@ async fn token_bucket_delay_is_proportional_to_the_cost() {
     let expected = [
         Served(immediate),
         Served(ms(300)),
-        // A cost of zero starts when the debt of the key is at most its burst.
-        Served(ms(300)),
+        // A cost of zero does not wait.
+        Served(immediate),
         Served(ms(400)),
         // Six exceed the burst.
         Denied { at: immediate, retry_after: None },

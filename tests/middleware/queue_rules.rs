@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `Horizon` | `goodput::queue_over_a_slow_link_serves_the_whole_rate`, `fairness::shared_bucket_of_burst_one` |
 //! | `EarlierElsewhere` | `fairness::nobody_starves` |
-//! | `FewerAfterDenial`, `LaterAfterDenial` | `processes_with_unequal_links_share_a_bucket` |
-//! | `RandomDelay` | `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
+//! | `FewerAfterDenial` | `processes_with_unequal_links_share_a_bucket` |
+//! | `RandomDelay` | `processes_with_unequal_links_share_a_bucket`, `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
 //! | `Leavers` | `users_that_give_up_lose_no_starts` |
 //! | `RefuseByPosition` | `request_that_cannot_start_in_time_is_refused_at_once` |
 //! | `OwnRate` | `process_that_receives_a_part_refuses_by_its_part` |
@@ -114,7 +114,7 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     while loads.join_next().await.is_some() {}
     let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
     // 600 of 1200 requests start.
-    assert!(rejected * 4 <= refused, "{refused} at once, {rejected} late");
+    assert!(rejected * 2 <= refused, "{refused} at once, {rejected} late");
 }
 
 /// The start of a request that leaves is used by the next one of its key.

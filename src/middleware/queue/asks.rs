@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::rules::Rule;
-use super::state::{Effects, HORIZON, Moved, Queue};
+use super::state::{Effects, Moved, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::StartHold;
@@ -20,16 +20,17 @@ pub(super) struct AskOrder {
     class: Class,
     deadline: Option<Instant>,
     asked_at: Instant,
-    /// Whether the ask is sent at the time of the forecast.
-    is_due: bool,
     /// The value of [`Pace::releases`](super::pace::Pace::releases) before the ask.
     releases: u64,
     /// Whether the queue must send the ask, even if another queue has an earlier request.
     pub(super) is_unsure: bool,
 }
 
-/// The resolution of the runtime's timer: the driver wakes at most this often, and up to this late.
-const TICK: Duration = Duration::from_millis(1);
+/// How far ahead the queue asks for starts over a link.
+const HORIZON: Duration = Duration::from_millis(50);
+
+/// The same in memory: two ticks of the runtime's timer, because starts that are closer are handed over together.
+const TICK: Duration = Duration::from_millis(2);
 
 impl Queue {
     /// Returns the time of the next ask, which is for this request. `None` if it depends on the results of asks under way.
@@ -40,10 +41,13 @@ impl Queue {
     /// Returns when to ask for a request of a class, by the forecast.
     fn due_at(&self, class: Class, now: Instant) -> Option<Instant> {
         let at = self.forecast.at(self.units_of_next(class))?;
-        if self.forecast.schedules {
-            return Some(at.checked_sub(self.lead(class)).unwrap_or(now));
-        }
-        at.checked_add(self.pace.later(self.forecast.time_for(class.cost).unwrap_or_default()))
+        let at = at.checked_sub(self.lead(class)).unwrap_or(now);
+        at.checked_add(self.pace.later(self.interval(class)))
+    }
+
+    /// Returns the time between two starts, unless the limiter schedules them.
+    pub(super) fn interval(&self, class: Class) -> Option<Duration> {
+        (!self.forecast.schedules).then(|| self.forecast.time_for(class.cost).unwrap_or_default())
     }
 
     /// Returns how many units the limiter must admit for the next ask and those under way.
@@ -51,29 +55,14 @@ impl Queue {
         self.pace.cost_under_way.saturating_add(class.cost)
     }
 
-    /// Returns how far ahead the next ask accepts a start.
+    /// Returns how far ahead the queue asks for a start, if the limiter schedules starts.
     ///
-    /// After a denial that is as far as the limiter's schedule reaches: another process has taken the start. So each
-    /// process has a place in the schedule, whatever its link, and also for a large cost.
+    /// All processes do so alike, because the first one that asks receives the start.
     fn lead(&self, class: Class) -> Duration {
-        self.least_lead(class).saturating_add(self.denied_by)
-    }
-
-    /// Returns how far ahead the queue asks for starts.
-    fn least_lead(&self, class: Class) -> Duration {
-        if !Rule::Horizon.is_on() {
-            return Duration::ZERO;
-        }
-        // Requests of several keys cannot use each other's starts, so their queue asks only as early as it must. All
-        // processes do so alike, because the first one that asks receives the start.
-        match (self.waiters.is_mixed(), self.pace.is_remote()) {
-            (false, _) => HORIZON,
-            (true, true) => HORIZON / 2,
-            // Several starts that are closer than a tick are handed over together, so they must be known before the tick.
-            (true, false) => {
-                let is_close = self.forecast.time_for(class.cost).is_some_and(|interval| interval < TICK);
-                if is_close { 2 * TICK } else { Duration::ZERO }
-            }
+        match self.forecast.schedules && !class.hold && Rule::Horizon.is_on() {
+            true if self.pace.is_remote() => HORIZON,
+            true => TICK,
+            false => Duration::ZERO,
         }
     }
 
@@ -84,7 +73,7 @@ impl Queue {
         }
         let sequence = self.next_that_stays(now).unwrap_or(head);
         let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(sequence)?;
-        let lead = if class.hold { Duration::ZERO } else { self.lead(class) };
+        let lead = self.lead(class);
         // A request that waits longer can use a start that is too late for this one.
         let longest = deadline
             .filter(|deadline| !self.waiters.has_later_of_class(sequence, class, *deadline))
@@ -93,11 +82,10 @@ impl Queue {
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
         let is_unsure = std::mem::take(&mut self.pace.is_unsure);
-        let is_due = self.due_at(class, now).is_some_and(|at| at <= now);
         self.waiters.set_asked(sequence);
         self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
-        Some(AskOrder { ticket, options, class, deadline, asked_at: now, is_due, releases, is_unsure })
+        Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases, is_unsure })
     }
 
     /// Returns the next request that will probably not leave before its start.
@@ -156,9 +144,8 @@ impl Queue {
         match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 let is_home = order.ticket.ask.queue_of(&decision) == self.id;
-                self.denied_by = Duration::ZERO;
                 if is_home {
-                    self.update_forecast(order, &decision, false);
+                    self.update_forecast(order, &decision);
                 }
                 let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
@@ -179,8 +166,8 @@ impl Queue {
         }
     }
 
-    fn update_forecast(&mut self, order: &AskOrder, decision: &Decision, is_full: bool) {
-        let max_delay = order.options.max_delay.filter(|_| !is_full).unwrap_or_default();
+    fn update_forecast(&mut self, order: &AskOrder, decision: &Decision) {
+        let max_delay = order.options.max_delay.unwrap_or_default();
         let max_waiting = order.ticket.ask.max_waiting().unwrap_or(0);
         self.forecast.update(decision, order.class, max_delay, max_waiting, order.asked_at);
     }
@@ -188,19 +175,10 @@ impl Queue {
     fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.withdraw(order.class);
         let home = order.ticket.ask.queue_of(&decision);
-        // All places of a `LeakyQueue` are taken: it denies whatever start the ask accepts, until a place is free.
-        let is_full = !self.denied_by.is_zero() && order.ticket.ask.max_waiting().is_some();
-        let excess = excess_wait(order, &decision, is_full, now);
+        let excess = excess_wait(order, &decision, now);
         if home == self.id {
             self.pace.denied(decision.is_estimate(), now);
-            self.update_forecast(order, &decision, is_full);
-            let is_late = order.is_due && self.forecast.schedules && Rule::LaterAfterDenial.is_on();
-            let retry_after = decision.retry_after().filter(|_| is_late || is_full).unwrap_or_default();
-            if is_full {
-                self.pace.postpone(retry_after, now);
-            } else {
-                self.denied_by += retry_after;
-            }
+            self.update_forecast(order, &decision);
             // The limiter may have decided before a release.
             self.pace.is_released = order.releases != self.pace.releases;
         } else if excess.is_none() {
@@ -219,8 +197,8 @@ impl Queue {
 }
 
 /// Returns how much too late a denied request could start, zero if that is unknown. `None` if it may start in time.
-fn excess_wait(order: &AskOrder, decision: &Decision, is_full: bool, now: Instant) -> Option<Duration> {
-    let max_delay = order.options.max_delay.filter(|_| !is_full).unwrap_or_default();
+fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Duration> {
+    let max_delay = order.options.max_delay.unwrap_or_default();
     match (decision.verdict(), order.deadline) {
         // Held costs may be released before.
         (Verdict::Denied { .. }, Some(_)) if decision.is_estimate() => None,

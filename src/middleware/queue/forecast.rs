@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::rules::Rule;
 use super::ticket::Class;
-use crate::decision::{Decision, LimitStatus, Verdict};
+use crate::decision::{Decision, LimitSnapshot, LimitStatus, Verdict};
 use crate::runtime::Instant;
 
 /// What the latest decision of the queue's limit says of later ones.
@@ -55,8 +55,14 @@ impl Forecast {
         let places = if self.schedules { max_waiting } else { 0 };
         self.asked_at = Some(asked_at);
         self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(places).min(most));
-        self.quota =
-            snapshot.and_then(|snapshot| Some((snapshot.limit, snapshot.window?))).filter(|(limit, _)| *limit > 0);
+        self.quota = snapshot.filter(|snapshot| snapshot.limit > 0).and_then(
+            |LimitSnapshot { limit, window, reset, .. }| {
+                // A cost returns after its window, or later: a sliding window returns whole blocks.
+                let latest = if self.schedules { Duration::ZERO } else { reset };
+                let before = self.quota.filter(|(before, _)| *before == limit).map(|(_, window)| window);
+                Some((limit, window?.max(latest).max(before.unwrap_or_default())))
+            },
+        );
         let first = match decision.verdict() {
             // The end of a hold is unknown.
             Verdict::Denied { .. } if decision.is_estimate() => None,

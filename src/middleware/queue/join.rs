@@ -68,7 +68,7 @@ pub(crate) struct Refused {
 
 /// Why a request did not join a queue.
 pub(crate) enum JoinError<A> {
-    /// There is no queue, or the cost exceeds the limit: the limiter must be asked.
+    /// There is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
     NoQueue(Box<Arrival<A>>),
     Refused(Refused),
     /// The caller is in no tokio runtime with a timer.
@@ -97,7 +97,8 @@ impl Queues {
         let joined = {
             let mut shard = self.lock(id);
             let existing = shard.get(&id);
-            let fits = |queue: &Queue| !queue.forecast.exceeds_limit(arrival.class.cost);
+            // A cost of zero does not wait, and one above the limit never starts: the limiter answers at once.
+            let fits = |queue: &Queue| arrival.class.cost > 0 && !queue.forecast.exceeds_limit(arrival.class.cost);
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
                 return Err(JoinError::NoQueue(Box::new(arrival)));
             }

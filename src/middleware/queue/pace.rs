@@ -28,7 +28,8 @@ pub(super) struct Pace {
     pub(super) releases: u64,
     /// A moving average of the time that an ask takes.
     ask_time: Duration,
-    random: u64,
+    /// Drawn for each ask.
+    random: u8,
 }
 
 impl Pace {
@@ -38,7 +39,7 @@ impl Pace {
     const MAX_RANDOM_DELAY: Duration = Duration::from_millis(10);
     const MIN_ROUND_TRIP: Duration = Duration::from_micros(50);
 
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             under_way: 0,
             cost_under_way: 0,
@@ -50,7 +51,7 @@ impl Pace {
             is_unsure: false,
             releases: 0,
             ask_time: Duration::ZERO,
-            random: seed,
+            random: fastrand::u8(..),
         }
     }
 
@@ -69,16 +70,20 @@ impl Pace {
         Some(self.not_before.map_or(at, |not_before| at.max(not_before)))
     }
 
-    /// Returns how much later to ask than the forecast says.
+    /// Returns how much later to ask than the forecast says, at most [`longest_delay`](Self::longest_delay).
     ///
     /// Otherwise the process with the shortest link would receive all starts that processes share. And an ask that is
     /// decided a little too early is denied.
-    pub(super) fn later(&self, interval: Duration) -> Duration {
+    pub(super) fn later(&self, interval: Option<Duration>) -> Duration {
         if !self.is_remote() || !Rule::RandomDelay.is_on() {
             return Duration::ZERO;
         }
-        let longest = (interval / 24).min(Self::MAX_RANDOM_DELAY);
-        longest * u32::from(self.random.to_be_bytes()[0]) / 255 + self.ask_time / 32
+        Self::longest_delay(interval) * u32::from(self.random) / 255 + self.ask_time / 32
+    }
+
+    /// `interval` is the time between starts. With `None` an ask has a horizon, in which a delay costs nothing.
+    pub(super) fn longest_delay(interval: Option<Duration>) -> Duration {
+        interval.map_or(Self::MAX_RANDOM_DELAY, |interval| (interval / 24).min(Self::MAX_RANDOM_DELAY))
     }
 
     /// Whether an ask takes longer than a decision in memory.
@@ -89,7 +94,7 @@ impl Pace {
     pub(super) fn asked(&mut self, cost: u64) {
         self.under_way += 1;
         self.cost_under_way = self.cost_under_way.saturating_add(cost);
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random = fastrand::u8(..);
     }
 
     /// Takes back an ask that was not sent.
@@ -155,6 +160,6 @@ impl Pace {
 
     /// Returns between 80 and 100 % of a time, so that processes do not ask together.
     fn jittered(&self, time: Duration) -> Duration {
-        time.saturating_sub(time / 5 * u32::from(self.random.to_be_bytes()[1]) / 255)
+        time.saturating_sub(time / 5 * u32::from(self.random) / 255)
     }
 }

@@ -17,8 +17,6 @@ pub(super) enum Rule {
     RefuseByPosition,
     /// The forecast of a wait is corrected by the waits of the requests before.
     OwnRate,
-    /// After a denial the next ask accepts a later start.
-    LaterAfterDenial,
 }
 
 impl Rule {

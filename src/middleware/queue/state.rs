@@ -15,8 +15,8 @@ use crate::decision::{Decision, Verdict};
 use crate::error::Error;
 use crate::runtime::Instant;
 
-/// How far ahead the queue asks for starts.
-pub(super) const HORIZON: Duration = Duration::from_millis(100);
+/// How long after its time a charged start can be used: later it would count in the wrong window.
+const MAX_LATENESS: Duration = Duration::from_millis(100);
 
 /// What must happen after the lock of the queue is released.
 #[derive(Default)]
@@ -56,8 +56,6 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) forecast: Forecast,
-    /// How much further ahead than usual the next ask accepts a start.
-    pub(super) denied_by: Duration,
     slowness: Slowness,
     pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
@@ -73,9 +71,8 @@ impl Queue {
             newest_first,
             waiters: Waiters::new(newest_first),
             starts: VecDeque::new(),
-            pace: Pace::new(id),
+            pace: Pace::new(),
             forecast: Forecast::default(),
-            denied_by: Duration::ZERO,
             slowness: Slowness::default(),
             abandonment: AbandonmentAge::default(),
             latest: None,
@@ -109,8 +106,13 @@ impl Queue {
         // The requests ahead of one that holds may settle less than they hold, or nothing.
         let is_next = class.hold || self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
-        // The start is known an ask later than the limiter decides.
-        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
+        // The start is known an ask later than the limiter decides, and each window begins a delay later.
+        let late = self
+            .interval(class)
+            .filter(|_| self.pace.is_remote())
+            .map(|interval| Pace::longest_delay(Some(interval)) * 2);
+        let later = self.pace.ask_time() + late.unwrap_or_default();
+        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(later))
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
@@ -210,9 +212,8 @@ impl Queue {
 
     /// Takes back a start whose request did not use it, and hands it to the next request.
     pub(super) fn take_back(&mut self, start: Start, now: Instant, effects: &mut Effects) {
-        // A charge counts at its start: used much later, it would count in the wrong window. A held cost counts until
-        // it is settled.
-        let is_usable = start.class.hold || start.at + HORIZON >= now;
+        // A held cost counts until it is settled.
+        let is_usable = start.class.hold || start.at + MAX_LATENESS >= now;
         let unused = if is_usable { self.hand_over(start, false, effects) } else { Some(start) };
         effects.unused.extend(unused);
     }
