@@ -22,8 +22,6 @@ pub(super) struct AskOrder {
     asked_at: Instant,
     /// The value of [`Pace::releases`](super::pace::Pace::releases) before the ask.
     releases: u64,
-    /// Whether the queue must send the ask, even if another queue has an earlier request.
-    pub(super) is_unsure: bool,
 }
 
 /// How far ahead the queue asks for starts over a link.
@@ -81,11 +79,10 @@ impl Queue {
         let max_delay = Some(longest.map_or(lead, |longest| lead.min(longest)));
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
-        let is_unsure = std::mem::take(&mut self.pace.is_unsure);
         self.waiters.set_asked(sequence);
         self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
-        Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases, is_unsure })
+        Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases })
     }
 
     /// Returns the next request that will probably not leave before its start.
@@ -104,14 +101,11 @@ impl Queue {
     }
 
     /// Takes back an ask that the driver has not sent, because the queue `other` has an earlier request for one of the
-    /// same limits. The request moves there when its own limit would admit it, so that it is not denied and moved back.
-    pub(super) fn yield_to(&mut self, other: u64, order: &AskOrder, now: Instant, effects: &mut Effects) {
+    /// same limits. The request moves there.
+    pub(super) fn yield_to(&mut self, other: u64, order: &AskOrder, effects: &mut Effects) {
         self.pace.withdrawn(order.class.cost);
         self.waiters.withdraw(order.class);
-        let wait = self.wait_behind(self.pace.cost_under_way, order.class.cost, now).unwrap_or_default();
-        if !wait.is_zero() {
-            self.pace.postpone(wait, now);
-        } else if let Some((decision, ..)) = self.latest.clone() {
+        if let Some((decision, ..)) = self.latest.clone() {
             self.move_to(other, order, decision, None, effects);
         }
     }

@@ -163,7 +163,7 @@ impl Queues {
             let Some(other) = self.queue_with_earlier(id, order) else { return next };
             let mut effects = Effects::default();
             if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
-                queue.yield_to(other, order, now, &mut effects);
+                queue.yield_to(other, order, &mut effects);
             }
             self.finish_moves(effects);
         }
@@ -174,7 +174,7 @@ impl Queues {
     /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
     /// limiter schedules none for a request with an idle limit, so this request would always come too late.
     fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
-        if order.is_unsure || !self.has_other_queues() || !Rule::EarlierElsewhere.is_on() {
+        if !self.has_other_queues() || !Rule::EarlierElsewhere.is_on() {
             return None;
         }
         let is_earlier = |other: &u64| {

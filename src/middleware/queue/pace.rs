@@ -13,17 +13,12 @@ pub(super) struct Pace {
     /// Doubles with an admission and falls to one with a denial, so that processes which share a limit ask about as
     /// often as it admits.
     max_under_way: usize,
-    /// No ask is sent before this time.
-    not_before: Option<Instant>,
     /// An ask is sent at this time in any case: another process may have released or reset.
     recheck_at: Option<Instant>,
     /// The next interval after a denial whose wait is an estimate. It doubles with each of them.
     recheck: Duration,
     /// Capacity was released in this process since the last denial.
     pub(super) is_released: bool,
-    /// Capacity may have been released between the denial of a request and its joining. The queue then asks, even if
-    /// another queue has an earlier request.
-    pub(super) is_unsure: bool,
     /// Counts the releases of capacity in this process.
     pub(super) releases: u64,
     /// A moving average of the time that an ask takes.
@@ -44,11 +39,9 @@ impl Pace {
             under_way: 0,
             cost_under_way: 0,
             max_under_way: 1,
-            not_before: None,
             recheck_at: None,
             recheck: Self::MIN_RECHECK,
             is_released: false,
-            is_unsure: false,
             releases: 0,
             ask_time: Duration::ZERO,
             random: fastrand::u8(..),
@@ -63,11 +56,10 @@ impl Pace {
         if self.is_released {
             return Some(now);
         }
-        let at = match (possible_at, self.recheck_at.filter(|_| self.under_way == 0)) {
-            (Some(at), Some(recheck)) => at.min(recheck),
-            (at, recheck) => at.or(recheck).or((self.under_way == 0).then_some(now))?,
-        };
-        Some(self.not_before.map_or(at, |not_before| at.max(not_before)))
+        match (possible_at, self.recheck_at.filter(|_| self.under_way == 0)) {
+            (Some(at), Some(recheck)) => Some(at.min(recheck)),
+            (at, recheck) => at.or(recheck).or((self.under_way == 0).then_some(now)),
+        }
     }
 
     /// Returns how much later to ask than the forecast says, at most [`longest_delay`](Self::longest_delay).
@@ -103,15 +95,8 @@ impl Pace {
         self.cost_under_way = self.cost_under_way.saturating_sub(cost);
     }
 
-    /// Sends no ask for this time.
-    pub(super) fn postpone(&mut self, time: Duration, now: Instant) {
-        self.is_released = false;
-        self.not_before = now.checked_add(time.min(Self::MAX_RECHECK));
-    }
-
     pub(super) fn answered(&mut self, cost: u64, asked_at: Instant, now: Instant) {
         self.withdrawn(cost);
-        self.not_before = None;
         let time = now.saturating_duration_since(asked_at);
         self.ask_time = if self.ask_time.is_zero() { time } else { (self.ask_time * 7 + time) / 8 };
     }
@@ -155,7 +140,7 @@ impl Pace {
         self.releases += 1;
         self.is_released = true;
         self.max_under_way = self.max_under_way.max(self.under_way + 1);
-        (self.not_before, self.recheck) = (None, Self::MIN_RECHECK);
+        self.recheck = Self::MIN_RECHECK;
     }
 
     /// Returns between 80 and 100 % of a time, so that processes do not ask together.

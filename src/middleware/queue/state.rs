@@ -123,7 +123,7 @@ impl Queue {
     /// Records the denial of a request that asked when it arrived.
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
         if self.latest.is_none() {
-            self.begin(decision, class, arrived_at);
+            self.forecast.update(decision, class, Duration::ZERO, 0, arrived_at);
         }
         self.latest = Some((decision.clone(), class.key, Instant::now()));
     }
@@ -133,23 +133,15 @@ impl Queue {
         let Moved { waiter, decision, denied } = moved;
         match denied {
             None if self.latest.is_some() => {}
-            None => self.begin(&decision, waiter.class, now),
+            None => self.forecast.update(&decision, waiter.class, Duration::ZERO, 0, now),
             Some((max_delay, asked_at)) => {
                 self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
-                self.pace.is_unsure |= decision.is_estimate();
             }
         }
         if self.latest.is_none() || denied.is_some() {
             self.latest = Some((decision, waiter.class.key, now));
         }
         self.waiters.insert(waiter);
-    }
-
-    /// Begins with a denial of the limit.
-    fn begin(&mut self, decision: &Decision, class: Class, asked_at: Instant) {
-        self.forecast.update(decision, class, Duration::ZERO, 0, asked_at);
-        // A cost that was held may have been released since, before this queue existed. So the queue asks again.
-        self.pace.is_unsure = decision.is_estimate();
     }
 
     /// Adds a start that the limiter admitted.
