@@ -69,17 +69,17 @@ impl Queue {
         if self.ask_at(head, now).is_none_or(|at| at > now) {
             return None;
         }
-        let sequence = self.next_that_stays(now).unwrap_or(head);
-        let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(sequence)?;
+        let place = self.next_that_stays(now).unwrap_or(head);
+        let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(place)?;
         let lead = self.lead(class);
         // A request that waits longer can use a start that is too late for this one.
         let longest = deadline
-            .filter(|deadline| !self.waiters.has_later_of_class(sequence, class, *deadline))
+            .filter(|deadline| !self.waiters.has_later_of_class(place, class, *deadline))
             .map(|deadline| deadline.saturating_duration_since(now));
         let max_delay = Some(longest.map_or(lead, |longest| lead.min(longest)));
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
-        self.waiters.set_asked(sequence);
+        self.waiters.add_ask(class);
         self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
         Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases })
@@ -104,7 +104,7 @@ impl Queue {
     /// same limits. The request moves there.
     pub(super) fn yield_to(&mut self, other: u64, order: &AskOrder, effects: &mut Effects) {
         self.pace.withdrawn(order.class.cost);
-        self.waiters.withdraw(order.class);
+        self.waiters.remove_ask(order.class);
         if let Some((decision, ..)) = self.latest.clone() {
             self.move_to(other, order, decision, None, effects);
         }
@@ -118,7 +118,7 @@ impl Queue {
         denied: Option<(Duration, Instant)>,
         effects: &mut Effects,
     ) {
-        if let Some(mut waiter) = self.waiters.remove(order.ticket.sequence) {
+        if let Some(mut waiter) = self.waiters.remove(self.waiters.place(order.ticket.sequence)) {
             waiter.ticket.set_queue(other);
             // The forecast was not of that queue.
             waiter.expected = 0;
@@ -152,8 +152,8 @@ impl Queue {
             Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),
             Err(error) => {
                 self.pace.denied(true, now);
-                self.waiters.withdraw(order.class);
-                if let Some(waiter) = self.remove(order.ticket.sequence, effects) {
+                self.waiters.remove_ask(order.class);
+                if let Some(waiter) = self.remove(self.waiters.place(order.ticket.sequence), effects) {
                     let _ = waiter.ticket.reply(Box::new(Reply::Failed(error)), &mut effects.wakers);
                 }
             }
@@ -167,7 +167,7 @@ impl Queue {
     }
 
     fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {
-        self.waiters.withdraw(order.class);
+        self.waiters.remove_ask(order.class);
         let home = order.ticket.ask.queue_of(&decision);
         let excess = excess_wait(order, &decision, now);
         if home == self.id {
@@ -185,7 +185,7 @@ impl Queue {
         }
         self.latest = Some((decision, order.class.key, now));
         if excess.is_some() {
-            self.reject(order.ticket.sequence, now, effects);
+            self.reject(self.waiters.place(order.ticket.sequence), now, effects);
         }
     }
 }

@@ -154,28 +154,28 @@ impl Queue {
     pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
         self.forecast.update(&start.decision, start.class, Duration::ZERO, 0, arrived_at);
-        self.waiters.add_spare(start.class);
+        self.waiters.add_ask(start.class);
         self.add_start(start);
     }
 
     /// Removes a request that leaves.
     pub(super) fn leave(&mut self, sequence: u64, now: Instant, effects: &mut Effects) {
-        if let Some(waiter) = self.remove(sequence, effects) {
+        if let Some(waiter) = self.remove(self.waiters.place(sequence), effects) {
             self.abandonment.left(now.saturating_duration_since(waiter.arrived_at));
         }
     }
 
     /// Removes a request. Another request of its class takes over its ask or start.
-    pub(super) fn remove(&mut self, sequence: u64, effects: &mut Effects) -> Option<Waiter> {
-        let waiter = self.waiters.remove(sequence)?;
+    pub(super) fn remove(&mut self, place: u64, effects: &mut Effects) -> Option<Waiter> {
+        let waiter = self.waiters.remove(place)?;
         effects.ended += 1;
         Some(waiter)
     }
 
     /// Removes the oldest request of a key, or of all keys, and rejects it: for a queue that serves the newest first.
     pub(super) fn reject_oldest(&mut self, key: Option<[u64; 2]>, now: Instant, effects: &mut Effects) -> bool {
-        let oldest = self.waiters.oldest(key);
-        oldest.is_some_and(|oldest| self.reject(oldest, now, effects))
+        let last = self.waiters.last(key);
+        last.is_some_and(|last| self.reject(last, now, effects))
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ impl Queue {
     // -----------------------------------------------------------------------------------------------------------------
 
     /// Hands a start to the first request of its class. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, mut is_known: bool, effects: &mut Effects) -> Option<Start> {
+    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
         let (class, at) = (start.class, start.at);
         let mut reply = Box::new(Reply::Start(start));
-        while let Some(waiter) = self.waiters.take_for(class, std::mem::take(&mut is_known)) {
+        while let Some(waiter) = self.waiters.take_for(class) {
             effects.ended += 1;
             let expected = Duration::from_micros(waiter.expected.into());
             self.slowness.record(expected, at.saturating_duration_since(waiter.arrived_at));
@@ -206,14 +206,16 @@ impl Queue {
     pub(super) fn take_back(&mut self, start: Start, now: Instant, effects: &mut Effects) {
         // A held cost counts until it is settled.
         let is_usable = start.class.hold || start.at + MAX_LATENESS >= now;
-        let unused = if is_usable { self.hand_over(start, false, effects) } else { Some(start) };
+        let unused = if is_usable { self.hand_over(start, effects) } else { Some(start) };
         effects.unused.extend(unused);
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
         while self.starts.front().is_some_and(|start| start.at <= now) {
             let Some(start) = self.starts.pop_front() else { return };
-            let unused = self.hand_over(start, true, effects);
+            let class = start.class;
+            let unused = self.hand_over(start, effects);
+            self.waiters.remove_ask(class);
             effects.unused.extend(unused);
         }
     }
@@ -270,8 +272,8 @@ impl Queue {
         }
     }
 
-    pub(super) fn reject(&mut self, sequence: u64, now: Instant, effects: &mut Effects) -> bool {
-        let Some(waiter) = self.remove(sequence, effects) else { return false };
+    pub(super) fn reject(&mut self, place: u64, now: Instant, effects: &mut Effects) -> bool {
+        let Some(waiter) = self.remove(place, effects) else { return false };
         let wait = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).filter(|wait| !wait.is_zero());
         let denial = self.latest_denial(waiter.class.key, now).map(|denial| match wait {
             Some(wait) if !denial.exceeds_limit() => denial.into_denied(wait),

@@ -31,7 +31,7 @@ pub(crate) trait Ask: Send + Sync {
 }
 
 /// Requests of one class can use each other's starts: same key, same cost, and both hold or both charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Class {
     /// Two independent 64-bit hashes of the key: a start must not reach another key.
     pub(crate) key: [u64; 2],

@@ -1,4 +1,4 @@
-//! The waiting requests of one queue, in order of arrival.
+//! The waiting requests of one queue, in the order in which they are served.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,17 +20,17 @@ pub(super) struct Waiter {
     pub(super) expected: u32,
 }
 
-type ByArrival = BTreeMap<u64, Waiter>;
-
-/// The waiting requests of one queue: *open*, or *asked* if there is an ask under way or a start for the request.
+/// The waiting requests of one queue.
 ///
-/// The number of asks and starts of a class is the number of its asked requests and of its spare asks and starts.
+/// A request has a *place*: a number that grows in the order of service. Each operation takes time in proportion to the
+/// logarithm of the number of requests, unless it says otherwise.
 pub(super) struct Waiters {
     newest_first: bool,
-    open: ByArrival,
-    asked: ByArrival,
-    /// The classes of asks and starts whose request has left. No request of such a class is open.
-    spare: Vec<Class>,
+    by_place: BTreeMap<u64, Waiter>,
+    lines: HashMap<Class, Line, foldhash::fast::RandomState>,
+    /// The first open request of each line.
+    first_open: BTreeSet<u64>,
+    /// The cost of all open requests.
     open_cost: u128,
     /// Whether requests of several keys have waited.
     is_mixed: bool,
@@ -39,13 +39,43 @@ pub(super) struct Waiters {
     deadlines: BTreeSet<(Instant, u64)>,
 }
 
+/// The places of the requests of one class: as many *asked* ones as there are asks under way and starts, then *open* ones.
+#[derive(Default)]
+struct Line {
+    asks_and_starts: usize,
+    asked: BTreeSet<u64>,
+    open: BTreeSet<u64>,
+}
+
+impl Line {
+    /// Moves requests between the two parts until the first requests are the asked ones.
+    fn sort(&mut self) {
+        loop {
+            let (first, last) = (self.open.first().copied(), self.asked.last().copied());
+            match (first, last) {
+                (Some(first), _) if self.asked.len() < self.asks_and_starts => {
+                    self.open.remove(&first);
+                    self.asked.insert(first);
+                }
+                (first, Some(last))
+                    if self.asked.len() > self.asks_and_starts || first.is_some_and(|first| first < last) =>
+                {
+                    self.asked.remove(&last);
+                    self.open.insert(last);
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
 impl Waiters {
     pub(super) fn new(newest_first: bool) -> Self {
         Self {
             newest_first,
-            open: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            spare: Vec::new(),
+            by_place: BTreeMap::new(),
+            lines: HashMap::default(),
+            first_open: BTreeSet::new(),
             open_cost: 0,
             is_mixed: false,
             per_key: HashMap::default(),
@@ -53,31 +83,32 @@ impl Waiters {
         }
     }
 
+    /// Returns the place of a request, by its number in the order of arrival.
+    pub(super) fn place(&self, sequence: u64) -> u64 {
+        if self.newest_first { u64::MAX - sequence } else { sequence }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.asked.is_empty()
+        self.by_place.is_empty()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
-        self.asked.values().chain(self.open.values())
+        self.by_place.values()
+    }
+
+    pub(super) fn get(&self, place: u64) -> Option<&Waiter> {
+        self.by_place.get(&place)
     }
 
     /// Returns the arrival of the request that has waited longest.
     pub(super) fn first_arrival(&self) -> Option<Instant> {
-        [&self.asked, &self.open].into_iter().filter_map(|waiters| waiters.values().next()).map(|w| w.arrived_at).min()
+        let ends = [self.by_place.first_key_value(), self.by_place.last_key_value()];
+        ends.into_iter().flatten().map(|(_, waiter)| waiter.arrived_at).min()
     }
 
     /// Returns the number of waiting requests of a key.
     pub(super) fn of_key(&self, key: [u64; 2]) -> usize {
         self.per_key.get(&key).copied().unwrap_or(0)
-    }
-
-    /// Whether one of the next requests can use a start of this class that comes after the deadline.
-    pub(super) fn has_later_of_class(&self, sequence: u64, class: Class, deadline: Instant) -> bool {
-        // A few of them: in other cases the start only must not come after the deadline.
-        const LOOKED_AT: usize = 16;
-        let mut next = self.open.range(sequence.saturating_add(1)..).map(|(_, waiter)| waiter).take(LOOKED_AT);
-        !self.newest_first
-            && next.any(|waiter| waiter.class == class && waiter.deadline.is_none_or(|later| later > deadline))
     }
 
     /// Whether requests of several keys have waited, which cannot use each other's starts.
@@ -90,55 +121,10 @@ impl Waiters {
         u64::try_from(self.open_cost).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn insert(&mut self, waiter: Waiter) {
-        let (sequence, class) = (waiter.ticket.sequence, waiter.class);
-        *self.per_key.entry(class.key).or_default() += 1;
-        self.is_mixed |= self.per_key.len() > 1;
-        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, sequence)));
-        self.open_cost += u128::from(class.cost);
-        self.open.insert(sequence, waiter);
-        if self.take_spare(class) {
-            self.set_asked(sequence);
-        }
-    }
-
-    /// Removes a request. Another request of its class takes over its ask or start.
-    pub(super) fn remove(&mut self, sequence: u64) -> Option<Waiter> {
-        let (waiter, was_asked) = self.take(sequence)?;
-        if was_asked {
-            self.add_spare(waiter.class);
-        }
-        Some(waiter)
-    }
-
-    fn take(&mut self, sequence: u64) -> Option<(Waiter, bool)> {
-        let asked = self.asked.remove(&sequence);
-        let was_asked = asked.is_some();
-        let waiter = asked.or_else(|| self.open.remove(&sequence))?;
-        if !was_asked {
-            self.open_cost -= u128::from(waiter.class.cost);
-        }
-        if let Some(deadline) = waiter.deadline {
-            self.deadlines.remove(&(deadline, sequence));
-        }
-        if let Entry::Occupied(mut count) = self.per_key.entry(waiter.class.key) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-        Some((waiter, was_asked))
-    }
-
-    pub(super) fn get(&self, sequence: u64) -> Option<&Waiter> {
-        self.open.get(&sequence).or_else(|| self.asked.get(&sequence))
-    }
-
-    /// Returns the oldest request of a key, or of all keys.
-    pub(super) fn oldest(&self, key: Option<[u64; 2]>) -> Option<u64> {
-        let of_key = |waiter: &&Waiter| key.is_none_or(|key| waiter.class.key == key);
-        let oldest = |waiters: &ByArrival| waiters.values().find(of_key).map(|waiter| waiter.ticket.sequence);
-        [oldest(&self.asked), oldest(&self.open)].into_iter().flatten().min()
+    /// Returns the last request of a key, or of all keys. Its time grows with the number of requests after that.
+    pub(super) fn last(&self, key: Option<[u64; 2]>) -> Option<u64> {
+        let of_key = |(_, waiter): &(&u64, &Waiter)| key.is_none_or(|key| waiter.class.key == key);
+        self.by_place.iter().rev().find(of_key).map(|(place, _)| *place)
     }
 
     pub(super) fn earliest_deadline(&self) -> Option<Instant> {
@@ -147,95 +133,105 @@ impl Waiters {
 
     /// Returns a request whose deadline has passed.
     pub(super) fn next_expired(&self, now: Instant) -> Option<u64> {
-        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, sequence)| *sequence)
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, place)| *place)
+    }
+
+    pub(super) fn insert(&mut self, waiter: Waiter) {
+        let (place, class) = (self.place(waiter.ticket.sequence), waiter.class);
+        *self.per_key.entry(class.key).or_default() += 1;
+        self.is_mixed |= self.per_key.len() > 1;
+        self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, place)));
+        self.by_place.insert(place, waiter);
+        self.change(class, |line| _ = line.open.insert(place));
+    }
+
+    /// Removes a request. The next one of its class takes over its ask or start.
+    pub(super) fn remove(&mut self, place: u64) -> Option<Waiter> {
+        let waiter = self.by_place.remove(&place)?;
+        self.change(waiter.class, |line| _ = line.asked.remove(&place) || line.open.remove(&place));
+        if let Some(deadline) = waiter.deadline {
+            self.deadlines.remove(&(deadline, place));
+        }
+        if let Entry::Occupied(mut count) = self.per_key.entry(waiter.class.key) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        Some(waiter)
     }
 
     // -----------------------------------------------------------------------------------------------------------------
     // Asks and starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Returns the next open request in the order of service.
+    /// Returns the first open request.
     pub(super) fn next_open(&self) -> Option<u64> {
-        self.next_open_that(|_| true)
+        self.first_open.first().copied()
     }
 
-    /// Returns the next open request in the order of service that matches.
+    /// Returns the first open request that matches, of those that are the first ones of their class.
     pub(super) fn next_open_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
-        self.next_in(&self.open, matches)
+        self.first_open.iter().copied().find(|place| self.get(*place).is_some_and(&matches))
     }
 
-    /// Whether an open request is before the request with this number, in the order of service.
+    /// Whether an open request is before the request with this number.
     pub(super) fn has_before(&self, sequence: u64) -> bool {
-        self.next_open().is_some_and(|next| if self.newest_first { next > sequence } else { next < sequence })
+        self.next_open().is_some_and(|next| next < self.place(sequence))
     }
 
-    /// The limiter is asked for an open request.
-    pub(super) fn set_asked(&mut self, sequence: u64) {
-        if let Some(waiter) = self.open.remove(&sequence) {
-            self.open_cost -= u128::from(waiter.class.cost);
-            self.asked.insert(sequence, waiter);
-        }
+    /// Whether one of the next requests can use a start of this class that comes after the deadline.
+    pub(super) fn has_later_of_class(&self, place: u64, class: Class, deadline: Instant) -> bool {
+        // A few of them: in other cases the start only must not come after the deadline.
+        const LOOKED_AT: usize = 16;
+        let Some(line) = self.lines.get(&class) else { return false };
+        let next = line.open.range(place.saturating_add(1)..).take(LOOKED_AT);
+        next.filter_map(|place| self.get(*place)).any(|next| next.deadline.is_none_or(|later| later > deadline))
     }
 
-    /// Adds an ask or a start without a request. The next open request of its class takes it.
-    pub(super) fn add_spare(&mut self, class: Class) {
-        let next = if self.of_key(class.key) > 0 { self.next_open_that(|waiter| waiter.class == class) } else { None };
-        match next {
-            Some(next) => self.set_asked(next),
-            None => self.spare.push(class),
-        }
-    }
-
-    /// Whether an ask under way or a start has no request.
+    /// Whether an ask under way or a start of this class has no request.
     pub(super) fn has_spare(&self, class: Class) -> bool {
-        self.spare.contains(&class)
+        self.lines.get(&class).is_some_and(|line| line.asks_and_starts > line.asked.len())
     }
 
-    /// An ask of this class was denied: the last asked request of the class is open again.
-    pub(super) fn withdraw(&mut self, class: Class) {
-        if self.take_spare(class) {
-            return;
-        }
-        let of_class = |waiter: &&Waiter| waiter.class == class;
-        let asked = self.asked.values();
-        let last = if self.newest_first { asked.clone().find(of_class) } else { asked.clone().rfind(of_class) };
-        if let Some(waiter) = last.map(|waiter| waiter.ticket.sequence).and_then(|last| self.asked.remove(&last)) {
-            self.open_cost += u128::from(class.cost);
-            self.open.insert(waiter.ticket.sequence, waiter);
-        }
+    /// An ask is sent, or a start is admitted, for the next request of this class.
+    pub(super) fn add_ask(&mut self, class: Class) {
+        self.change(class, |line| line.asks_and_starts += 1);
     }
 
-    /// Removes the next request in the order of service that can use a start of this class. With `is_known` the start is
-    /// one of those that the asked requests and the spare ones are counted by, and is no longer.
-    pub(super) fn take_for(&mut self, class: Class, is_known: bool) -> Option<Waiter> {
-        let of_class = |waiter: &Waiter| waiter.class == class;
-        let next = self.next_in(&self.asked, of_class).or_else(|| self.next_in(&self.open, of_class));
-        let taken = next.and_then(|next| self.take(next));
-        let was_asked = taken.as_ref().is_some_and(|(_, was_asked)| *was_asked);
-        match (is_known, was_asked) {
-            (true, false) => _ = self.take_spare(class),
-            (false, true) => self.add_spare(class),
-            _ => {}
-        }
-        taken.map(|(waiter, _)| waiter)
+    /// An ask was denied, or a start is used.
+    pub(super) fn remove_ask(&mut self, class: Class) {
+        self.change(class, |line| line.asks_and_starts = line.asks_and_starts.saturating_sub(1));
     }
 
     /// Drops all asks. Only these starts remain.
     pub(super) fn reset(&mut self, starts: impl Iterator<Item = Class>) {
-        self.open_cost += self.asked.values().map(|waiter| u128::from(waiter.class.cost)).sum::<u128>();
-        self.open.append(&mut self.asked);
-        self.spare.clear();
-        starts.for_each(|class| self.add_spare(class));
+        let classes: Vec<_> = self.lines.keys().copied().collect();
+        classes.into_iter().for_each(|class| self.change(class, |line| line.asks_and_starts = 0));
+        starts.for_each(|class| self.add_ask(class));
     }
 
-    fn take_spare(&mut self, class: Class) -> bool {
-        let position = self.spare.iter().position(|spare| *spare == class);
-        position.map(|position| self.spare.swap_remove(position)).is_some()
+    /// Removes the next request that can use a start of this class.
+    pub(super) fn take_for(&mut self, class: Class) -> Option<Waiter> {
+        let line = self.lines.get(&class)?;
+        let place = line.asked.first().or_else(|| line.open.first()).copied()?;
+        self.remove(place)
     }
 
-    fn next_in(&self, waiters: &ByArrival, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
-        let matches = |waiter: &&Waiter| matches(waiter);
-        let next = if self.newest_first { waiters.values().rfind(matches) } else { waiters.values().find(matches) };
-        next.map(|waiter| waiter.ticket.sequence)
+    /// Changes a line, and what follows from it.
+    fn change(&mut self, class: Class, change: impl FnOnce(&mut Line)) {
+        let line = self.lines.entry(class).or_default();
+        let cost_of = |line: &Line| u128::from(class.cost) * line.open.len() as u128;
+        let (first, cost) = (line.open.first().copied(), cost_of(line));
+        change(line);
+        line.sort();
+        self.open_cost = self.open_cost + cost_of(line) - cost;
+        if line.open.first().copied() != first {
+            first.map(|first| self.first_open.remove(&first));
+            self.first_open.extend(line.open.first());
+        }
+        if line.asks_and_starts == 0 && line.open.is_empty() {
+            self.lines.remove(&class);
+        }
     }
 }
