@@ -100,19 +100,21 @@ async fn nobody_starves() {
                 (0, 4, 3, 20),
                 (0, 20, 3, 20),
                 (0, 20, 3, 1),
-                (25, 4, 3, 1),
-                (25, 20, 3, 20),
+                (200, 20, 0, 1),
+                (25_000, 4, 3, 1),
+                (25_000, 20, 3, 20),
             ];
             for (delay, workers, gap, work) in loads {
-                let (is_remote, gap, work) = (delay > 0, SECOND * gap, ms(work));
+                let (is_remote, delay) = (delay > 0, Duration::from_micros(delay));
+                let (gap, work) = (SECOND * gap, ms(work));
                 let served = if is_remote {
-                    served_per_tenant(Remote::new(limiter.clone(), ms(delay)), &[workers; 3], gap, work).await
+                    served_per_tenant(Remote::new(limiter.clone(), delay), &[workers; 3], gap, work).await
                 } else {
                     served_per_tenant(limiter.clone(), &[workers; 3], gap, work).await
                 };
                 let total: usize = served.iter().sum();
                 println!(
-                    "{name}, tenant first: {tenant_first}, {workers} workers, {delay} ms, gap {gap:?}, work {work:?}: {served:?} of 1500"
+                    "{name}, tenant first: {tenant_first}, {workers} workers, {delay:?}, gap {gap:?}, work {work:?}: {served:?} of 1500"
                 );
                 let part = total / 3;
                 let is_fair = served.iter().all(|served| served.abs_diff(part) * 5 <= part);

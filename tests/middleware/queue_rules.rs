@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `Horizon` | `goodput::queue_over_a_slow_link_serves_the_whole_rate`, `fairness::shared_bucket_of_burst_one` |
 //! | `EarlierElsewhere` | `fairness::nobody_starves` |
-//! | `FewerAfterDenial` | `processes_with_unequal_links_share_a_bucket` |
+//! | `FewerAfterDenial` | `held_units_are_asked_for_seldom` |
 //! | `RandomDelay` | `processes_with_unequal_links_share_a_bucket`, `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
 //! | `Leavers` | `users_that_give_up_lose_no_starts` |
 //! | `RefuseByPosition` | `request_that_cannot_start_in_time_is_refused_at_once` |
@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::{Event, WaitEnd};
-use tower_ratelimit::response::RejectWithError;
-use tower_ratelimit::{BoxLimiter, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
 
@@ -115,6 +115,54 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
     // 600 of 1200 requests start.
     assert!(rejected * 2 <= refused, "{refused} at once, {rejected} late");
+}
+
+/// The end of a hold makes the time of the next start unknown. The queue asks after each release, and not in vain again and
+/// again.
+#[tokio::test(start_paused = true)]
+async fn held_units_are_asked_for_seldom() {
+    let limiter = Remote::new(memory(FixedWindow::new(Quota::per_hour(10))), Duration::from_micros(200));
+    let asks = Arc::new(AtomicUsize::new(0));
+    let observed = Arc::clone(&asks);
+    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(SECOND);
+    let layer = layer.settle(|_: u64, _: Result<&(), &BoxError>| 0).observe(move |event: &Event<'_>| {
+        observed.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
+    });
+    let served = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&served);
+    let service = layer.layer(service_fn(move |()| {
+        counted.fetch_add(1, Relaxed);
+        async { Ok::<_, BoxError>(sleep(ms(200)).await) }
+    }));
+    open_loop(service, 75, 100 * SECOND, 10 * SECOND, |_| ()).await;
+    let (asks, served) = (asks.load(Relaxed), served.load(Relaxed));
+    assert!(served >= 475 && asks <= 3 * served, "{served} of 500, {asks} asks");
+}
+
+/// The trace on the page of the queue: ten requests of one key, of which one is refused and two leave.
+#[tokio::test(start_paused = true)]
+async fn requests_of_the_trace_start_as_it_says() {
+    let layer = RateLimitLayer::new(Global, memory(Gcra::new(Quota::per_second(10)).burst(1)));
+    let service = layer
+        .responder(RejectWithError)
+        .max_wait(ms(800))
+        .layer(service_fn(|name: char| async move { Ok::<_, BoxError>((name, Instant::now())) }));
+    let began = Instant::now();
+    let mut calls: Vec<_> = ('a'..='j').map(|name| (name, tokio::spawn(service.clone().oneshot(name)))).collect();
+    let leave = |name: char| calls.iter().find(|call| call.0 == name).expect("a request").1.abort();
+    sleep(ms(99)).await;
+    leave('b');
+    sleep(ms(151)).await;
+    leave('g');
+    let mut starts = Vec::new();
+    for (name, call) in calls.drain(..) {
+        match call.await {
+            Ok(Ok((_, at))) => starts.push((name, (at - began).as_millis())),
+            Ok(Err(_)) => assert_eq!(name, 'j', "the only one that is refused"),
+            Err(_) => assert!(name == 'b' || name == 'g', "{name} left"),
+        }
+    }
+    assert_eq!(starts, [('a', 0), ('c', 100), ('d', 200), ('e', 300), ('f', 400), ('h', 500), ('i', 600)]);
 }
 
 /// The start of a request that leaves is used by the next one of its key.

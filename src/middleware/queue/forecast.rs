@@ -123,21 +123,43 @@ impl Forecast {
     }
 }
 
-/// How much longer requests wait than the forecast says, because other processes use the limit as well.
+/// How fast requests of the queue start.
 #[derive(Debug, Default)]
-pub(super) struct Slowness {
-    /// Moving averages.
+pub(super) struct OwnRate {
+    /// Moving averages of the forecasts and of the waits. Requests wait longer than the forecast says if other processes
+    /// use the limit as well.
     expected: Duration,
     waited: Duration,
+    /// A moving average of the time between starts, and their number.
+    interval: Duration,
+    starts: u32,
+    latest: Option<Instant>,
 }
 
-impl Slowness {
-    /// Records the wait of a request that starts.
-    pub(super) fn record(&mut self, expected: Duration, waited: Duration) {
-        if !expected.is_zero() && Rule::OwnRate.is_on() {
+impl OwnRate {
+    /// The number of starts after which the time between them is known.
+    const ENOUGH: u32 = 8;
+
+    /// Records a start, and how long its request was expected to wait and has waited.
+    pub(super) fn record(&mut self, at: Instant, expected: Duration, waited: Duration) {
+        if !Rule::OwnRate.is_on() {
+            return;
+        }
+        if let Some(latest) = self.latest.replace(at) {
+            self.starts = self.starts.saturating_add(1);
+            let weight = self.starts.min(32);
+            self.interval = (self.interval * (weight - 1) + at.saturating_duration_since(latest)) / weight;
+        }
+        if !expected.is_zero() {
             self.expected = (self.expected * 31 + expected) / 32;
             self.waited = (self.waited * 31 + waited) / 32;
         }
+    }
+
+    /// Returns the likely wait of a request behind so many others, if enough have started.
+    pub(super) fn behind(&self, ahead: usize) -> Option<Duration> {
+        let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+        (self.starts >= Self::ENOUGH).then(|| self.interval.saturating_mul(ahead))
     }
 
     /// Returns the likely wait of a request with this forecast.

@@ -14,24 +14,24 @@
 //!    └──── another limit denies: open in that limit's queue                   request of the class is asked
 //! ```
 //!
-//! An ask or a start belongs to a class of requests (key, costs, hold), not to one request. So the number of asks and
-//! starts of a class is the number of its asked requests, and of its spare ones if no request is left.
+//! An ask or a start belongs to a class of requests (key, costs, hold), not to one request. The first requests of the
+//! class in the order of service are its asked ones, as many as it has asks under way and starts.
 //!
 //! # The rules
 //!
 //! - **When to ask** (`forecast.rs`, `pace.rs`). Each decision says what remains, when the next unit returns, and when the
-//!   key is idle. From that the forecast knows when the limiter can admit the first open request and
-//!   the asks under way. The queue asks then, or a horizon before if the limiter schedules starts: 100 ms if one key
-//!   waits; if several keys wait, 50 ms over a link and nothing in memory, because they cannot use each other's starts. If
-//!   the end of a hold makes the time unknown, it asks after each release in this process, and otherwise less and less
-//!   often. It asks at least once a second.
+//!   key is idle. From that the forecast knows when the limiter can admit the first open request and the asks under way.
+//!   The queue asks then. If the limiter schedules starts, it asks a horizon before: 2 ms in memory, 50 ms over a link.
+//!   Over a link it asks a random time of at most 10 ms later, so that processes share the starts. If the end of a hold
+//!   makes the time unknown, it asks after each release in this process, and otherwise less and less often. It asks at
+//!   least once a second.
 //! - **For whom** (`asks.rs`). For the first open request. Among several keys, requests are passed over whose deadline, or
 //!   the age at which others gave up, comes before their start. If another queue of the request's limits has an earlier
-//!   open request, the request moves there when its own limit would admit it.
-//! - **Who gets a start** (`state.rs`). The first request of the class, asked ones first.
+//!   open request, the request moves there instead.
+//! - **Who gets a start** (`state.rs`). The first request of the class whose deadline is not before the start.
 //! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. Requests
 //!   that waited longer than forecast make later forecasts longer. So a process that receives a part of a limit refuses
-//!   by its part.
+//!   by its part. A request that holds is refused by the time between the starts before it.
 //!
 //! # What a denial means
 //!
@@ -39,7 +39,6 @@
 //! |---|---|
 //! | of another limit | the request moves to that limit's queue, in its order of arrival |
 //! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
-//! | and the limiter schedules starts | another process took the start: the next ask accepts a start as much later as the denial says, so each process has a place in the limiter's schedule |
 //! | with an estimate: costs are held | the next ask after a release, or after 100 ms, 200 ms, and so on up to 1 s |
 //! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
 //! | decided before a release in this process | the queue asks again at once |
@@ -52,15 +51,13 @@
 //! |---|---|---|---|---|
 //! | 0 | `a` is admitted at once; `b` is denied for 100 ms, and creates the queue: forecast 100, 200, .. | b | | |
 //! | 0 | `c` to `i` join: forecast of `i` is 800; `j` is refused, since its forecast is 900 | b .. i | | |
-//! | 0 | 100 is within the horizon: the queue asks for `b`, and accepts 100 ms: admitted; forecast 200, .. | c .. i | b | 100 |
-//! | 50 | `b` leaves: its start belongs to `c` | d .. i | c | 100 |
-//! | 100 | `c` starts; the queue asks for `d`: admitted; forecast 300, .. | e .. i | d | 200 |
-//! | 200 | `d` starts; ask for `e` | f .. i | e | 300 |
-//! | 250 | `g` leaves: nothing else changes | f h i | e | 300 |
-//! | 300 | `e` starts; ask for `f` | h i | f | 400 |
-//! | 400 | `f` starts; ask for `h` | i | h | 500 |
-//! | 500 | `h` starts; ask for `i` | | i | 600 |
-//! | 600 | `i` starts; the queue ends | | | |
+//! | 98 | the horizon before 100: the queue asks for `b`, and accepts 2 ms: admitted; forecast 200, .. | c .. i | b | 100 |
+//! | 99 | `b` leaves: its start belongs to `c` | d .. i | c | 100 |
+//! | 100 | `c` starts | d .. i | | |
+//! | 198, 200 | ask for `d`: admitted; forecast 300, ..; then `d` starts | e .. i | | |
+//! | 250 | `g` leaves: nothing else changes | e f h i | | |
+//! | 298, 300 | ask for `e`, which starts | f h i | | |
+//! | 398 to 600 | the same for `f`, `h` and `i`; the queue ends with the start of `i` | | | |
 //!
 //! # Files
 //!

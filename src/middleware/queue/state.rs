@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::abandonment::AbandonmentAge;
 use super::asks::AskOrder;
-use super::forecast::{Forecast, Slowness};
+use super::forecast::{Forecast, OwnRate};
 use super::pace::Pace;
 use super::rules::Rule;
 use super::ticket::{Class, Reply, Start};
@@ -56,7 +56,7 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) forecast: Forecast,
-    slowness: Slowness,
+    own_rate: OwnRate,
     pub(super) abandonment: AbandonmentAge,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
@@ -73,7 +73,7 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(),
             forecast: Forecast::default(),
-            slowness: Slowness::default(),
+            own_rate: OwnRate::default(),
             abandonment: AbandonmentAge::default(),
             latest: None,
             driver: None,
@@ -98,7 +98,11 @@ impl Queue {
         if self.newest_first || !Rule::RefuseByPosition.is_on() {
             return Some(Duration::ZERO);
         }
-        self.forecast_of_new(class, now).map(|wait| self.slowness.of(wait))
+        if class.hold {
+            // When holds end is unknown, and how much they settle.
+            return self.own_rate.behind(self.waiters.len());
+        }
+        self.forecast_of_new(class, now).map(|wait| self.own_rate.of(wait))
     }
 
     /// Returns the forecast of the wait of a request that joins now.
@@ -189,7 +193,7 @@ impl Queue {
         while let Some(waiter) = self.waiters.take_for(class) {
             effects.ended += 1;
             let expected = Duration::from_micros(waiter.expected.into());
-            self.slowness.record(expected, at.saturating_duration_since(waiter.arrived_at));
+            self.own_rate.record(at, expected, at.saturating_duration_since(waiter.arrived_at));
             match waiter.ticket.reply(reply, &mut effects.wakers) {
                 Ok(()) => return None,
                 // The request has left a moment ago.
@@ -211,8 +215,10 @@ impl Queue {
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
-        while self.starts.front().is_some_and(|start| start.at <= now) {
-            let Some(start) = self.starts.pop_front() else { return };
+        while self.starts.front().is_some_and(|start| start.at <= now)
+            && let Some(start) = self.starts.pop_front()
+        {
+            self.expire(start.at - Duration::from_nanos(1), effects);
             let class = start.class;
             let unused = self.hand_over(start, effects);
             self.waiters.remove_ask(class);
@@ -265,7 +271,7 @@ impl Queue {
     // Rejecting
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Rejects the requests whose deadline has passed.
+    /// Rejects the requests whose deadline is not after `now`.
     fn expire(&mut self, now: Instant, effects: &mut Effects) {
         while let Some(expired) = self.waiters.next_expired(now) {
             self.reject(expired, now, effects);

@@ -92,6 +92,10 @@ impl Waiters {
         self.by_place.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.by_place.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
         self.by_place.values()
     }
@@ -131,7 +135,7 @@ impl Waiters {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Returns a request whose deadline has passed.
+    /// Returns a request whose deadline is not after `now`.
     pub(super) fn next_expired(&self, now: Instant) -> Option<u64> {
         self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, place)| *place)
     }
@@ -232,6 +236,151 @@ impl Waiters {
         }
         if line.asks_and_starts == 0 && line.open.is_empty() {
             self.lines.remove(&class);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::decision::Decision;
+    use crate::error::Error;
+    use crate::limiter::{Acquisition, BoxFuture, Outcome};
+    use crate::middleware::queue::ids::QueueIds;
+    use crate::middleware::queue::ticket::Ask;
+    use crate::observe::Observers;
+    use crate::random::Random;
+
+    /// A request that is never asked for.
+    struct Never(Observers);
+
+    impl Ask for Never {
+        fn acquire(&self, _: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+            unreachable!("no queue asks")
+        }
+
+        fn queues(&self) -> QueueIds {
+            QueueIds::new(0)
+        }
+
+        fn queue_of(&self, _: &Decision) -> u64 {
+            0
+        }
+
+        fn cost_in(&self, _: u64, options: AcquireOptions) -> u64 {
+            options.cost
+        }
+
+        fn max_waiting(&self) -> Option<u64> {
+            None
+        }
+
+        fn observers(&self) -> &Observers {
+            &self.0
+        }
+    }
+
+    fn class(key: u64) -> Class {
+        Class { key: [key; 2], request_costs: [0; 2], cost: key + 1, hold: false }
+    }
+
+    fn waiter(sequence: u64, key: u64, now: Instant) -> Waiter {
+        let ticket = Arc::new(Ticket::new(0, sequence, Never(Observers::default())));
+        let deadline = Some(now + Duration::from_micros(sequence * 7919 % 1000));
+        Waiter { ticket, class: class(key), options: AcquireOptions::default(), arrived_at: now, deadline, expected: 0 }
+    }
+
+    /// The requests in order of service with their keys, and the number of asks and starts of each key.
+    #[derive(Default)]
+    struct Model {
+        requests: BTreeMap<u64, u64>,
+        asks: [usize; 3],
+    }
+
+    impl Model {
+        /// Returns the requests without an ask or a start: those of a key after the first ones.
+        fn open(&self) -> Vec<(u64, u64)> {
+            let mut asks = self.asks;
+            let mut is_open = |key: u64| {
+                let asks = &mut asks[usize::try_from(key).unwrap()];
+                *asks = asks.checked_sub(1)?;
+                Some(())
+            };
+            self.requests.iter().map(|(&place, &key)| (place, key)).filter(|(_, key)| is_open(*key).is_none()).collect()
+        }
+    }
+
+    #[test]
+    fn waiters_equal_a_list_in_order_of_service() {
+        let now = Instant::now();
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let mut waiters = Waiters::new(seed % 2 == 0);
+            let mut model = Model::default();
+            for _ in 0..100 {
+                let key = random.below(3);
+                let index = usize::try_from(key).unwrap();
+                let any = model.requests.keys().nth(usize::try_from(random.below(20)).unwrap()).copied();
+                match random.below(6) {
+                    // Requests also come from other queues, in their order of arrival.
+                    0 | 1 => {
+                        let sequence = random.below(1000);
+                        let place = waiters.place(sequence);
+                        if let std::collections::btree_map::Entry::Vacant(free) = model.requests.entry(place) {
+                            free.insert(key);
+                            waiters.insert(waiter(sequence, key, now));
+                        }
+                    }
+                    2 => {
+                        if let Some(place) = any {
+                            let key = model.requests.remove(&place).unwrap();
+                            assert_eq!(waiters.remove(place).unwrap().class, class(key), "seed {seed}");
+                        }
+                    }
+                    3 => {
+                        waiters.add_ask(class(key));
+                        model.asks[index] += 1;
+                    }
+                    4 if model.asks[index] > 0 => {
+                        waiters.remove_ask(class(key));
+                        model.asks[index] -= 1;
+                    }
+                    _ => {
+                        let first = model.requests.iter().find(|(_, of)| **of == key).map(|(place, _)| *place);
+                        let taken = waiters.take_for(class(key)).map(|waiter| waiters.place(waiter.ticket.sequence));
+                        assert_eq!(taken, first, "seed {seed}");
+                        first.map(|first| model.requests.remove(&first));
+                    }
+                }
+                let open = model.open();
+                assert_eq!(waiters.next_open(), open.first().map(|(place, _)| *place), "seed {seed}");
+                assert_eq!(waiters.open_cost(), open.iter().map(|(_, key)| key + 1).sum::<u64>(), "seed {seed}");
+                let count = model.requests.values().filter(|of| **of == key).count();
+                assert_eq!(waiters.of_key([key; 2]), count, "seed {seed}");
+                assert_eq!(waiters.has_spare(class(key)), model.asks[index] > count, "seed {seed}");
+                assert_eq!(waiters.len(), model.requests.len(), "seed {seed}");
+                assert_eq!(waiters.deadlines.len(), model.requests.len(), "seed {seed}");
+            }
+        }
+    }
+
+    /// If a request took time in proportion to the others to leave, this would take minutes.
+    #[test]
+    fn hundred_thousand_requests_leave_in_any_order() {
+        let now = Instant::now();
+        for keys in [1, 100_000] {
+            let mut waiters = Waiters::new(false);
+            let count = 100_000;
+            (0..count).for_each(|sequence| waiters.insert(waiter(sequence, sequence % keys, now)));
+            (0..1000).for_each(|key| waiters.add_ask(class(key % keys)));
+            for index in 0..count {
+                // 7919 and the count have no common factor: each request once.
+                assert!(waiters.remove(index * 7919 % count).is_some());
+            }
+            assert!(waiters.is_empty());
+            assert_eq!(waiters.open_cost(), 0);
         }
     }
 }
