@@ -50,6 +50,7 @@ mod settling;
 mod spawned;
 mod stacks;
 mod support;
+mod traces;
 mod until_ready;
 mod uploads;
 mod waiting;

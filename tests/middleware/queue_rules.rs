@@ -139,6 +139,22 @@ async fn held_units_are_asked_for_seldom() {
     assert!(served >= 475 && asks <= 3 * served, "{served} of 500, {asks} asks");
 }
 
+/// A queue asks again within a second, however far its first forecast is: another process may have reset the key.
+#[tokio::test(start_paused = true)]
+async fn reset_by_another_process_is_seen_within_a_second() {
+    let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
+    let layer = RateLimitLayer::new(Global, Remote::new(limiter.clone(), ms(1))).responder(RejectWithError);
+    let service = layer.max_wait(10_000 * SECOND).layer(recorder().1);
+    service.clone().oneshot(()).await.expect("the first");
+    let waiting = tokio::spawn(service.oneshot(()));
+    sleep(ms(10)).await;
+    // The queue does not know of an operation on the limiter behind its link.
+    limiter.reset(&()).await.expect("a limiter in memory");
+    let reset_at = Instant::now();
+    waiting.await.expect("no panic").expect("a start");
+    assert!(reset_at.elapsed() <= ms(1010), "{:?}", reset_at.elapsed());
+}
+
 /// The trace on the page of the queue: ten requests of one key, of which one is refused and two leave.
 #[tokio::test(start_paused = true)]
 async fn requests_of_the_trace_start_as_it_says() {

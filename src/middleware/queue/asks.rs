@@ -64,6 +64,7 @@ impl Queue {
         }
     }
 
+    /// Returns the next ask, if it is due. The first open request decides when, whatever request the ask is for.
     pub(super) fn next_ask(&mut self, now: Instant) -> Option<AskOrder> {
         let head = self.waiters.next_open()?;
         if self.ask_at(head, now).is_none_or(|at| at > now) {
@@ -190,7 +191,7 @@ impl Queue {
     }
 }
 
-/// Returns how much too late a denied request could start, zero if that is unknown. `None` if it may start in time.
+/// Returns `None` if a denied request may start in time, otherwise how much too late, or zero if that is unknown.
 fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Duration> {
     let max_delay = order.options.max_delay.unwrap_or_default();
     match (decision.verdict(), order.deadline) {

@@ -72,6 +72,7 @@ impl Forecast {
             Verdict::AllowedAfter(delay) => Some(delay.saturating_add(self.time_for(1).unwrap_or_default())),
             _ => Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after)),
         };
+        // `first` is the time of this unit: a denial of cost 5 with 2 units left says when the third one has returned.
         let number = if is_denied { cost.saturating_sub(self.remaining) } else { 1 };
         self.step = match (snapshot, first) {
             _ if self.schedules => self.time_for(1).unwrap_or_default(),

@@ -2,7 +2,7 @@
 //!
 //! A request that cannot start now joins the queue of the limit that denied it. A queue has waiting requests in order,
 //! starts in order of time, and asks under way. A task drives each queue, so a future that is not polled delays no other
-//! request. A queue ends when nothing waits and its last start has passed.
+//! request. A queue ends when nothing waits, no ask is under way, and its last start has passed.
 //!
 //! # The states of a request
 //!
@@ -21,17 +21,25 @@
 //!
 //! - **When to ask** (`forecast.rs`, `pace.rs`). Each decision says what remains, when the next unit returns, and when the
 //!   key is idle. From that the forecast knows when the limiter can admit the first open request and the asks under way.
-//!   The queue asks then. If the limiter schedules starts, it asks a horizon before: 2 ms in memory, 50 ms over a link.
-//!   Over a link it asks a random time of at most 10 ms later, so that processes share the starts. If the end of a hold
-//!   makes the time unknown, it asks after each release in this process, and otherwise less and less often. It asks at
-//!   least once a second.
+//!   The queue asks then. If the limiter schedules starts, it asks a horizon before: 2 ms in memory, 50 ms over a link,
+//!   which it knows from its first answer. Buckets and `LeakyQueue` schedule, unless another limit of the request has
+//!   units left. A start comes as long after the answer as the decision says. Over a link the queue asks a random time
+//!   later, so that processes share the starts: at most 10 ms, and a 24th of the time between starts if none are scheduled.
+//!   If the end of a hold makes the time unknown, it asks after each release in this process, and otherwise less and less
+//!   often. It asks at least once a second.
 //! - **For whom** (`asks.rs`). For the first open request. Among several keys, requests are passed over whose deadline, or
 //!   the age at which others gave up, comes before their start. If another queue of the request's limits has an earlier
 //!   open request, the request moves there instead.
-//! - **Who gets a start** (`state.rs`). The first request of the class whose deadline is not before the start.
+//! - **Who gets a start** (`state.rs`). The first request of the class whose deadline is not before the start. With
+//!   `newest_first` the order of service is the reverse order of arrival.
 //! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. Requests
 //!   that waited longer than forecast make later forecasts longer. So a process that receives a part of a limit refuses
-//!   by its part. A request that holds is refused by the time between the starts before it.
+//!   by its part. For a request that holds, the forecast is the number of requests ahead times the mean time between the
+//!   starts of this queue, from the eighth on. With `newest_first` nobody is refused by position, but the oldest request
+//!   gives its place in a full queue.
+//!
+//! A request does not join if its cost is zero or exceeds the limit: the limiter answers at once. A layer without `max_wait`
+//! waits for `LeakyQueue` only. Its first request then comes with the start that the limiter has scheduled for it.
 //!
 //! # What a denial means
 //!
@@ -39,7 +47,7 @@
 //! |---|---|
 //! | of another limit | the request moves to that limit's queue, in its order of arrival |
 //! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
-//! | with an estimate: costs are held | the next ask after a release, or after 100 ms, 200 ms, and so on up to 1 s |
+//! | with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, and up to a fifth less |
 //! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
 //! | decided before a release in this process | the queue asks again at once |
 //!

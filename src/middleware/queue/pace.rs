@@ -48,6 +48,12 @@ impl Pace {
         }
     }
 
+    /// A queue begins after a denial. Unless the time of an admission is known, it asks at once: a cost that was held may
+    /// have been released before the queue existed.
+    pub(super) fn begin(&mut self, is_unknown: bool, asked_at: Instant) {
+        self.recheck_at = if is_unknown { None } else { asked_at.checked_add(self.jittered(Self::MAX_RECHECK)) };
+    }
+
     /// Returns when to send an ask that the limiter can admit at `possible_at`. `None` if an answer comes first.
     pub(super) fn ask_at(&self, possible_at: Option<Instant>, now: Instant) -> Option<Instant> {
         if self.under_way >= self.max_under_way {

@@ -119,17 +119,24 @@ impl Queue {
         self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(later))
     }
 
-    /// Returns the time until the limiter can admit a request of this cost behind requests of another cost.
+    /// Returns the time until the limiter can admit a request of this cost behind so many units.
     pub(super) fn wait_behind(&self, ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
         self.forecast.at(ahead.saturating_add(cost)).map(|at| at.saturating_duration_since(now))
     }
 
     /// Records the denial of a request that asked when it arrived.
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
+        // In an existing queue asks are under way, whose results are newer.
         if self.latest.is_none() {
-            self.forecast.update(decision, class, Duration::ZERO, 0, arrived_at);
+            self.begin(decision, class, arrived_at);
         }
         self.latest = Some((decision.clone(), class.key, Instant::now()));
+    }
+
+    /// Begins with a decision that was made before the queue existed.
+    fn begin(&mut self, decision: &Decision, class: Class, asked_at: Instant) {
+        self.forecast.update(decision, class, Duration::ZERO, 0, asked_at);
+        self.pace.begin(self.forecast.at(1).is_none(), asked_at);
     }
 
     /// Adds a request that comes from another queue.
@@ -137,8 +144,11 @@ impl Queue {
         let Moved { waiter, decision, denied } = moved;
         match denied {
             None if self.latest.is_some() => {}
-            None => self.forecast.update(&decision, waiter.class, Duration::ZERO, 0, now),
+            None => self.begin(&decision, waiter.class, now),
             Some((max_delay, asked_at)) => {
+                if self.latest.is_none() {
+                    self.begin(&decision, waiter.class, asked_at);
+                }
                 self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
             }
         }
@@ -157,7 +167,7 @@ impl Queue {
     /// Adds a start that a request received before it joined the queue.
     pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
-        self.forecast.update(&start.decision, start.class, Duration::ZERO, 0, arrived_at);
+        self.begin(&start.decision, start.class, arrived_at);
         self.waiters.add_ask(start.class);
         self.add_start(start);
     }
