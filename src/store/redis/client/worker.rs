@@ -63,8 +63,6 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
-    // The last operation was the only one, so others are not likely to be ready at the same time as the next one.
-    let mut is_lone = false;
     loop {
         // The worker looks at the queue now.
         queue.clear_notification();
@@ -92,10 +90,10 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
                     return;
                 }
-                link.wait_while_idle(&mut control, pin!(wait_for_operations(queue, is_lone))).await;
+                link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
                 continue;
             }
-            match select(calls.next(), pin!(wait_for_operations(queue, false))).await {
+            match select(calls.next(), pin!(wait_for_operations(queue))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,
             }
@@ -112,23 +110,18 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 answers.append(run.answers);
             }
         } else if !answers.is_empty() {
-            is_lone = answers.len() == 1 && calls.is_empty();
             answers.complete(control.portion(answers.len()));
-            if !is_lone {
-                // The callers that have their answers run now.
-                yield_now().await;
-            }
+            // The callers that have their answers run now.
+            yield_now().await;
         }
     }
 }
 
-/// Waits until the queue notifies the worker, and then, unless the operation `is_lone`, for the callers that are ready to
-/// run: their operations travel in the same call. Benchmark: `redis spread 64`.
-async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
+/// Waits until the queue notifies the worker, and then for the callers that are ready to run: their operations travel in
+/// the same call. Benchmark: `redis spread 64`.
+async fn wait_for_operations(queue: &OperationQueue) {
     queue.notified().await;
-    if !is_lone {
-        yield_now().await;
-    }
+    yield_now().await;
 }
 
 /// Fails decisions that cannot be answered in time.
