@@ -61,3 +61,26 @@ pub(crate) fn push_u16(number: usize, output: &mut Vec<u8>) {
 pub(crate) fn push_f64(number: f64, output: &mut Vec<u8>) {
     output.extend_from_slice(&number.to_le_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of steps, and the length of the encoded ones, if the steps are on these keys of each limit.
+    fn encoded(steps: &[&[u16]], keys: usize) -> (usize, usize) {
+        let mut encoder = StepEncoder::new(steps[0].len());
+        steps.iter().for_each(|step| encoder.push(0, step));
+        let (count, steps) = encoder.encoded(keys);
+        (count, steps.len())
+    }
+
+    #[test]
+    fn steps_do_not_travel_if_each_key_has_one() {
+        assert_eq!(encoded(&[&[0], &[1], &[2]], 3), (0, 0));
+        assert_eq!(encoded(&[&[0], &[1], &[0]], 2), (3, 18), "a key has two steps");
+        assert_eq!(encoded(&[&[0], &[1], &[1]], 2), (2, 12), "a step is repeated");
+        assert_eq!(encoded(&[&[0], &[NO_KEY]], 1), (2, 12), "a step without a key");
+        assert_eq!(encoded(&[&[0, 1], &[2, 3]], 4), (2, 16), "several limits");
+        assert_eq!(encoded(&[&[0, 1], &[2, 1]], 2), (2, 16), "several limits");
+    }
+}
