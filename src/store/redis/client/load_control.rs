@@ -23,6 +23,7 @@ pub(super) struct LoadControl {
     sent_at: VecDeque<Instant>,
     calls_with_holds: usize,
     operations_in_flight: usize,
+    whole_rounds: u32,
     call_time: MovingAverage,
     limit: InFlightLimit,
     batch_weight: BatchWeight,
@@ -52,6 +53,8 @@ impl LoadControl {
     const MAX_CALLS_WITH_HOLDS: usize = 4;
     /// The fewest operations that travel in two calls. Benchmark: `redis callers 8`, 14 %.
     const MIN_SPLIT: usize = 8;
+    /// For so many rounds callers are not answered in portions after calls have ended together.
+    const WHOLE_ROUNDS: u32 = 8;
 
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
@@ -61,6 +64,7 @@ impl LoadControl {
             sent_at: VecDeque::new(),
             calls_with_holds: 0,
             operations_in_flight: 0,
+            whole_rounds: 0,
             call_time: MovingAverage::default(),
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
@@ -102,13 +106,22 @@ impl LoadControl {
     }
 
     /// Returns how many of these waiting answers are given before the next call is sent: see `worker`.
-    pub(super) fn portion(&self, answers: usize) -> usize {
+    pub(super) fn portion(&mut self, answers: usize) -> usize {
         let operations = answers + self.operations_in_flight;
         // With long calls the client's own time does not matter.
         if operations < Self::MIN_SPLIT || !self.limit.has_short_calls() {
             return answers;
         }
+        if self.operations_in_flight == 0 && self.whole_rounds > 0 {
+            self.whole_rounds -= 1;
+            return answers.min(self.batch_weight.max());
+        }
         operations.div_ceil(2).min(self.batch_weight.max())
+    }
+
+    /// Records that all calls have ended together, so that none overlapped with the work of the client.
+    pub(super) fn record_together(&mut self) {
+        self.whole_rounds = Self::WHOLE_ROUNDS;
     }
 
     /// What a batch that is sent now may contain.

@@ -15,7 +15,10 @@
 //! So at least two calls alternate. On a slow link the time of the client does not matter, so one call is cheaper.
 //!
 //! The order matters: a call must be on the socket before the next portion is answered. Otherwise the server reads several
-//! calls at once, and replies to all of them at the same time.
+//! calls at once, and replies to all of them at the same time. That also happens if the server takes longer to wake up than
+//! the client for a portion, or if both share a core. Then nothing overlaps, and one call is cheaper. So after calls that
+//! have ended together, the worker sends some rounds whole before it tries portions again. Calls that alternate keep the
+//! server awake, so they go on alternating.
 //!
 //! # Order
 //!
@@ -107,6 +110,9 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 link.lose();
             }
             if let Some(run) = end.run {
+                if !answers.is_empty() && calls.is_empty() {
+                    control.record_together();
+                }
                 answers.append(run.answers);
             }
         } else if !answers.is_empty() {

@@ -67,15 +67,25 @@ async fn many_callers_of_a_near_server_share_two_calls() {
     }
 }
 
-/// Replies that arrive together are answered in portions: the calls of one portion are sent before the next is answered.
+/// A link whose replies arrive at the next whole millisecond, so together.
+fn replies_together() -> Link {
+    Link { per_call: Duration::from_micros(10), per_operation: Duration::ZERO, ..slow_server(0) }
+}
+
+/// The calls of one portion are sent before the next portion is answered.
 #[tokio::test(start_paused = true)]
 async fn a_call_is_sent_before_the_next_portion_is_answered() {
-    // All replies arrive at the next whole millisecond, so together.
-    let (per_call, per_operation) = (Duration::from_micros(10), Duration::ZERO);
-    let link = Link { per_call, per_operation, ..slow_server(0) };
-    for (callers, portion) in [(8, 4), (64, 32), (512, 128)] {
-        let answered = calls_of(callers, 50, link).await;
+    for callers in [512, 700] {
+        let answered = calls_of(callers, 50, replies_together()).await;
         let longest = answered.windows(2).map(|calls| calls[1] - calls[0]).max();
-        assert!(longest.is_some_and(|longest| longest <= portion), "{callers} callers: {longest:?}");
+        assert!(longest.is_some_and(|longest| longest <= 128), "{callers} callers: {longest:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_end_together_are_sent_as_one() {
+    for callers in [8, 16, 32] {
+        let calls = calls_of(callers, 90, replies_together()).await.len();
+        assert!((90..=105).contains(&calls), "{callers} callers: {calls} calls");
     }
 }
