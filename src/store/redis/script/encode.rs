@@ -69,7 +69,9 @@ mod tests {
     /// Returns the number of steps, and the length of the encoded ones, if the steps are on these keys of each limit.
     fn encoded(steps: &[&[u16]], keys: usize) -> (usize, usize) {
         let mut encoder = StepEncoder::new(steps[0].len());
-        steps.iter().for_each(|step| encoder.push(0, step));
+        for step in steps {
+            encoder.push(0, step);
+        }
         let (count, steps) = encoder.encoded(keys);
         (count, steps.len())
     }
