@@ -1,22 +1,25 @@
 -- The fast path for a limiter with one fixed window: see bucket_fast.lua.
 
+local VALUE_LENGTH = 40
+
 if fast == 1 then
-  local cursor = pos + 2
-  local templates = {}
-  for index = 1, template_count do
-    templates[index] = { unpack('<ddddd', input, cursor + 20) }
-    cursor = cursor + 68
-  end
-  for _ = 1, operation_count do
-    local template, key, count
-    template, key, count, cursor = unpack('<HHH', input, cursor)
-    local p = templates[template]
-    local limit, period, cost = p[1], p[2], p[3]
+  -- A template has 68 bytes, and the parameters begin behind 20 of them.
+  local first, cursor, last = pos + 2 + 20 - 68, pos + 2 + 68 * template_count, 0
+  local limit, period, cost, is_aligned
+  for index = 1, operation_count do
+    local template, key, count = 1, index, 1
+    if not is_plain then
+      template, key, count, cursor = unpack('<HHH', input, cursor)
+    end
+    if template ~= last then
+      limit, period, cost, is_aligned = unpack('<dddd', input, first + 68 * template)
+      last = template
+    end
     local window_end, used, start, expires, written_end = now, 0, 0, 0, 0
     local value = new_values[key] or values[key]
     if value then
       local written_at
-      if #value ~= 40 then
+      if #value ~= VALUE_LENGTH then
         fast = 0
         break
       end
@@ -31,7 +34,7 @@ if fast == 1 then
       if start + period < window_end then window_end = start + period end
     end
     local new_start = now
-    if p[4] == 1 then
+    if is_aligned == 1 then
       new_start = now - now % period
     end
     local new_end = new_start + period
@@ -40,14 +43,15 @@ if fast == 1 then
       written_end = window_end
     end
     local admitted = math.floor((limit - used) / cost)
-    if admitted > count then admitted = count end
-    if admitted > 0 and p[4] == 1 and window_end < new_end then
+    if admitted > count then
+      admitted = count
+    elseif admitted < 0 then
+      admitted = 0
+    end
+    if admitted > 0 and is_aligned == 1 and window_end < new_end then
       start, window_end, written_end = new_start, new_end, new_end
     end
-    for _ = 1, admitted do
-      result_count = result_count + 1
-      results[result_count] = 0
-    end
+    result_count = result_count + admitted
     if admitted > 0 then
       used = used + admitted * cost
       if written_end > expires or expires - written_end > EXCESS then
@@ -55,12 +59,11 @@ if fast == 1 then
         expiries[key] = expires
       end
       new_values[key] = pack('<ddddd', written_end, used, now, start, expires)
-    elseif admitted < 0 then
-      admitted = 0
     end
     for _ = admitted + 1, count do
       result_count = result_count + 1
       results[result_count] = window_end - now
+      has_denials = true
     end
   end
 end

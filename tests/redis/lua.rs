@@ -152,12 +152,14 @@ pub(crate) fn one_template(
     let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
         input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     };
-    numbers(&[u16::from(short), 1, keys, keys, 0, 0], &mut input);
+    // The operations do not travel if each key has one.
+    let operations = if repeats == 1 { 0 } else { keys };
+    numbers(&[u16::from(short), 1, operations, keys, 0, 0], &mut input);
     #[allow(clippy::cast_precision_loss, reason = "small")]
     let cost_number = cost as f64;
     let doubles = [vec![0.0, -1.0], params(cost), vec![0.0, cost_number]].concat();
     input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
-    for key in 1..=keys {
+    for key in 1..=operations {
         numbers(&[1, key, repeats], &mut input);
     }
     input

@@ -29,7 +29,7 @@ fn decide(script: &redis::Script, connection: &mut redis::Connection, keys: &[&s
     }
     let reply: Vec<u8> =
         call.arg(lua::one_template(NOW, is_fast, count, (1, 1), &params)).invoke(connection).expect("a reply");
-    let results = Reply::read(&reply).results;
+    let results = Reply::read(&reply).with_zeros(keys.len()).results;
     if results.len() == keys.len() { results } else { results.into_iter().step_by(2).collect() }
 }
 

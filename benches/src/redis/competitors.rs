@@ -184,14 +184,13 @@ pub(super) fn same_script(server: &Server, runtime: &Runtime) -> Option<Contesta
     let script = Script::new(text);
     runtime.block_on(script.load_async(&mut connection.clone())).expect("a script");
     let mut input = Vec::new();
-    // The server's time; no latest start; the fast script; one template, one operation, one key.
+    // The server's time; no latest start; the fast script; one template, one operation for each key, one key.
     input.extend([0_u8; 16]);
-    input.extend([1_u16, 1, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
+    input.extend([1_u16, 1, 0, 1].iter().flat_map(|number| number.to_le_bytes()));
     // Acquire a cost of one without a delay, from a bucket of a million with one token per microsecond.
     input.extend([0_u8; 4]);
     let template = [0.0, -1.0, 1.0, 1.0, 999_999.0, 0.0, 1.0, 0.0, 1_000_000.0, 1_000_000.0, 0.0, 0.0, 1.0_f64];
     input.extend(template.iter().flat_map(|number| number.to_le_bytes()));
-    input.extend([1_u16, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
     let (hash, input) = (Arc::<str>::from(script.get_hash()), Arc::<[u8]>::from(input));
     contestant("same_script", move |key| {
         let mut connection = connection.clone();

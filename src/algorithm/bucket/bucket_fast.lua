@@ -3,23 +3,27 @@
 -- batch. It writes nothing itself: new values are written by fast_reply.lua, after all operations were decided.
 -- Without that, the general script would charge operations twice.
 
+local VALUE_LENGTH = 48
+
 if fast == 1 then
-  local cursor = pos + 2
-  local templates = {}
-  for index = 1, template_count do
-    templates[index] = { unpack('<dddddddddd', input, cursor + 20) }
-    cursor = cursor + 108
-  end
-  for _ = 1, operation_count do
-    local template, key, count
-    template, key, count, cursor = unpack('<HHH', input, cursor)
-    local p = templates[template]
-    local tokens, ticks = p[1], p[2]
+  -- A template has 108 bytes, and the parameters begin behind 20 of them.
+  local first, cursor, last = pos + 2 + 20 - 108, pos + 2 + 108 * template_count, 0
+  local tokens, ticks, tolerance_fraction, cost, cost_fraction, latest_tat
+  for index = 1, operation_count do
+    local template, key, count = 1, index, 1
+    if not is_plain then
+      template, key, count, cursor = unpack('<HHH', input, cursor)
+    end
+    if template ~= last then
+      tokens, ticks, latest_tat, tolerance_fraction, cost, cost_fraction =
+        unpack('<dddddd', input, first + 108 * template)
+      latest_tat, tolerance_fraction, last = latest_tat + now, tokens - tolerance_fraction, template
+    end
     local tat, fraction, expires = now, 0, 0
     local value = new_values[key] or values[key]
     if value then
       local state_tokens, state_ticks, written_at
-      if #value ~= 48 then
+      if #value ~= VALUE_LENGTH then
         fast = 0
         break
       end
@@ -34,7 +38,6 @@ if fast == 1 then
         tat, fraction = now, 0
       end
     end
-    local latest_tat, tolerance_fraction, cost, cost_fraction = now + p[3], tokens - p[4], p[5], p[6]
     local before = result_count
     count = result_count + count
     while result_count < count and (tat <= latest_tat or (fraction >= tolerance_fraction and tat <= latest_tat + 1)) do
@@ -43,7 +46,6 @@ if fast == 1 then
         tat, fraction = tat + 1, fraction + tokens
       end
       result_count = result_count + 1
-      results[result_count] = 0
     end
     if result_count > before then
       if tat > expires then
@@ -57,6 +59,7 @@ if fast == 1 then
       if fraction >= tolerance_fraction then
         wait = wait - 1
       end
+      has_denials = true
       while result_count < count do
         result_count = result_count + 1
         results[result_count] = wait

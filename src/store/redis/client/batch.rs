@@ -4,7 +4,7 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
-use super::completion::DelayedResults;
+use super::completion::Answers;
 use super::operation::{OperationKind, QueuedOperation};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -30,9 +30,6 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// The fewest operations of a batch that is answered in two halves. Benchmark: `redis callers`.
-    const LARGE: usize = 16;
-
     /// Encodes operations, which have the same limits. `now` replaces the server's time in tests. The script makes no
     /// decisions after `latest_start`.
     pub(super) fn new(
@@ -91,14 +88,17 @@ impl Batch {
                 }
             }
         }
-        let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.encoded().len());
+        // With one template, distinct keys of the steps are in the order of their first use.
+        let plain_keys = if templates.len() == 1 && id_keys.is_empty() { keys.len() } else { usize::MAX };
+        let (step_count, steps) = steps.encoded(plain_keys);
+        let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.len());
         for time in [now, latest_start] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
         let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
         push_u16(usize::from(uses_fast_path), &mut input);
         push_u16(templates.len(), &mut input);
-        push_u16(steps.count(), &mut input);
+        push_u16(step_count, &mut input);
         for limit in 0..limit_count {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
@@ -108,7 +108,7 @@ impl Batch {
                 push_f64(number, &mut input);
             }
         }
-        input.extend_from_slice(steps.encoded());
+        input.extend_from_slice(steps);
         Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input }
     }
 
@@ -131,8 +131,7 @@ impl Batch {
         self.operations
     }
 
-    /// Replays the batch, and completes each operation with its part of the reply: in a large batch those of the second
-    /// half later: see `worker`.
+    /// Replays the batch, and returns the result of each operation from its part of the reply.
     ///
     /// # Errors
     ///
@@ -142,27 +141,22 @@ impl Batch {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
-        let at_once = if self.operations.len() < Self::LARGE { usize::MAX } else { self.operations.len() / 2 };
-        let mut operations = self.operations.into_iter().enumerate();
-        let (mut late, mut delayed) = (0, DelayedResults::default());
+        let (mut late, mut answers) = (0, Answers::with_capacity(self.operations.len()));
+        let mut operations = self.operations.into_iter();
         for key_indices in self.key_indices.chunks(limits.len()) {
-            let Some((index, mut operation)) = operations.next() else { break };
+            let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.target.algorithms);
             let mut replay =
                 Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
             let Some(result) = operation.read_result(&mut reply, &mut replay) else {
-                let others = std::iter::once(operation).chain(operations.map(|(_, operation)| operation)).collect();
+                let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
             late += usize::from(replay.was_late);
-            if index < at_once {
-                operation.complete(result);
-            } else {
-                delayed.push(operation, result);
-            }
+            answers.push(operation, result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { sent_at, started_at: now, late, delayed })
+        Ok(ScriptRun { sent_at, started_at: now, late, answers })
     }
 }
 
@@ -174,7 +168,7 @@ pub(super) struct ScriptRun {
     pub(super) started_at: Timestamp,
     /// The number of decisions that the script did not make, because their replies would have come too late.
     pub(super) late: usize,
-    pub(super) delayed: DelayedResults,
+    pub(super) answers: Answers,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use super::operation::QueuedOperation;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -18,30 +20,42 @@ pub(crate) enum Completion {
     Done,
 }
 
-/// Operations of a call whose callers receive their results a little later than the others: at the latest when this is
-/// dropped.
+/// Operations that have ended, and their results, whose callers the worker task has not answered yet. All are answered when
+/// this is dropped.
 #[derive(Default)]
-pub(super) struct DelayedResults(Vec<(QueuedOperation, OperationResult)>);
+pub(super) struct Answers(VecDeque<(QueuedOperation, OperationResult)>);
 
-impl DelayedResults {
+impl Answers {
+    pub(super) fn with_capacity(count: usize) -> Self {
+        Self(VecDeque::with_capacity(count))
+    }
+
     pub(super) fn push(&mut self, operation: QueuedOperation, result: OperationResult) {
-        self.0.push((operation, result));
+        self.0.push_back((operation, result));
+    }
+
+    pub(super) fn append(&mut self, mut others: Self) {
+        self.0.append(&mut others.0);
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Answers the callers.
-    pub(super) fn complete(&mut self) {
-        for (operation, result) in self.0.drain(..) {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Answers at most this number of callers.
+    pub(super) fn complete(&mut self, count: usize) {
+        for (operation, result) in self.0.drain(..count.min(self.0.len())) {
             operation.complete(result);
         }
     }
 }
 
-impl Drop for DelayedResults {
+impl Drop for Answers {
     fn drop(&mut self) {
-        self.complete();
+        self.complete(usize::MAX);
     }
 }

@@ -131,7 +131,7 @@ async fn send_to_slot(
     let (mut result, returned) = send(route, slot, batch, try_again).await;
     if let Ok(Some(run)) = &mut result {
         // The calls to other slots may take longer.
-        run.delayed.complete();
+        run.answers.complete(usize::MAX);
     }
     for operation in returned {
         // The caller of a failed operation relies on it not being charged later.

@@ -22,6 +22,8 @@ pub(super) struct LoadControl {
     /// The calls in flight, in the order in which they were sent.
     sent_at: VecDeque<Instant>,
     calls_with_holds: usize,
+    operations_in_flight: usize,
+    whole_rounds: u32,
     call_time: MovingAverage,
     limit: InFlightLimit,
     batch_weight: BatchWeight,
@@ -35,9 +37,9 @@ pub(super) struct LoadControl {
 }
 
 /// A call in flight.
-#[derive(Clone, Copy)]
 pub(super) struct SentCall {
     at: Instant,
+    operations: usize,
     weight: usize,
     /// The latest deadline of its decisions.
     answer_by: Option<Instant>,
@@ -49,6 +51,10 @@ pub(super) struct SentCall {
 impl LoadControl {
     /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
     const MAX_CALLS_WITH_HOLDS: usize = 4;
+    /// The fewest operations that travel in two calls. Benchmark: `redis callers 8`, 14 %.
+    const MIN_SPLIT: usize = 8;
+    /// For so many rounds callers are not answered in portions after calls have ended together.
+    const WHOLE_ROUNDS: u32 = 8;
 
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
@@ -57,6 +63,8 @@ impl LoadControl {
             epoch: now,
             sent_at: VecDeque::new(),
             calls_with_holds: 0,
+            operations_in_flight: 0,
+            whole_rounds: 0,
             call_time: MovingAverage::default(),
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
@@ -97,9 +105,23 @@ impl LoadControl {
         self.sent_at.front().is_some_and(|sent_at| sent_at.elapsed() > limit)
     }
 
-    /// Whether calls take so little time that the client's own time matters.
-    pub(super) fn has_short_calls(&self) -> bool {
-        self.limit.has_short_calls()
+    /// Returns how many of these waiting answers are given before the next call is sent: see `worker`.
+    pub(super) fn portion(&mut self, answers: usize) -> usize {
+        let operations = answers + self.operations_in_flight;
+        // With long calls the client's own time does not matter.
+        if operations < Self::MIN_SPLIT || !self.limit.has_short_calls() {
+            return answers;
+        }
+        if self.operations_in_flight == 0 && self.whole_rounds > 0 {
+            self.whole_rounds -= 1;
+            return answers.min(self.batch_weight.max());
+        }
+        operations.div_ceil(2).min(self.batch_weight.max())
+    }
+
+    /// Records that all calls have ended together, so that none overlapped with the work of the client.
+    pub(super) fn record_together(&mut self) {
+        self.whole_rounds = Self::WHOLE_ROUNDS;
     }
 
     /// What a batch that is sent now may contain.
@@ -133,12 +155,14 @@ impl LoadControl {
         self.calls_with_holds += usize::from(has_holds);
         let weight = batch.iter().map(QueuedOperation::total_weight).sum();
         let answer_by = batch.iter().filter_map(|operation| operation.answer_by).max();
-        SentCall { at, weight, answer_by, in_flight: self.sent_at.len(), has_holds }
+        self.operations_in_flight += batch.len();
+        SentCall { at, operations: batch.len(), weight, answer_by, in_flight: self.sent_at.len(), has_holds }
     }
 
     /// Records the end of a call, and whether the server replied.
-    pub(super) fn record_ended(&mut self, call: SentCall, replied: bool, run: Option<&ScriptRun>) {
+    pub(super) fn record_ended(&mut self, call: &SentCall, replied: bool, run: Option<&ScriptRun>) {
         let now = Instant::now();
+        self.operations_in_flight = self.operations_in_flight.saturating_sub(call.operations);
         if let (Ok(index), true) = (self.sent_at.binary_search(&call.at), replied || !mistake!(LostCallStaysInFlight)) {
             self.sent_at.remove(index);
         }

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -214,6 +215,11 @@ impl OperationQueue {
             }
             operation.complete(Err(error.clone()));
         }
+    }
+
+    /// Discards a notification of earlier operations.
+    pub(super) fn clear_notification(&self) {
+        let _ = self.notify.notified().now_or_never();
     }
 
     /// Waits until an operation is added to an empty queue, a full batch waits, or the queue is closed.

@@ -8,10 +8,17 @@
 //!
 //! # Overlapping calls
 //!
-//! When a call ends, its callers queue their next decisions at about the same time. All of them would travel in one call:
-//! the server would be idle while the client works, and the client while the server works. So if no other call is in
-//! flight, the worker answers one half of the callers, sends what they queue, and then answers the other half. From then
-//! on two calls alternate. On a slow link the time of the client does not matter, so one call is cheaper.
+//! When a call ends, its callers queue their next decisions at about the same time. If all of them travelled in one call,
+//! the server would be idle while the client works, and the client while the server works. So the worker answers callers
+//! in portions: it answers one portion, lets these callers run, and sends what they queue before it answers the next
+//! portion. A portion is at most a full batch, and at most one half of all operations that wait for a reply or for an answer.
+//! So at least two calls alternate. On a slow link the time of the client does not matter, so one call is cheaper.
+//!
+//! The order matters: a call must be on the socket before the next portion is answered. Otherwise the server reads several
+//! calls at once, and replies to all of them at the same time. That also happens if the server takes longer to wake up than
+//! the client for a portion, or if both share a core. Then nothing overlaps, and one call is cheaper. So after calls that
+//! have ended together, the worker sends some rounds whole before it tries portions again. Calls that alternate keep the
+//! server awake, so they go on alternating.
 //!
 //! # Order
 //!
@@ -23,11 +30,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
 
-use super::completion::DelayedResults;
+use super::completion::Answers;
 use super::config::ClientConfig;
 use super::dispatch::execute;
 use super::link::Link;
@@ -56,12 +64,14 @@ pub(super) fn run_worker(
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let mut link = Link::new(config, node, queue);
     let mut calls = FuturesUnordered::new();
-    let mut delayed = DelayedResults::default();
+    let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
     loop {
+        // The worker looks at the queue now.
+        queue.clear_notification();
         while control.accepts_call(queue.waiting()) {
-            // Callers with delayed results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && delayed.is_empty() {
+            // Callers with results must not wait for a connection. Their call has just ended on this one.
+            if calls.is_empty() && answers.is_empty() {
                 link.prepare(&mut control).await;
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
@@ -78,27 +88,37 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 calls.push(async move { (sent, call.await) });
             }
         }
-        delayed.complete();
-        if calls.is_empty() {
-            if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
-                return;
+        let ended = if answers.is_empty() {
+            if calls.is_empty() {
+                if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
+                    return;
+                }
+                link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
+                continue;
             }
-            link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
-            continue;
-        }
-        if let Either::Left((Some((sent, end)), _)) = select(calls.next(), pin!(wait_for_operations(queue))).await {
-            control.record_ended(sent, end.replied, end.run.as_ref());
+            match select(calls.next(), pin!(wait_for_operations(queue))).await {
+                Either::Left((ended, _)) => ended,
+                Either::Right(_) => None,
+            }
+        } else {
+            // The first poll sends the new calls.
+            calls.next().now_or_never().flatten()
+        };
+        if let Some((sent, end)) = ended {
+            control.record_ended(&sent, end.replied, end.run.as_ref());
             if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
                 link.lose();
             }
-            if let Some(run) = end.run
-                && calls.is_empty()
-                && control.has_short_calls()
-            {
-                delayed = run.delayed;
-                // The callers that have their answers run now.
-                yield_now().await;
+            if let Some(run) = end.run {
+                if !answers.is_empty() && calls.is_empty() {
+                    control.record_together();
+                }
+                answers.append(run.answers);
             }
+        } else if !answers.is_empty() {
+            answers.complete(control.portion(answers.len()));
+            // The callers that have their answers run now.
+            yield_now().await;
         }
     }
 }

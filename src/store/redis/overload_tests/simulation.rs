@@ -1,6 +1,7 @@
 //! A simulated Redis with a fixed service time, behind a link with a fixed round trip and jitter, in virtual time.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ pub(super) struct State {
     last_reply: Instant,
     random: u64,
     pub(super) calls: u64,
+    /// For each call the callers that had been answered when it was sent, as a test counts them.
+    pub(super) answered: Arc<AtomicU64>,
+    pub(super) answered_before: Vec<u64>,
     pub(super) charged: u64,
     pub(super) updates: u64,
     /// When each session expires, by its id.
@@ -63,6 +67,8 @@ impl Simulation {
             last_reply: now,
             random: 1,
             calls: 0,
+            answered: Arc::default(),
+            answered_before: Vec::new(),
             charged: 0,
             updates: 0,
             sessions: HashMap::new(),
@@ -127,6 +133,7 @@ impl State {
             return (Value::Okay, Instant::now() + self.link.round_trip);
         }
         self.calls += 1;
+        self.answered_before.push(self.answered.load(Ordering::Relaxed));
         let Input { latest_start, is_fast, key_counts, templates, steps, wrong } =
             Input::read(parts.last().expect("the input"), &[QUOTA]);
         assert_eq!(wrong, None);

@@ -9,8 +9,11 @@
 --   H  the number of results
 --   H  the number of keys
 --   d  the results
---   H  for each key the length of its value before the batch
+--   H  for each key the length of its value before the batch (not after the fast path)
 --      the values
+--
+-- After the fast path there are no results if all of them are 0. All values have the same length, and the value of a
+-- never-seen key is zeros.
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
 -- not blocked its own verdict: not 0 if the request borrows); then (not after the fast path) the sum of the flags FLAG,
@@ -423,9 +426,14 @@ end
 
 local operation_words = limits + 2
 local operation_format = '<' .. ('H'):rep(operation_words)
-for _ = 1, operation_count do
-  local operation = { unpack(operation_format, input, pos) }
-  pos = operation[operation_words + 1]
+for index = 1, operation_count do
+  local operation
+  if is_plain then
+    operation = { 1, index, 1 }
+  else
+    operation = { unpack(operation_format, input, pos) }
+    pos = operation[operation_words + 1]
+  end
   local template = templates[operation[1]]
   local run = run_decision
   for l = 1, limits do

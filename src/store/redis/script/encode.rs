@@ -7,11 +7,18 @@ pub(crate) struct StepEncoder {
     previous: Vec<u16>,
     step: Vec<u16>,
     count: usize,
+    has_repeats: bool,
 }
 
 impl StepEncoder {
     pub(crate) fn new(limits: usize) -> Self {
-        Self { encoded: Vec::new(), previous: Vec::new(), step: Vec::with_capacity(limits + 1), count: 0 }
+        Self {
+            encoded: Vec::new(),
+            previous: Vec::new(),
+            step: Vec::with_capacity(limits + 1),
+            count: 0,
+            has_repeats: false,
+        }
     }
 
     /// Adds a step: the index of its template, and for each limit the index of its key.
@@ -24,6 +31,7 @@ impl StepEncoder {
             let repeats = self.encoded.len() - 2;
             let count = u16::from_le_bytes([self.encoded[repeats], self.encoded[repeats + 1]]) + 1;
             self.encoded[repeats..].copy_from_slice(&count.to_le_bytes());
+            self.has_repeats = true;
             return;
         }
         for number in &self.step {
@@ -34,13 +42,11 @@ impl StepEncoder {
         self.previous.clone_from(&self.step);
     }
 
-    /// The number of encoded steps, without repeats.
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    pub(crate) fn encoded(&self) -> &[u8] {
-        &self.encoded
+    /// Returns the number of encoded steps, without repeats, and the steps: none if each of these keys has one step, in the
+    /// order of the keys.
+    pub(crate) fn encoded(&self, keys: usize) -> (usize, &[u8]) {
+        let is_plain = self.previous.len() == 2 && self.count == keys && !self.has_repeats;
+        if is_plain { (0, &[]) } else { (self.count, &self.encoded) }
     }
 }
 
@@ -54,4 +60,29 @@ pub(crate) fn push_u16(number: usize, output: &mut Vec<u8>) {
 
 pub(crate) fn push_f64(number: f64, output: &mut Vec<u8>) {
     output.extend_from_slice(&number.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of steps, and the length of the encoded ones, if the steps are on these keys of each limit.
+    fn encoded(steps: &[&[u16]], keys: usize) -> (usize, usize) {
+        let mut encoder = StepEncoder::new(steps[0].len());
+        for step in steps {
+            encoder.push(0, step);
+        }
+        let (count, steps) = encoder.encoded(keys);
+        (count, steps.len())
+    }
+
+    #[test]
+    fn steps_do_not_travel_if_each_key_has_one() {
+        assert_eq!(encoded(&[&[0], &[1], &[2]], 3), (0, 0));
+        assert_eq!(encoded(&[&[0], &[1], &[0]], 2), (3, 18), "a key has two steps");
+        assert_eq!(encoded(&[&[0], &[1], &[1]], 2), (2, 12), "a step is repeated");
+        assert_eq!(encoded(&[&[0], &[NO_KEY]], 1), (2, 12), "a step without a key");
+        assert_eq!(encoded(&[&[0, 1], &[2, 3]], 4), (2, 16), "several limits");
+        assert_eq!(encoded(&[&[0, 1], &[2, 1]], 2), (2, 16), "several limits");
+    }
 }

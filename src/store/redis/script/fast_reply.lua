@@ -1,6 +1,6 @@
 -- The end of the fast path: writes the changed values, and replies. driver.lua documents the reply.
 
-local keys = #KEYS
+local KEYS, keys = KEYS, #KEYS
 
 -- Writes the keys that had no value. MGET also returns none for a key of another type, which NX keeps. Then the keys
 -- that were just created are deleted, and the driver starts afresh, and reports the type.
@@ -22,29 +22,32 @@ if fast == 1 then
 end
 
 if fast == 1 then
+  local never_seen
   for index = 1, keys do
     local value, expires = new_values[index], expiries[index]
-    if not value or not values[index] then
-      -- Unchanged, or written above.
+    if not values[index] then
+      -- Written above.
+      never_seen = never_seen or ('\0'):rep(VALUE_LENGTH)
+      values[index] = never_seen
+    elseif not value then
+      -- Unchanged.
     elseif expires then
       call('PSETEX', KEYS[index], uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1, value)
     else
       call('SET', KEYS[index], value, 'KEEPTTL')
     end
   end
-  if keys == 1 and result_count == 1 then
-    local value = values[1] or ''
-    return pack('<dHHHdH', now, 1, 1, 1, results[1], #value) .. value
-  end
-  local lengths = { nil, nil, nil, nil, nil, nil, nil, nil }
-  for index = 1, keys do
-    local value = values[index]
-    if not value then
-      value = ''
-      values[index] = value
+  local format = '<dHHH'
+  if has_denials then
+    for index = 1, result_count do
+      results[index] = results[index] or 0
     end
-    lengths[index] = #value
+    format = format .. ('d'):rep(result_count)
+  else
+    result_count = 0
   end
-  return pack('<dHHH', now, 1, result_count, keys) .. pack('<' .. ('d'):rep(result_count), table_unpack(results))
-    .. pack('<' .. ('H'):rep(keys), table_unpack(lengths)) .. table.concat(values)
+  -- Lua hashes all bytes of each new string, which takes as long as a table access for each five bytes. So the reply is
+  -- concatenated once. Benchmark: `redis callers 64`, 3 %.
+  values[0] = pack(format, now, 1, result_count, keys, table_unpack(results, 1, result_count))
+  return table.concat(values, '', 0, keys)
 end

@@ -30,22 +30,29 @@ if is_late then
   fast = 0
 end
 
+-- Each key has one operation in its order, all by the only template.
+local is_plain = operation_count == 0 and template_count == 1
+if is_plain then
+  operation_count = #KEYS
+end
+
 -- The fast path reads `values`, and leaves the rest for fast_reply.lua. By key index: the values before and after the
--- batch, and the expiry of keys whose TTL must change. By operation: the results. The fast path writes nothing before
--- it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver starts afresh, with the
--- values that were read.
-local values, new_values, expiries, results, result_count
+-- batch, and the expiry of keys whose TTL must change. By operation: the results other than 0, which are denials. The fast
+-- path writes nothing before it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver
+-- starts afresh, with the values that were read.
+local values, new_values, expiries, results
+local result_count, has_denials = 0, false
 if fast == 1 then
+  -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
+    new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
+    results = { nil, nil, nil, nil, nil, nil, nil, nil }
   else
-    values = { redis.pcall('GET', KEYS[1]) }
+    values, new_values, expiries, results = { redis.pcall('GET', KEYS[1]) }, { nil }, { nil }, { nil }
     -- The key has another type, or the user must not call GET. The driver reads by MGET.
     if type(values[1]) == 'table' then
       fast, values = 0, nil
     end
   end
-  -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
-  new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, {}
-  results, result_count = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
 end

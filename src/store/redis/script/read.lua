@@ -10,7 +10,8 @@
 --   d  the latest time at which decisions are made: 0 for no limit
 --   H  1 if the fast path supports all templates
 --   H  the number of templates
---   H  the number of operations
+--   H  the number of operations; 0 if there is one limit and one template, and each key in its order has one operation.
+--      The operations are then not sent
 --   H  for each limit the number of its keys
 --      the templates
 --      the operations

@@ -34,6 +34,8 @@ impl ReplayedState {
 /// Reads the values of a reply one after the other: `driver.lua` documents the format.
 pub(crate) struct ReplyReader<'a> {
     used_fast_path: bool,
+    /// After the fast path, results that are all 0 do not travel.
+    has_results: bool,
     /// The number of holds that the script found expired.
     expired: usize,
     values: std::slice::ChunksExact<'a, u8>,
@@ -54,11 +56,14 @@ impl<'a> ReplyReader<'a> {
         if read_u16(header.get(12..14)?)? != keys {
             return None;
         }
+        let used_fast_path = flags == 1;
         let (values, rest) = rest.split_at_checked(length * 8)?;
-        let (lengths, mut packed_states) = rest.split_at_checked(keys * 2)?;
+        let (lengths, mut packed_states) = rest.split_at_checked(if used_fast_path { 0 } else { keys * 2 })?;
+        let mut lengths = lengths.chunks_exact(2);
+        let equal_length = packed_states.len() / keys.max(1);
         let mut states = Vec::with_capacity(keys);
-        for length in lengths.chunks_exact(2) {
-            let length = read_u16(length)?;
+        for _ in 0..keys {
+            let length = if used_fast_path { equal_length } else { read_u16(lengths.next()?)? };
             let (packed, others) = packed_states.split_at_checked(length)?;
             packed_states = others;
             let mut packed_numbers = packed.chunks_exact(8).map(|number| read_f64(number).and_then(to_unsigned));
@@ -71,7 +76,8 @@ impl<'a> ReplyReader<'a> {
             }
             states.push(ReplayedState { held, numbers: Some(numbers) });
         }
-        let reader = Self { used_fast_path: flags == 1, expired: flags / 2, values: values.chunks_exact(8) };
+        let (expired, values) = (flags / 2, values.chunks_exact(8));
+        let reader = Self { used_fast_path, has_results: !used_fast_path || length > 0, expired, values };
         Some((Timestamp::from_micros(now), reader, states))
     }
 
@@ -90,6 +96,9 @@ impl<'a> ReplyReader<'a> {
 
     /// Returns the next value, or `None` at the end. A value that is not a number fails only its own operation.
     pub(crate) fn next_i64(&mut self) -> Option<i64> {
+        if !self.has_results {
+            return Some(0);
+        }
         Some(read_f64(self.values.next()?).unwrap_or(Self::NOT_A_NUMBER))
     }
 }

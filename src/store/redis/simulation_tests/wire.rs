@@ -94,10 +94,10 @@ impl Input {
         let latest_start = input.f64();
         let is_fast = input.u16() == 1;
         let (templates, steps) = (input.u16(), input.u16());
-        let key_counts = (0..limits).map(|_| usize::from(input.u16())).collect();
+        let key_counts: Vec<_> = (0..limits).map(|_| usize::from(input.u16())).collect();
         let mut wrong = None;
-        let templates = (0..templates).map(|_| Template::read(&mut input, quotas, &mut wrong)).collect();
-        let steps = (0..steps)
+        let templates: Vec<_> = (0..templates).map(|_| Template::read(&mut input, quotas, &mut wrong)).collect();
+        let mut steps: Vec<_> = (0..steps)
             .map(|_| Step {
                 template: usize::from(input.u16()) - 1,
                 keys: (0..limits).map(|_| usize::from(input.u16()).checked_sub(1)).collect(),
@@ -105,6 +105,10 @@ impl Input {
             })
             .collect();
         assert!(input.0.is_empty(), "the input ends with the operations");
+        if steps.is_empty() && templates.len() == 1 {
+            assert_eq!(limits, 1, "operations without numbers have one limit");
+            steps.extend((0..key_counts[0]).map(|key| Step { template: 0, keys: vec![Some(key)], repeats: 1 }));
+        }
         Self { latest_start, is_fast, key_counts, templates, steps, wrong }
     }
 }
@@ -161,8 +165,11 @@ pub(crate) struct BatchReply {
 }
 
 impl BatchReply {
-    pub(crate) fn pack(self, now: u64, is_fast: bool) -> Vec<u8> {
+    pub(crate) fn pack(mut self, now: u64, is_fast: bool) -> Vec<u8> {
         let mut bytes = to_f64(now).to_le_bytes().to_vec();
+        if is_fast && self.results.iter().all(|result| *result == 0.0) {
+            self.results.clear();
+        }
         let count = |number: usize| u16::try_from(number).expect("a small batch");
         let flags = if is_fast { 1 } else { self.expired * 2 };
         for number in [flags, count(self.results.len()), count(self.values.len())] {
@@ -171,8 +178,15 @@ impl BatchReply {
         for result in &self.results {
             bytes.extend_from_slice(&result.to_le_bytes());
         }
-        for value in &self.values {
-            bytes.extend_from_slice(&count(value.as_ref().map_or(0, Vec::len)).to_le_bytes());
+        let lengths = self.values.iter().map(|value| value.as_ref().map_or(0, Vec::len));
+        if is_fast {
+            // Equal lengths do not travel. The value of a never-seen key is zeros.
+            let length = lengths.max().unwrap_or(0);
+            for value in &mut self.values {
+                value.get_or_insert_default().resize(length, 0);
+            }
+        } else {
+            bytes.extend(lengths.flat_map(|length| count(length).to_le_bytes()));
         }
         for value in self.values.iter().flatten() {
             bytes.extend_from_slice(value);
