@@ -88,8 +88,8 @@ impl<C: AtomicState> EvictionState<C> {
     }
 
     /// The maximum duration of the hint. A search reads 768 sets of a large table. If none of their keys is idle, hardly
-    /// any other key is. But a key's usage can be set to less.
-    const MAX_HINT: u64 = 100_000;
+    /// any other key is. But usage can be set to less, and keys that are inserted meanwhile can be idle earlier.
+    const MAX_HINT: u64 = 10_000;
 }
 
 /// The policy of an operation that inserts nothing.
@@ -188,8 +188,7 @@ impl<C: AtomicState> Table<C> {
     #[cold]
     fn has_space(&self, candidate_sets: [usize; 2], now: u64, when_full: WhenFull) -> Result<(), TableFull> {
         let is_free = |set: usize| self.sets[set].find_free(now, &self.holds).is_some();
-        let has_space = candidate_sets.into_iter().any(is_free)
-            || self.find_moves(candidate_sets, now).is_some();
+        let has_space = candidate_sets.into_iter().any(is_free) || self.find_moves(candidate_sets, now).is_some();
         if has_space { Ok(()) } else { Err(self.full_error(candidate_sets, when_full)) }
     }
 

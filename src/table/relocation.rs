@@ -14,7 +14,11 @@ impl<C: AtomicState> Table<C> {
     /// The caller retries in any case: another thread may have taken the slot, or have changed a set before its move.
     pub(super) fn relocate(&self, roots: [usize; 2], now: u64) -> bool {
         let Some(moves) = self.find_moves(roots, now) else { return false };
-        let _ = moves.into_iter().all(|Move { fingerprint, from, to }| self.move_key(fingerprint, from, to, now));
+        for Move { fingerprint, from, to } in moves {
+            if !self.move_key(fingerprint, from, to, now) {
+                break;
+            }
+        }
         true
     }
 
@@ -24,8 +28,10 @@ impl<C: AtomicState> Table<C> {
             return None;
         }
         let (mut seen, mut reached) = (SeenSets::default(), Vec::with_capacity(8));
-        reached.extend(roots.map(|set| Reached { set, by: 0, origin: None }));
-        let _ = roots.map(|set| seen.insert(set));
+        for set in roots {
+            seen.insert(set);
+            reached.push(Reached { set, by: 0, origin: None });
+        }
         let (mut next, mut full_until) = (0, u64::MAX);
         while let Some(&Reached { set: from, .. }) = reached.get(next) {
             for slot in all_slots() {

@@ -1,8 +1,8 @@
 /// What happens to a new key when the table is full: at [`max_keys`](crate::MemoryBuilder::max_keys).
 ///
 /// Below that number of live keys, a new key always gets a slot: the probability that it does not is under 10^-9,
-/// whatever the number. (After the table was full, the search for a slot is shorter, for at most a tenth of a second, and
-/// only until other keys are idle or removed.) Keys that have a slot are not affected.
+/// whatever the number. (After the table was full, the search for a slot is shorter for at most ten milliseconds.) Keys that
+/// have a slot are not affected.
 ///
 /// | | admits beyond a limit | a new key, while the table is full |
 /// |---|---|---|
