@@ -4,13 +4,13 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
-use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, Memory, Quota, TokenBucket};
+use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, ManualClock, Memory, Quota, TokenBucket};
 
 use crate::harness::{Contestant, Harness};
 use crate::memory::{Contestants, KeySequence, SLOW, decide};
@@ -34,6 +34,7 @@ pub(crate) fn run(harness: &Harness) {
     harness.compare("memory acquire", 1, &[acquire("ours", &one, &keys), decide("check", &one, &keys)]);
     holds(harness, &keys);
     full_tables(harness);
+    floods(harness);
     isolated(harness);
 }
 
@@ -102,6 +103,40 @@ fn full_tables(harness: &Harness) {
                 Contestants::new(keys, SLOW).compare_fast(harness, &scenario, &random_keys(keys / 100 * percent));
             }
         }
+    }
+}
+
+/// New keys in a table whose keys are all live, so that each evicts one: one in a microsecond, and one in two milliseconds.
+fn floods(harness: &Harness) {
+    for (keys, name) in [(10_000, "10^4"), (1_000_000, "10^6")] {
+        let scenario = format!("memory flood of a table of {name}");
+        if harness.wants(&scenario) {
+            let [fast, slow] = [1, 2_000].map(|micros| flood(keys, Duration::from_micros(micros)));
+            harness.compare(&scenario, 1, &[Contestant::new("ours", fast), Contestant::new("one_in_2_ms", slow)]);
+        }
+    }
+}
+
+/// Returns workers on a full table. The clock advances by `step` before each new key.
+fn flood(keys: usize, step: Duration) -> impl Fn(usize) -> Box<dyn FnMut(u64) + Send> {
+    let clock = ManualClock::new();
+    let quota = Gcra::new(Quota::per_day(1)).burst(1_000);
+    let limiter: Memory<u64, _, _> =
+        Memory::builder(quota).max_keys(keys).clock(clock.clone()).build().expect("a limiter");
+    let next = Arc::new(AtomicU64::new(0));
+    let decide = move || {
+        let key = next.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        black_box(limiter.check(&key, AcquireOptions::default()).is_allowed());
+    };
+    (0..keys * 5 / 4).for_each(|_| decide());
+    move |_| {
+        let (decide, clock) = (decide.clone(), clock.clone());
+        Box::new(move |count| {
+            for _ in 0..count {
+                clock.advance(step);
+                decide();
+            }
+        })
     }
 }
 

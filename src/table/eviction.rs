@@ -6,7 +6,6 @@
 use std::sync::atomic::{AtomicU64 as RelaxedU64, Ordering::Relaxed};
 
 use super::entry::Location;
-use super::relocation::Search;
 use super::set::{LockToken, Set, all_slots};
 use super::table::Table;
 use super::when_full::WhenFull;
@@ -39,8 +38,8 @@ pub(super) struct EvictionState<C> {
     /// For each set, at least the usage of every key that was evicted there. Empty unless the policy is
     /// [`WhenFull::CarryOver`]. Guarded by the set's lock.
     pub(super) inherited_debts: Box<[C]>,
-    /// The time of the last failed search, or zero if a slot was found since.
-    pub(super) full_since: RelaxedU64,
+    /// Until then no search is made, because one has failed. Zero if a key was removed since.
+    full_until: RelaxedU64,
     /// The number of evicted live keys. No decision reads it.
     evicted: RelaxedU64,
 }
@@ -50,7 +49,7 @@ impl<C: AtomicState> EvictionState<C> {
         let inherited_debts = if carries_debt { sets } else { 0 };
         Self {
             inherited_debts: (0..inherited_debts).map(|_| C::new(words)).collect(),
-            full_since: RelaxedU64::new(0),
+            full_until: RelaxedU64::new(0),
             evicted: RelaxedU64::new(0),
         }
     }
@@ -67,22 +66,30 @@ impl<C: AtomicState> EvictionState<C> {
         self.evicted.load(Relaxed)
     }
 
-    /// Records that a slot is free again.
+    /// Records that a search has failed. At `until` the first of the keys that it has read is idle.
+    pub(super) fn note_full(&self, now: u64, until: u64) {
+        self.full_until.store(until.min(now.saturating_add(Self::MAX_HINT)), Relaxed);
+    }
+
+    /// Records that a key was removed.
     pub(super) fn clear_full_hint(&self) {
         // Nearly always zero. A store in each removal would take the line from the processors that read it.
-        if self.full_since.load(Relaxed) != 0 {
-            self.full_since.store(0, Relaxed);
+        if self.full_until.load(Relaxed) != 0 {
+            self.full_until.store(0, Relaxed);
         }
     }
 
-    /// Returns whether a search has just failed. Under a flood of new keys every search would fail.
+    /// Returns whether a search would fail as the last one did. Under a flood of new keys every search would fail, and
+    /// take up to 40 us: see "Floods" in `benches/NOTES.md`.
     pub(super) fn is_full(&self, now: u64) -> bool {
-        // Only a hint: a slot that became free unnoticed is found a millisecond later. The distance is absolute, so that a
-        // clock that steps back does not make the hint last.
-        const FOR: u64 = 1_000;
-        let full_since = self.full_since.load(Relaxed);
-        full_since != 0 && now.abs_diff(full_since) < FOR
+        // Whatever the clock does, a hint lasts no longer than `MAX_HINT`.
+        let left = self.full_until.load(Relaxed).saturating_sub(now);
+        left > 0 && left <= Self::MAX_HINT
     }
+
+    /// The maximum duration of the hint. A search reads 768 sets of a large table. If none of their keys is idle, hardly
+    /// any other key is. But usage can be set to less, and keys that are inserted meanwhile can be idle earlier.
+    const MAX_HINT: u64 = 10_000;
 }
 
 /// The policy of an operation that inserts nothing.
@@ -181,8 +188,7 @@ impl<C: AtomicState> Table<C> {
     #[cold]
     fn has_space(&self, candidate_sets: [usize; 2], now: u64, when_full: WhenFull) -> Result<(), TableFull> {
         let is_free = |set: usize| self.sets[set].find_free(now, &self.holds).is_some();
-        let has_space = candidate_sets.into_iter().any(is_free)
-            || !matches!(self.find_relocation(candidate_sets, now), Search::None);
+        let has_space = candidate_sets.into_iter().any(is_free) || self.find_moves(candidate_sets, now).is_some();
         if has_space { Ok(()) } else { Err(self.full_error(candidate_sets, when_full)) }
     }
 

@@ -154,6 +154,12 @@ impl<C: AtomicState> Set<C> {
         all_slots().find(|&slot| self.cell(slot).idle_at() <= now && !self.is_held(slot, holds))
     }
 
+    /// Returns the first time after `now` at which a key of the set is idle.
+    pub(super) fn next_idle_at(&self, now: u64) -> u64 {
+        let times = self.cells.iter().map(AtomicState::idle_at);
+        times.filter(|idle_at| *idle_at > now).min().unwrap_or(u64::MAX)
+    }
+
     /// Returns whether the key in a slot has a held amount.
     #[inline]
     pub(super) fn is_held(&self, slot: u8, holds: &Holds) -> bool {

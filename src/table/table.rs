@@ -158,9 +158,6 @@ impl<C: AtomicState> Table<C> {
     pub(super) fn claim_slot(&self, location: &Location, now: u64, token: &LockToken) -> Option<SlotIndex> {
         location.candidate_sets.into_iter().find_map(|set| {
             let slot = self.sets[set].find_free(now, &self.holds)?;
-            if self.sets[set].cell(slot).idle_at() > 0 {
-                self.eviction.clear_full_hint();
-            }
             self.claim(set, slot, location.fingerprint, token);
             Some(SlotIndex { set, slot })
         })

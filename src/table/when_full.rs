@@ -1,7 +1,7 @@
 /// What happens to a new key when the table is full: at [`max_keys`](crate::MemoryBuilder::max_keys).
 ///
 /// Below that number of live keys, a new key always gets a slot: the probability that it does not is under 10^-9,
-/// whatever the number. (Only in the millisecond after the table was full, the search for a slot is shorter.) Keys that
+/// whatever the number. (After the table was full, the search for a slot is shorter for at most ten milliseconds.) Keys that
 /// have a slot are not affected.
 ///
 /// | | admits beyond a limit | a new key, while the table is full |

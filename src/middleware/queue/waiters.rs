@@ -211,7 +211,9 @@ impl Waiters {
     /// Drops all asks. Only these starts remain.
     pub(super) fn reset(&mut self, starts: impl Iterator<Item = Class>) {
         let classes: Vec<_> = self.lines.keys().copied().collect();
-        classes.into_iter().for_each(|class| self.change(class, |line| line.asks_and_starts = 0));
+        for class in classes {
+            self.change(class, |line| line.asks_and_starts = 0);
+        }
         starts.for_each(|class| self.add_ask(class));
     }
 

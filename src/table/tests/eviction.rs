@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::super::eviction::EvictionState;
 use super::*;
 
 #[test]
@@ -43,18 +44,37 @@ fn chain() -> Words {
     table
 }
 
-/// After a failed search, no other search of several moves is made within a millisecond, unless a slot is free again.
+/// After a failed search, no other search is made until the first of the keys that it has read is idle, for at most
+/// ten milliseconds, or until a key is removed.
 #[test]
-fn search_of_several_moves_is_made_again_once_a_slot_was_free() {
+fn search_is_made_again_once_a_key_is_idle_or_removed() {
+    let absent = |table: &Words| hashes_for(table, [0, 1]).nth(SLOTS).expect("a hash");
+    let in_last_set = |table: &Words| hashes_for(table, [3, 2]).nth(2).expect("a hash");
+
     let table = chain();
-    let [first, second] = [0, 1].map(|nth| hashes_for(&table, [0, 1]).nth(SLOTS + nth).expect("a hash"));
-    assert!(!try_put(&table, first, 10, 100), "no key is idle");
-    assert!(!try_put(&table, first, 20, 100), "two keys are idle, and no search is made");
-    let claims = hashes_for(&table, [3, 2]).nth(SLOTS).expect("a hash");
-    assert!(try_put(&table, claims, 20, 100), "takes one of the idle slots");
-    assert!(try_put(&table, first, 20, 100), "two moves free a slot");
-    assert!(!try_put(&table, second, 20, 100), "the table is full");
+    assert!(!try_put(&table, absent(&table), 10, 100), "no key is idle");
+    put(&table, in_last_set(&table), 10, 11);
+    assert!(!try_put(&table, absent(&table), 19, 100), "no search is made");
+    assert!(try_put(&table, absent(&table), 20, 100), "two moves free a slot");
+    let second = hashes_for(&table, [0, 1]).nth(SLOTS + 1).expect("a hash");
+    assert!(!try_put(&table, second, 20, 100), "no other key can move to the last set");
     check_structure(&table);
+
+    let table = chain();
+    assert!(!try_put(&table, absent(&table), 10, 100), "no key is idle");
+    table.remove(in_last_set(&table));
+    assert!(try_put(&table, absent(&table), 10, 100), "two moves free a slot");
+
+    let eviction = EvictionState::<Cell>::new(false, 1, 2);
+    let is_full = |times: [u64; 4]| times.map(|now| eviction.is_full(now));
+    eviction.note_full(1_000_000, u64::MAX);
+    assert_eq!(
+        is_full([1_000_000, 1_009_999, 1_010_000, 0]),
+        [true, true, false, false],
+        "also if the clock steps back"
+    );
+    eviction.note_full(1_000_000, 1_000_005);
+    assert_eq!(is_full([1_000_000, 1_000_004, 1_000_005, 0]), [true, true, false, false]);
 }
 
 #[test]
