@@ -1,6 +1,8 @@
 //! The limiter of `examples/postgres` on a real PostgreSQL. The tests need Debian's package `postgresql`, so they are
 //! ignored unless `scripts/postgres` runs them.
 
+#[path = "../../src/random.rs"]
+mod random;
 mod server;
 #[path = "../../examples/postgres/store.rs"]
 mod store;

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
 
+use crate::random::Random;
 use crate::server::Server;
 use crate::{create_table, limiter, runtime};
 
@@ -26,10 +27,9 @@ async fn measure(limiter: Arc<impl Limiter<u64>>, keys: u64) -> u128 {
         let limiter = Arc::clone(&limiter);
         tasks.spawn(async move {
             let mut decisions = 0_u128;
-            let mut key = task;
+            let mut random = Random::new(task);
             while begin.elapsed() < TIME {
-                key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let outcome = limiter.acquire(&((key >> 33) % keys), AcquireOptions::default()).await;
+                let outcome = limiter.acquire(&random.below(keys), AcquireOptions::default()).await;
                 decisions += u128::from(outcome.expect("a decision").decision.is_allowed());
             }
             decisions
