@@ -343,10 +343,11 @@ fn explore(kind: Kind, protocol: Protocol, schedules: u32, max_shrink_iters: u32
     Ok(leasing.into_inner())
 }
 
-/// Requires that a wrong protocol exceeds a bound of each algorithm.
+/// Requires that a wrong protocol exceeds a bound of each algorithm. Some thirty schedules find it, so 3,000 do with any
+/// seed.
 fn is_found(wrong: Protocol) {
     for kind in Kind::ALL {
-        let error = explore(kind, wrong, 300, 0).expect_err(&format!("{kind:?}: an admission beyond a limit"));
+        let error = explore(kind, wrong, 3_000, 0).expect_err(&format!("{kind:?}: an admission beyond a limit"));
         assert!(error.contains("beyond"), "{kind:?}: {error}");
     }
 }
@@ -358,11 +359,14 @@ fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
 
 const SCHEDULES: u32 = 80;
 
+/// Leases decide in a third of the schedules of each algorithm, or more. So with any seed, schedules in which they decide
+/// nothing, which would prove nothing, are not all: the probability is below 10^-13.
 #[test]
 fn no_schedule_exceeds_a_limit() {
     for kind in Kind::ALL {
         let leasing = explore(kind, CORRECT, SCHEDULES, 50).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         println!("{kind:?}: leases decide in {leasing} of {SCHEDULES} schedules");
+        assert!(leasing > 0, "{kind:?}: leases decide nothing");
     }
 }
 
