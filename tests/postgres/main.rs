@@ -3,6 +3,9 @@
 
 #[path = "../../src/random.rs"]
 mod random;
+#[allow(dead_code, reason = "the tests of Redis use all of it")]
+#[path = "../redis/server.rs"]
+mod redis_server;
 mod server;
 #[path = "../../examples/postgres/store.rs"]
 mod store;
