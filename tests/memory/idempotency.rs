@@ -29,13 +29,13 @@ fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow, ManualClo
 #[tokio::test]
 async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
-    for seed in 0..2_000 {
+    for seed in 0..300 {
         let clock = clock();
         let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
-        assert!(seen.get(result).copied().unwrap_or(0) > 500, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 75, "{result}: {seen:?}");
     }
     println!("{seen:?}");
 }
