@@ -211,7 +211,7 @@ fn max_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
     let keys = 4 * max_keys;
     let mut allowed: HashMap<u64, u64> = HashMap::new();
     let mut random = Random::new(1);
-    for _ in 0..keys * 25 {
+    for _ in 0..keys * 40 {
         let key = random.below(keys);
         clock.advance(Duration::from_micros(random.below(1 << 10)));
         *allowed.entry(key).or_default() += u64::from(limiter.check(&key, AcquireOptions::default()).is_allowed());

@@ -29,7 +29,7 @@ fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow, ManualClo
 #[tokio::test]
 async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
-    for seed in 0..300 {
+    for seed in 0..400 {
         let clock = clock();
         let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
