@@ -90,7 +90,7 @@ fn change_of_quota_admits_at_most_the_larger_quota() {
 /// One thread evicts by a new quota and a later clock, while the other thread charges by the previous quota.
 #[test]
 fn eviction_during_a_change_of_quota_loses_no_charge() {
-    model(2, || {
+    model(3, || {
         let limiter = limiter(50, 4);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old));
