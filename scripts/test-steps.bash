@@ -41,21 +41,22 @@ all_redis_tests() {
     redis_tests
 }
 
-# loom replaces the atomics and runs every order of their accesses. `--release`, because there are very many orders.
-# tokio and axum do not build with `cfg(loom)`.
+# loom replaces the atomics and runs every order of their accesses. The profile optimizes, because there are very many
+# orders. tokio and axum do not build with `cfg(loom)`. Tests with deadlines have priority over the models.
 model_checks() {
     CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" \
-        cargo test --lib --release --no-default-features loom
+        nice cargo test --lib --profile loom --no-default-features loom
 }
 
-# Declares the test steps. The steps that wait for servers run beside those that compute.
+# Declares the test steps. The steps that wait for servers run beside those that compute. The models have a build folder of
+# their own, so they begin beside the build of the tests, and use the processors that it leaves idle.
 test_steps() {
     step tests "Tools of the tests" need_tools
     step tests "The Redis module redis-cell" scripts/redis-cell
     step tests "Build of the tests" build_tests
     step tests "Tests without Redis" tests_without_redis
     step tests "Documentation tests" documentation_tests
-    step tests "Model checks" model_checks
+    step models "Model checks" model_checks
     begin_after servers "Build of the tests"
     step servers "Redis tests" all_redis_tests
 }

@@ -26,6 +26,11 @@ impl Random {
         first + self.below(last - first + 1)
     }
 
+    /// Returns a share from 0 to 1.
+    pub(crate) fn share(&mut self) -> f64 {
+        f64::from(u32::try_from(self.number() >> 32).unwrap_or(u32::MAX)) / f64::from(u32::MAX)
+    }
+
     /// Returns true in so many of a hundred cases.
     pub(crate) fn percent(&mut self, chance: u64) -> bool {
         self.below(100) < chance

@@ -25,6 +25,8 @@ mod insertion;
 mod memory;
 mod paths;
 mod peers;
+#[path = "../../src/random.rs"]
+mod random;
 mod redis;
 mod service;
 mod wire;

@@ -112,6 +112,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::random::Random;
 
     const SECOND: u64 = 1_000_000;
     /// The time at which the tests start.
@@ -163,14 +164,11 @@ mod tests {
 
     /// Spans of time in nanoseconds, the same in each run: most are short, some are longer than an interval.
     fn spans() -> impl Iterator<Item = u64> {
-        let random = (0..).scan(7_u64, |state: &mut u64, _| {
-            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            Some(*state >> 33)
-        });
-        random.map(|random: u64| match random % 100 {
-            0 => random % 10_000_000_000,
-            1..20 => random % 100_000_000,
-            _ => random % 100_000,
+        let mut random = Random::new(7);
+        std::iter::repeat_with(move || match random.below(100) {
+            0 => random.below(10_000_000_000),
+            1..20 => random.below(100_000_000),
+            _ => random.below(100_000),
         })
     }
 

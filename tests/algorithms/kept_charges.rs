@@ -315,7 +315,7 @@ fn quota() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(cases(100))]
 
     #[test]
     fn kept_charges_conform_gcra(quota in quota(), burst in 1u64..20, moves in moves()) {

@@ -27,6 +27,8 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 
+use crate::random::Random;
+
 const MICROSECOND: Duration = Duration::from_micros(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -89,13 +91,12 @@ fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
 fn peek_returns_what_acquire_returns_and_does_not_charge() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        let mut seed = 7_u64;
+        let mut random = Random::new(7);
         for _ in 0..500 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            clock.advance(Duration::from_millis(seed >> 51));
-            let mut options = AcquireOptions::cost((seed >> 33) % 12);
-            if seed & 1 << 32 != 0 {
-                options = options.max_delay(Duration::from_secs((seed >> 40) % 30));
+            clock.advance(Duration::from_millis(random.below(1 << 13)));
+            let mut options = AcquireOptions::cost(random.below(12));
+            if random.percent(50) {
+                options = options.max_delay(Duration::from_secs(random.below(30)));
             }
             let expected = peek(&limiter, "alice", options);
             assert_eq!(peek(&limiter, "alice", options), expected);

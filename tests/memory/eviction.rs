@@ -13,6 +13,8 @@ use tower_ratelimit::{
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
+use crate::random::Random;
+
 /// The number of new keys for each slot is 100.
 ///
 /// `cargo test --release --all-features --test memory eviction` runs at full size: 10 million keys, 100,000 slots.
@@ -208,11 +210,10 @@ fn max_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
     let (limiter, clock) = memory(algorithm, max_keys, when_full);
     let keys = 4 * max_keys;
     let mut allowed: HashMap<u64, u64> = HashMap::new();
-    let mut random = 1_u64;
+    let mut random = Random::new(1);
     for _ in 0..keys * 40 {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let key = (random >> 33) % keys;
-        clock.advance(Duration::from_micros(random >> 54));
+        let key = random.below(keys);
+        clock.advance(Duration::from_micros(random.below(1 << 10)));
         *allowed.entry(key).or_default() += u64::from(limiter.check(&key, AcquireOptions::default()).is_allowed());
     }
     allowed.into_values().max().unwrap_or(0)

@@ -29,27 +29,27 @@ fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow, ManualClo
 #[tokio::test]
 async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
-    for seed in 0..2_000 {
+    for seed in 0..400 {
         let clock = clock();
         let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
-        assert!(seen.get(result).copied().unwrap_or(0) > 500, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 75, "{result}: {seen:?}");
     }
     println!("{seen:?}");
 }
 
-/// A million requests with one id: whatever their times, at most `1 + repeats` of them pass for each that is charged.
+/// 200,000 requests with one id: whatever their times, at most `1 + repeats` of them pass for each that is charged.
 #[test]
 fn idempotency_bounds_what_one_id_passes() {
-    for (repeats, requests) in [(1, 1_000_000_u64), (3, 100_000)] {
+    for (repeats, requests) in [(1, 200_000_u64), (3, 100_000)] {
         let (clock, mut random, mut passed) = (clock(), Random::new(7), 0_u64);
         let limiter = window(&clock, 1_000_000);
         let options = AcquireOptions::cost(1).once("one", repeats, MINUTE);
         for number in 0..requests {
             passed += u64::from(limiter.check("mallory", options).is_allowed());
-            // The id is forgotten and remembered again 20,000 times.
+            // The id is forgotten and remembered again 4,000 times.
             if random.below(50) == 0 {
                 clock.advance(if number % 2 == 0 { MINUTE } else { MINUTE / 3 });
             }
@@ -249,24 +249,24 @@ async fn idempotency_keeps_the_bound_of_the_bucket() {
     assert!(repeats > 3_000 && charged > 5_000, "{repeats}, {charged}");
 }
 
-/// A million ids of one key take the memory of 10,000, and no other key's ids or quota.
+/// 100,000 ids of one key take the memory of 10,000, and no other key's ids or quota.
 #[test]
 fn idempotency_attack_takes_bounded_memory_and_no_quota_of_others() {
     let clock = clock();
-    let limiter = window(&clock, 2_000_000);
+    let limiter = window(&clock, 200_000);
     assert!(limiter.check("alice", once(100, "a")).is_allowed());
-    for id in 0..1_000_000_u64 {
+    for id in 0..100_000_u64 {
         let options = AcquireOptions::cost(1).once(ReservationId::new(id.to_be_bytes()), 1, MINUTE);
         assert!(limiter.check("mallory", options).is_allowed());
     }
-    assert_eq!(limiter.check("mallory", 0).remaining(), Some(1_000_000));
-    for (id, is_repeat) in [(0_u64, true), (9_999, true), (10_000, false), (999_999, false)] {
+    assert_eq!(limiter.check("mallory", 0).remaining(), Some(100_000));
+    for (id, is_repeat) in [(0_u64, true), (9_999, true), (10_000, false), (99_999, false)] {
         let options = AcquireOptions::cost(1).once(ReservationId::new(id.to_be_bytes()), 1, MINUTE);
         let before = limiter.check("mallory", 0).remaining();
         let after = limiter.check("mallory", options).remaining();
         assert_eq!(after == before, is_repeat, "only the first 10,000 ids are remembered: {id}");
     }
-    assert_eq!(limiter.check("alice", once(100, "a")).remaining(), Some(1_999_900), "alice's id is remembered");
+    assert_eq!(limiter.check("alice", once(100, "a")).remaining(), Some(199_900), "alice's id is remembered");
     clock.advance(MINUTE);
     let later = AcquireOptions::cost(1).once("later", 1, MINUTE);
     let left = limiter.check("mallory", later).remaining();

@@ -16,6 +16,8 @@ use tower_ratelimit::{
     Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
+use crate::random::Random;
+
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -96,11 +98,10 @@ fn assert_decides_as(settings: &str, algorithm: impl Algorithm) {
     let configured = memory(parts().limits(&policies).unwrap(), &clock);
     let in_code = vec![DynLimit::new(Limit::new("x", algorithm).keyed_by(|_: &Caller| ()))];
     let in_code = memory(in_code, &clock);
-    let mut seed = 1_u64;
+    let mut random = Random::new(1);
     for _ in 0..300 {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        clock.advance(Duration::from_micros(seed >> 42));
-        let options = AcquireOptions::cost((seed >> 33) % 4).max_delay(SECOND * u32::try_from(seed >> 62).unwrap());
+        clock.advance(Duration::from_micros(random.below(1 << 22)));
+        let options = AcquireOptions::cost(random.below(4)).max_delay(SECOND * random.choose(&[0, 1, 2, 3]));
         assert_eq!(configured.check(&ALICE, options), in_code.check(&ALICE, options), "{settings}");
     }
 }

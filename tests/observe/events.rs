@@ -19,6 +19,7 @@ use tower_ratelimit::{
     TokioClock,
 };
 
+use crate::random::Random;
 use crate::support::{Deferred, FailingLimiter, RecordedEvents};
 
 /// Extracts the key: `exempt`, `missing` and `misconfigured` are special.
@@ -211,22 +212,22 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
     async fn round<A: Limiter<&'static str> + Clone + Send + Sync + 'static>(
         limiter: A,
         events: &RecordedEvents,
-        draw: &mut impl FnMut(u64) -> u64,
+        random: &mut Random,
     ) {
         let waiting = layer(limiter, events).max_wait(Duration::from_secs(3)).max_waiters(4).max_waiters_per_key(4);
         let mut service = waiting.layer(page());
         let mut cx = Context::from_waker(Waker::noop());
         let mut in_flight = Vec::new();
         for sent in 1..=200_usize {
-            let request = ["a", "b", "c", "exempt", "missing"][usize::try_from(draw(5)).expect("small")];
+            let request = random.choose(&["a", "b", "c", "exempt", "missing"]);
             let mut future = Box::pin(service.ready().await.expect("ready").call(request));
             // A number of polls; then the future is dropped, or continues beside the others.
-            let ended = (0..draw(5)).any(|_| future.as_mut().poll(&mut cx).is_ready());
-            if !ended && draw(2) == 0 {
+            let ended = (0..random.below(5)).any(|_| future.as_mut().poll(&mut cx).is_ready());
+            if !ended && random.below(2) == 0 {
                 in_flight.push(future);
             }
-            if draw(4) == 0 {
-                tokio::time::advance(Duration::from_millis(draw(1500))).await;
+            if random.below(4) == 0 {
+                tokio::time::advance(Duration::from_millis(random.below(1500))).await;
                 in_flight.retain_mut(|future| future.as_mut().poll(&mut cx).is_pending());
             }
             if sent == 200 {
@@ -245,21 +246,17 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
         assert_eq!(count("waits"), count("waited"));
         assert!(count("abandoned") > 0 && count("waits") > 0 && count("allowed") > 0, "{events:#?}");
     }
-    let mut seed = 42_u64;
-    let mut draw = move |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % below
-    };
+    let mut random = Random::new(42);
     let events = RecordedEvents::default();
     for _ in 0..10 {
         let queue = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(3)).clock(TokioClock::new());
         let queue = queue.build().expect("a limiter");
         let window = Memory::builder(FixedWindow::new(Quota::per_second(3))).clock(TokioClock::new());
         let window = window.build().expect("a limiter");
-        round(queue.clone(), &events, &mut draw).await;
-        round(window.clone(), &events, &mut draw).await;
-        round(Deferred(queue, 2), &events, &mut draw).await;
-        round(Deferred(window, 1), &events, &mut draw).await;
+        round(queue.clone(), &events, &mut random).await;
+        round(window.clone(), &events, &mut random).await;
+        round(Deferred(queue, 2), &events, &mut random).await;
+        round(Deferred(window, 1), &events, &mut random).await;
     }
 }
 

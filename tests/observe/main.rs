@@ -9,6 +9,8 @@ mod near_limit;
 mod observed;
 mod prometheus;
 mod proxies;
+#[path = "../../src/random.rs"]
+mod random;
 #[allow(dead_code, reason = "the tests of Redis use all of it")]
 #[path = "../redis/server.rs"]
 mod server;

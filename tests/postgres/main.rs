@@ -1,6 +1,11 @@
 //! The limiter of `examples/postgres` on a real PostgreSQL. The tests need Debian's package `postgresql`, so they are
 //! ignored unless `scripts/postgres` runs them.
 
+#[path = "../../src/random.rs"]
+mod random;
+#[allow(dead_code, reason = "the tests of Redis use all of it")]
+#[path = "../redis/server.rs"]
+mod redis_server;
 mod server;
 #[path = "../../examples/postgres/store.rs"]
 mod store;

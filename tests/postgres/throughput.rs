@@ -1,15 +1,15 @@
 //! Decisions per second, beside Redis: `scripts/postgres throughput`.
 
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tower_ratelimit::store::StoreLimits;
-use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis};
 
+use crate::random::Random;
 use crate::server::Server;
-use crate::{create_table, limiter, runtime};
+use crate::{create_table, limiter, redis_server, runtime};
 
 const TASKS: u64 = 32;
 const TIME: Duration = Duration::from_secs(5);
@@ -26,10 +26,9 @@ async fn measure(limiter: Arc<impl Limiter<u64>>, keys: u64) -> u128 {
         let limiter = Arc::clone(&limiter);
         tasks.spawn(async move {
             let mut decisions = 0_u128;
-            let mut key = task;
+            let mut random = Random::new(task);
             while begin.elapsed() < TIME {
-                key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let outcome = limiter.acquire(&((key >> 33) % keys), AcquireOptions::default()).await;
+                let outcome = limiter.acquire(&random.below(keys), AcquireOptions::default()).await;
                 decisions += u128::from(outcome.expect("a decision").decision.is_allowed());
             }
             decisions
@@ -39,30 +38,16 @@ async fn measure(limiter: Arc<impl Limiter<u64>>, keys: u64) -> u128 {
     decisions * 1_000 / begin.elapsed().as_millis()
 }
 
-struct RedisProcess(Child);
-
-impl Drop for RedisProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 #[ignore = "a measurement: scripts/postgres throughput"]
 fn throughput() {
     let server = Server::start();
     create_table(&server);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-    let mut redis = Command::new("redis-server");
-    redis.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]).stdout(Stdio::null());
-    let _redis = RedisProcess(redis.spawn().expect("redis-server"));
+    let in_redis = redis_server::Server::start();
     runtime().block_on(async {
         let postgres = Arc::new(limiter(&server.config(), "speed", StoreLimits::new(limit()).expect("a limit")));
-        let address = RedisServer::open(&format!("redis://127.0.0.1:{port}")).expect("an address");
-        let redis = Arc::new(Redis::<u64>::builder(address, "speed", limit()).deadline(TIME).build().expect("limits"));
-        let begin = Instant::now();
-        while redis.health_check().await.is_err() && begin.elapsed() < Duration::from_secs(10) {}
+        let redis =
+            Arc::new(Redis::<u64>::builder(in_redis.open(), "speed", limit()).deadline(TIME).build().expect("limits"));
         for (name, keys) in [("one key", 1), ("10000 keys", 10_000)] {
             let (of_postgres, of_redis) = (measure(postgres.clone(), keys).await, measure(redis.clone(), keys).await);
             println!("{name}: {of_postgres} decisions per second in PostgreSQL, {of_redis} in Redis");

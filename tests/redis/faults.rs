@@ -16,6 +16,7 @@ use tower_ratelimit::{
 
 use crate::helpers::{AMPLE, acquire, every_algorithm, is_allowed, redis_limiter};
 use crate::proxy::Proxy;
+use crate::random::Random;
 use crate::server::Server;
 
 const DEADLINE: Duration = Duration::from_millis(200);
@@ -380,11 +381,7 @@ async fn key_of_another_type_fails_no_other_key() {
 #[tokio::test]
 async fn invalid_state_bytes_fail_no_other_key() {
     let server = Server::start();
-    let mut seed = 42_u64;
-    let mut next_random = move || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) ^ (seed << 31)
-    };
+    let mut random = Random::new(42);
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
         assert!(is_allowed(&limiter, "bad").await);
         let key = key_of(&server, name);
@@ -392,26 +389,26 @@ async fn invalid_state_bytes_fail_no_other_key() {
             let words = [1, 2, 4, 5, 6, 7, 8, 9, 16, 17, 66, 120][round % 12];
             let mut bytes = Vec::new();
             for word in 0..words {
-                let number = match next_random() % 9 {
+                let number = match random.below(9) {
                     0 => f64::NAN,
                     1 => f64::INFINITY,
                     2 => -1.0,
                     3 => 0.5,
                     4 => 9_007_199_254_740_992.0,
-                    5 => f64::from(u32::try_from(next_random() % 12).expect("small")),
+                    5 => f64::from(u32::try_from(random.below(12)).expect("small")),
                     6 => 1_800_000_000_000_000.0,
                     7 => 0.0,
-                    _ => f64::from_bits(next_random()),
+                    _ => f64::from_bits(random.number()),
                 };
                 // Every second round holds numbers that are valid in a state.
                 let number = if round % 2 == 0 && !(0.0..1e16).contains(&number) { 1.0 } else { number };
                 let number = if round % 3 == 0 && word == 4 { 11.0 } else { number };
                 bytes.extend(number.to_le_bytes());
             }
-            bytes.extend(std::iter::repeat_n(b'x', usize::try_from(next_random() % 2).expect("small") * (round % 5)));
+            bytes.extend(std::iter::repeat_n(b'x', usize::try_from(random.below(2)).expect("small") * (round % 5)));
             if name == "sliding log" && round % 4 > 0 {
                 // A list whose first elements could be a header and hits.
-                let element = next_random().to_le_bytes().repeat(2);
+                let element = random.number().to_le_bytes().repeat(2);
                 server.command(&["DEL", &key]);
                 server.bytes(&[b"RPUSH", key.as_bytes(), &bytes, &element[2..], &element[..round % 16], b""]);
             } else {

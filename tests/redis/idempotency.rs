@@ -45,7 +45,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
     let server = Server::start();
     let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
     let (mut allowed, mut denied) = (0, 0);
-    for seed in 0..30 {
+    for seed in 0..15 {
         let clock = clock();
         let pairs = [
             in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),
@@ -111,7 +111,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
         }
     }
     println!("{allowed} allowed, {denied} denied");
-    assert!(allowed > 2_000 && denied > 500, "{allowed}, {denied}");
+    assert!(allowed > 800 && denied > 250, "{allowed}, {denied}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
+use crate::random::Random;
+
 /// The properties of a link, and of the server behind it.
 #[derive(Clone)]
 pub(crate) struct LinkConfig {
@@ -38,7 +40,7 @@ struct State {
     to: SocketAddr,
     /// When the server ends the last command that it has received.
     busy_until: Mutex<Instant>,
-    random: Mutex<u64>,
+    random: Mutex<Random>,
     ended: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -54,7 +56,7 @@ impl Link {
             config,
             to,
             busy_until: Mutex::new(Instant::now()),
-            random: Mutex::new(1),
+            random: Mutex::new(Random::new(1)),
             ended: AtomicBool::new(false),
             open: Mutex::default(),
         });
@@ -134,11 +136,7 @@ impl State {
 
     fn delay(&self) -> Duration {
         let (min, max) = (*self.config.delay.start(), *self.config.delay.end());
-        let mut random = self.random.lock().expect("no panic");
-        *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        min + max
-            .saturating_sub(min)
-            .mul_f64(f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+        min + max.saturating_sub(min).mul_f64(self.random.lock().expect("no panic").share())
     }
 }
 

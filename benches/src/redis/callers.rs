@@ -12,6 +12,7 @@ use tokio::runtime::Runtime;
 use super::competitors::{self, Contestant, Keys};
 use super::server::Server;
 use crate::harness::{Harness, median};
+use crate::random::Random;
 
 const CALLERS: [usize; 8] = [1, 8, 16, 32, 64, 128, 512, 2048];
 
@@ -98,11 +99,10 @@ async fn decide(contestant: &Contestant, callers: usize, span: Duration) -> Vec<
         .map(|caller| {
             let (over, decide) = (Arc::clone(&over), Arc::clone(&contestant.decide));
             tokio::spawn(async move {
-                let (mut key, mut times) = (caller as u64, Vec::new());
+                let (mut random, mut times) = (Random::new(caller as u64), Vec::new());
                 let mut began = Instant::now();
                 while !over.load(Ordering::Relaxed) {
-                    key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    decide(Keys::Spread.pick(key >> 33)).await;
+                    decide(Keys::Spread.pick(random.number() >> 33)).await;
                     let now = Instant::now();
                     times.push(u32::try_from((now - began).as_nanos()).unwrap_or(u32::MAX));
                     began = now;

@@ -26,6 +26,7 @@ use tokio::runtime::Runtime;
 use self::competitors::{Contestant, Keys};
 use self::server::Server;
 use crate::harness::{Harness, median};
+use crate::random::Random;
 
 /// Does the work of a child process of a scenario, if this is one.
 pub(crate) fn run_as_child() -> bool {
@@ -139,11 +140,9 @@ async fn round(contestant: &Contestant, tasks: usize, keys: Keys, span: Duration
         .map(|task| {
             let (over, done, decide) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&contestant.decide));
             tokio::spawn(async move {
-                let mut key = task as u64;
+                let mut random = Random::new(task as u64);
                 while !over.load(Ordering::Relaxed) {
-                    // A pseudo-random sequence of keys.
-                    key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    decide(keys.pick(key >> 33)).await;
+                    decide(keys.pick(random.number() >> 33)).await;
                     // Without this a decision that is ready at its first poll would never yield to the other tasks.
                     if done.fetch_add(1, Ordering::Relaxed) % 64 == 0 {
                         tokio::task::yield_now().await;

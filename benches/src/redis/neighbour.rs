@@ -10,6 +10,7 @@ use tokio::runtime::Runtime;
 use super::competitors::{self, Contestant, Keys};
 use super::server::Server;
 use crate::harness::Harness;
+use crate::random::Random;
 
 const CALLERS: usize = 512;
 /// The pause between two GETs of the neighbour.
@@ -80,10 +81,9 @@ async fn load(contestant: &Contestant, span: Duration) -> f64 {
         .map(|caller| {
             let decide = Arc::clone(&contestant.decide);
             tokio::spawn(async move {
-                let (mut key, mut decisions) = (caller as u64, 0_u32);
+                let (mut random, mut decisions) = (Random::new(caller as u64), 0_u32);
                 while Instant::now() < until {
-                    key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    decide(Keys::Spread.pick(key >> 33)).await;
+                    decide(Keys::Spread.pick(random.number() >> 33)).await;
                     decisions += 1;
                 }
                 decisions

@@ -101,9 +101,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             let reset = Timestamp::from_micros(idle_at).saturating_since(now);
             keys.push(TopKey { id: KeyId::new(id), reset, figures });
         });
-        keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
-        keys.truncate(max);
-        keys
+        heaviest(keys, max)
     }
 
     fn save(&self, names: &SavedNames, now: Timestamp, file: &mut FileWriter<'_>) -> io::Result<()> {
@@ -121,6 +119,13 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
     fn clear(&self) {
         self.table.clear_all();
     }
+}
+
+/// Returns the first keys by weight. Apart from the method, so that the compiler generates the sorting only once.
+fn heaviest(mut keys: Vec<TopKey>, max: usize) -> Vec<TopKey> {
+    keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
+    keys.truncate(max);
+    keys
 }
 
 /// Returns the time that was read before the lock, unless that is so long ago that the state seems to be from

@@ -453,8 +453,8 @@ fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visi
 }
 
 /// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
-fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
-    if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
+fn take_out(limits: Vec<HeldLimit>, belongs: fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
+    if limits.iter().any(belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
 /// Drops what a decision without a guard holds: nothing. Without this call, the decision of the fast path would be in

@@ -4,7 +4,7 @@
 //! Each run must end in the outcome of some sequential order of the operations.
 //!
 //! A set has one slot in these models, so two or three keys fill a table. All other code is that of production, from
-//! [`Memory`](crate::Memory) down to the atomics. Run `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
+//! [`Memory`](crate::Memory) down to the atomics. Run `RUSTFLAGS="--cfg loom" cargo test --lib --profile loom loom`.
 
 mod absent;
 mod eviction;

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::micros_floor;
 use crate::limiter::BoxFuture;
+use crate::random::Random;
 use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure};
 use crate::store::redis::simulation_tests::quota::{Form, Quota};
 use crate::store::redis::simulation_tests::wire::{BatchReply, Input, LATE, Step, Template, to_f64};
@@ -41,7 +42,7 @@ pub(super) struct State {
     last_arrival: Instant,
     busy_until: Instant,
     last_reply: Instant,
-    random: u64,
+    random: Random,
     pub(super) calls: u64,
     /// For each call the callers that had been answered when it was sent, as a test counts them.
     pub(super) answered: Arc<AtomicU64>,
@@ -65,7 +66,7 @@ impl Simulation {
             last_arrival: now,
             busy_until: now,
             last_reply: now,
-            random: 1,
+            random: Random::new(1),
             calls: 0,
             answered: Arc::default(),
             answered_before: Vec::new(),
@@ -116,8 +117,7 @@ impl State {
     }
 
     fn jitter(&mut self) -> Duration {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.link.jitter.mul_f64(f64::from(u32::try_from(self.random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+        self.link.jitter.mul_f64(self.random.share())
     }
 
     /// Runs a call that is sent now. Returns the reply, and when it arrives.

@@ -7,7 +7,7 @@ mod lease_audit;
 mod server;
 mod usage;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -324,29 +324,30 @@ fn keys_of(user: u32) -> [String; 3] {
     [format!("user-{user}"), String::new(), String::new()]
 }
 
-/// Runs random schedules. Returns how many decisions were leased, or the first schedule that exceeds a bound, which is made
-/// simpler in so many attempts.
-fn explore(kind: Kind, protocol: Protocol, schedules: u32, max_shrink_iters: u32) -> Result<u64, String> {
-    let leased = AtomicU64::new(0);
+/// Runs random schedules. Returns in how many of them leases decided, or the first schedule that exceeds a bound, which is
+/// made simpler in so many attempts.
+fn explore(kind: Kind, protocol: Protocol, schedules: u32, max_shrink_iters: u32) -> Result<u32, String> {
+    let leasing = AtomicU32::new(0);
     let config = Config { cases: schedules, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let explored = TestRunner::new(config).run(&steps(), |steps| {
         let mut world = World::new(kind, protocol);
         for step in &steps {
             world.run(step);
         }
-        leased.fetch_add(world.leased, Ordering::Relaxed);
+        leasing.fetch_add(u32::from(world.leased > 0), Ordering::Relaxed);
         let beyond = world.beyond();
         prop_assert!(beyond.iter().all(|units| *units == 0), "beyond the limits: {:?}", beyond);
         Ok(())
     });
     explored.map_err(|error| error.to_string())?;
-    Ok(leased.into_inner())
+    Ok(leasing.into_inner())
 }
 
-/// Requires that a wrong protocol exceeds a bound of each algorithm.
+/// Requires that a wrong protocol exceeds a bound of each algorithm. Some thirty schedules find it, so 3,000 do with any
+/// seed.
 fn is_found(wrong: Protocol) {
     for kind in Kind::ALL {
-        let error = explore(kind, wrong, 300, 0).expect_err(&format!("{kind:?}: an admission beyond a limit"));
+        let error = explore(kind, wrong, 3_000, 0).expect_err(&format!("{kind:?}: an admission beyond a limit"));
         assert!(error.contains("beyond"), "{kind:?}: {error}");
     }
 }
@@ -356,12 +357,16 @@ fn decide(book: &LeaseBook, parts: &[LeasePart]) -> Option<Vec<bool>> {
     Some(decision.limits().iter().map(|limit| limit.verdict().is_allowed()).collect())
 }
 
+const SCHEDULES: u32 = 80;
+
+/// Leases decide in a third of the schedules of each algorithm, or more. So with any seed, schedules in which they decide
+/// nothing, which would prove nothing, are not all: the probability is below 10^-13.
 #[test]
 fn no_schedule_exceeds_a_limit() {
     for kind in Kind::ALL {
-        let leased = explore(kind, CORRECT, 120, 50).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
-        println!("{kind:?}: {leased} decisions by leases");
-        assert!(leased > 800, "{kind:?}: {leased} by leases");
+        let leasing = explore(kind, CORRECT, SCHEDULES, 50).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        println!("{kind:?}: leases decide in {leasing} of {SCHEDULES} schedules");
+        assert!(leasing > 0, "{kind:?}: leases decide nothing");
     }
 }
 
