@@ -7,7 +7,6 @@ use std::path::Path;
 const EXCEPTIONS: [&str; 3] = [
     // Keys that cost a nanosecond each: the benchmark measures the decisions.
     "benches/src/memory.rs",
-    "src/middleware/queue/pace.rs",
     // The hash of an id.
     "src/store/memory/flights.rs",
 ];

@@ -132,7 +132,10 @@ async fn held_units_are_asked_for_seldom() {
     let counted = Arc::clone(&served);
     let service = layer.layer(service_fn(move |()| {
         counted.fetch_add(1, Relaxed);
-        async { Ok::<_, BoxError>(sleep(ms(200)).await) }
+        async {
+            sleep(ms(200)).await;
+            Ok::<_, BoxError>(())
+        }
     }));
     open_loop(service, 75, 100 * SECOND, 10 * SECOND, |_| ()).await;
     let (asks, served) = (asks.load(Relaxed), served.load(Relaxed));
