@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// The files that have multipliers of generators for another reason.
-const EXCEPTIONS: [&str; 3] = [
+const EXCEPTIONS: [&str; 2] = [
     // Keys that cost a nanosecond each: the benchmark measures the decisions.
     "benches/src/memory.rs",
     // The hash of an id.
