@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use super::config::ConfigOf;
 use super::parts::Parts;
-use super::queue::{
-    Arrival, Ask, Asked, JoinError, QueueIds, Queues, Refused, Start, StartHold, Waiting, visit_limits,
-};
+use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Queues, Start, StartHold, Waiting, visit_limits};
 use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
@@ -100,8 +98,10 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
         Ok(waiting) => Ok(Ok(waiting)),
         Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
-        Err(JoinError::Refused(refused)) => Ok(Err(refused_on_arrival::<Request, P>(config, refused))),
-        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(Error::no_timer()))),
+        Err(JoinError::Refused { rejection, is_queue }) => {
+            observe_refusal::<Request, P>(config, is_queue);
+            Ok(Err(rejection))
+        }
     }
 }
 
@@ -132,8 +132,10 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     };
     match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
         Ok(waiting) => Ok(waiting),
-        Err(JoinError::Refused(refused)) => Err(refused_on_arrival::<Request, P>(config, refused)),
-        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(Error::no_timer())),
+        Err(JoinError::Refused { rejection, is_queue }) => {
+            observe_refusal::<Request, P>(config, is_queue);
+            Err(rejection)
+        }
         Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
     }
 }
@@ -153,9 +155,8 @@ fn arrival<Request, P: Parts<Request>>(
     Arrival { ask, class, options, max_wait, arrived_at }
 }
 
-fn refused_on_arrival<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, refused: Refused) -> Rejection {
-    if refused.is_queue {
+fn observe_refusal<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, is_queue: bool) {
+    if is_queue {
         config.observers.emit(|| Event::WaitRefused);
     }
-    Rejection::OverLimit(refused.denial)
 }

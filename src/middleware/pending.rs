@@ -15,7 +15,7 @@ use super::config::{
 };
 use super::join::{WaitCause, join_after, queue_ids};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
-use super::queue::{GrantedStart, QueueIds, StartHold, Waited, Waiting};
+use super::queue::{GrantedStart, QueueIds, StartHold, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
@@ -214,11 +214,13 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         }
     }
 
-    fn on_waited(waited: Waited, mut deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
+    fn on_waited(
+        waited: Result<GrantedStart, Rejection>,
+        mut deferred: WithService<P::Service, Deferred<Request, P>>,
+    ) -> Self {
         let rejection = match waited {
-            Waited::Start(start) => return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) },
-            Waited::Denied(decision) => Rejection::OverLimit(decision),
-            Waited::Failed(error) => Rejection::Unavailable(error),
+            Ok(start) => return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) },
+            Err(rejection) => rejection,
         };
         deferred.request.end_wait(WaitEnd::Rejected);
         let WithService { service, request, .. } = deferred;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::rules::Rule;
 use super::state::{Effects, Moved, Queue};
-use super::ticket::{Class, Reply, Start, Ticket};
+use super::ticket::{Class, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limiter::Outcome;
+use crate::response::Rejection;
 use crate::runtime::Instant;
 
 /// An ask that the driver must send.
@@ -155,7 +156,7 @@ impl Queue {
                 self.pace.denied(true, now);
                 self.waiters.remove_ask(order.class);
                 if let Some(waiter) = self.remove(self.waiters.place(order.ticket.sequence), effects) {
-                    let _ = waiter.ticket.reply(Box::new(Reply::Failed(error)), &mut effects.wakers);
+                    let _ = waiter.ticket.reply(Box::new(Err(Rejection::Unavailable(error))), &mut effects.wakers);
                 }
             }
         }

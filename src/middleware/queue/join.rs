@@ -9,6 +9,8 @@ use super::ticket::{Ask, Class, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::Waiting;
 use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
+use crate::response::Rejection;
 use crate::runtime::{self, Instant};
 use crate::sync::Ordering;
 
@@ -57,22 +59,16 @@ pub(crate) enum Asked {
     Scheduled(Start),
 }
 
-/// Why a request does not wait.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    /// The denial for the client.
-    pub(crate) denial: Decision,
-    /// Whether requests wait already: the queue is full or too long.
-    pub(crate) is_queue: bool,
-}
-
 /// Why a request did not join a queue.
 pub(crate) enum JoinError<A> {
     /// There is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
     NoQueue(Box<Arrival<A>>),
-    Refused(Refused),
-    /// The caller is in no tokio runtime with a timer.
-    NoTimer,
+    /// The request does not wait.
+    Refused {
+        rejection: Rejection,
+        /// Whether requests wait already: the queue is full or too long.
+        is_queue: bool,
+    },
 }
 
 impl Queues {
@@ -103,7 +99,10 @@ impl Queues {
                 return Err(JoinError::NoQueue(Box::new(arrival)));
             }
             if !existing.is_some_and(Queue::has_driver) && !runtime::has_timer() {
-                return Err(JoinError::NoTimer);
+                return Err(JoinError::Refused {
+                    rejection: Rejection::Unavailable(Error::no_timer()),
+                    is_queue: false,
+                });
             }
             let queue = self.find_or_create(&mut shard, id);
             let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
@@ -115,8 +114,7 @@ impl Queues {
         self.finish(effects);
         // Also if the request was refused: its start may wait for another request.
         self.ensure_driver(id);
-        let ticket = joined.map_err(JoinError::Refused)?;
-        Ok(Waiting::new(Arc::clone(self), ticket))
+        Ok(Waiting::new(Arc::clone(self), joined?))
     }
 
     /// Inserts a request into a queue, unless the queue is full or too long for it.
@@ -127,7 +125,7 @@ impl Queues {
         asked: Asked,
         bounds: Bounds,
         effects: &mut Effects,
-    ) -> Result<Arc<Ticket>, Refused> {
+    ) -> Result<Arc<Ticket>, JoinError<A>> {
         let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
         let now = Instant::now();
         let has_waiters = !queue.waiters.is_empty();
@@ -195,13 +193,19 @@ impl Queues {
 const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 
 /// Returns the denial of a request that does not join a queue.
-fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, has_waiters: bool, now: Instant) -> Refused {
+fn refused<A>(
+    queue: &Queue,
+    class: Class,
+    retry_after: Option<Duration>,
+    is_queue: bool,
+    now: Instant,
+) -> JoinError<A> {
     let denial = queue.latest_denial(class.key, now).expect("a queue has a decision from its beginning");
     let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
     let denial = match retry_after {
-        Some(wait) if has_waiters && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
+        Some(wait) if is_queue && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
         Some(wait) if denial.supports_scheduling() => denial.into_denied(wait),
         _ => denial,
     };
-    Refused { denial, is_queue: has_waiters }
+    JoinError::Refused { rejection: Rejection::OverLimit(denial), is_queue }
 }

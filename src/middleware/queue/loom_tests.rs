@@ -12,7 +12,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::{Arrival, Ask, Asked, Bounds, JoinError, QueueIds, Queues, Waited, Waiting};
+use super::{Arrival, Ask, Asked, Bounds, JoinError, QueueIds, Queues, Waiting};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -165,8 +165,8 @@ fn release(slots: &Slots) {
 fn serve(waiting: Option<Waiting>) {
     let Some(mut waiting) = waiting else { return };
     match block_on(poll_fn(|cx| waiting.poll(cx))) {
-        Waited::Start(start) => drop(start.into_parts()),
-        Waited::Denied(_) | Waited::Failed(_) => unreachable!("the limiter admits it"),
+        Ok(start) => drop(start.into_parts()),
+        Err(_) => unreachable!("the limiter admits it"),
     }
     capacity_released(&[QUEUE]);
 }

@@ -103,7 +103,7 @@ mod waiters;
 mod waiting;
 
 pub(crate) use self::ids::{QueueIds, visit_limits};
-pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError, Refused};
+pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Start};
-pub(crate) use self::waiting::{GrantedStart, StartHold, Waited, Waiting, release_and_wake};
+pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting, release_and_wake};

@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::ids::hashers;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
-use super::ticket::{Class, Reply, Start, Ticket};
+use super::ticket::{Class, Start, Ticket};
 use crate::decision::{Costs, Remember};
 use crate::limiter::{CapacityListener, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
@@ -100,7 +100,7 @@ impl Queues {
         let reply = ticket.close();
         let mut effects = Effects::default();
         match reply.map(|reply| *reply) {
-            Some(Reply::Start(start)) => self.take_back(ticket.queue(), start),
+            Some(Ok(start)) => self.take_back(ticket.queue(), start),
             Some(_) => {}
             None => {
                 // A request that moves to another queue meanwhile is closed, so that the queue does not accept it.

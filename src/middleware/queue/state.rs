@@ -9,10 +9,11 @@ use super::asks::AskOrder;
 use super::forecast::{Forecast, OwnRate};
 use super::pace::Pace;
 use super::rules::Rule;
-use super::ticket::{Class, Reply, Start};
+use super::ticket::{Class, Start};
 use super::waiters::{Waiter, Waiters};
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
+use crate::response::Rejection;
 use crate::runtime::Instant;
 
 /// How long after its time a charged start can be used: later it would count in the wrong window.
@@ -199,7 +200,7 @@ impl Queue {
     /// Hands a start to the first request of its class. Returns the start if there is none.
     fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
         let (class, at) = (start.class, start.at);
-        let mut reply = Box::new(Reply::Start(start));
+        let mut reply = Box::new(Ok(start));
         while let Some(waiter) = self.waiters.take_for(class) {
             effects.ended += 1;
             let expected = Duration::from_micros(waiter.expected.into());
@@ -210,10 +211,7 @@ impl Queue {
                 Err(returned) => reply = returned,
             }
         }
-        match *reply {
-            Reply::Start(start) => Some(start),
-            _ => unreachable!("a start was to be handed over"),
-        }
+        reply.ok()
     }
 
     /// Takes back a start whose request did not use it, and hands it to the next request.
@@ -228,7 +226,8 @@ impl Queue {
         while self.starts.front().is_some_and(|start| start.at <= now)
             && let Some(start) = self.starts.pop_front()
         {
-            self.expire(start.at - Duration::from_nanos(1), effects);
+            // A deadline at the time of the start is in time.
+            self.expire(start.at.checked_sub(Duration::from_nanos(1)).unwrap_or(start.at), effects);
             let class = start.class;
             let unused = self.hand_over(start, effects);
             self.waiters.remove_ask(class);
@@ -295,11 +294,11 @@ impl Queue {
             Some(wait) if !denial.exceeds_limit() => denial.into_denied(wait),
             _ => denial,
         });
-        let reply = denial.map_or_else(
-            || Reply::Failed(Error::unavailable("waiting failed: the limiter did not reply in time")),
-            Reply::Denied,
+        let rejection = denial.map_or_else(
+            || Rejection::Unavailable(Error::unavailable("waiting failed: the limiter did not reply in time")),
+            Rejection::OverLimit,
         );
-        let _ = waiter.ticket.reply(Box::new(reply), &mut effects.wakers);
+        let _ = waiter.ticket.reply(Box::new(Err(rejection)), &mut effects.wakers);
         true
     }
 

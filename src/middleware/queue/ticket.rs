@@ -8,6 +8,7 @@ use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
 use crate::observe::Observers;
+use crate::response::Rejection;
 use crate::runtime::Instant;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
@@ -31,7 +32,7 @@ pub(crate) trait Ask: Send + Sync {
 }
 
 /// Requests of one class can use each other's starts: same key, same cost, and both hold or both charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Class {
     /// Two independent 64-bit hashes of the key: a start must not reach another key.
     pub(crate) key: [u64; 2],
@@ -59,11 +60,7 @@ pub(crate) struct Start {
 }
 
 /// What ends the wait of a request.
-pub(crate) enum Reply {
-    Start(Start),
-    Denied(Decision),
-    Failed(Error),
-}
+pub(super) type Reply = Result<Start, Rejection>;
 
 /// A waiting request: one allocation for the queue's part and the future's part.
 pub(super) struct Ticket<A: ?Sized = dyn Ask> {

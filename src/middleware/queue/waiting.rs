@@ -5,10 +5,11 @@ use std::task::{Context, Poll};
 
 use super::ids::QueueIds;
 use super::queues::Queues;
-use super::ticket::{Class, Reply, Start, Ticket};
+use super::ticket::{Class, Start, Ticket};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limiter::{Held, capacity_released};
+use crate::response::Rejection;
 use crate::runtime::Instant;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
@@ -19,35 +20,24 @@ pub(crate) struct Waiting {
     is_done: bool,
 }
 
-/// What a waiting request receives.
-pub(crate) enum Waited {
-    Start(GrantedStart),
-    Denied(Decision),
-    Failed(Error),
-}
-
 impl Waiting {
     pub(super) fn new(queues: Arc<Queues>, ticket: Arc<Ticket>) -> Self {
         Self { queues, ticket, is_done: false }
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited> {
+    /// Returns the start, or why there is none.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<GrantedStart, Rejection>> {
         let queue = self.ticket.queue();
         let Poll::Ready(reply) = self.ticket.poll_reply(cx) else {
             // The runtime of the driver may have shut down.
             if self.queues.ensure_driver(queue) {
                 return Poll::Pending;
             }
-            return Poll::Ready(Waited::Failed(Error::no_timer()));
+            return Poll::Ready(Err(Rejection::Unavailable(Error::no_timer())));
         };
         self.is_done = true;
-        Poll::Ready(match reply {
-            Reply::Start(start) => {
-                Waited::Start(GrantedStart::from_queue(Arc::clone(&self.queues), self.ticket.queue(), start))
-            }
-            Reply::Denied(decision) => Waited::Denied(decision),
-            Reply::Failed(error) => Waited::Failed(error),
-        })
+        let queue = (Arc::clone(&self.queues), self.ticket.queue());
+        Poll::Ready(reply.map(|start| GrantedStart { start: Some(start), queue: Some(queue) }))
     }
 }
 
@@ -62,40 +52,28 @@ impl Drop for Waiting {
 /// An admission that the request has not used yet. Dropping it passes the admission to the next waiting request, or
 /// releases its held cost.
 pub(crate) struct GrantedStart {
-    admitted: Option<(Decision, StartHold)>,
-    /// Where the admission comes from, if the request has waited.
-    origin: Option<Origin>,
-}
-
-struct Origin {
-    queues: Arc<Queues>,
-    queue: u64,
-    at: Instant,
-    class: Class,
+    start: Option<Start>,
+    /// The queue from which the admission comes, if the request has waited.
+    queue: Option<(Arc<Queues>, u64)>,
 }
 
 impl GrantedStart {
     /// Creates the guard of an admission that did not come from a queue.
     pub(crate) fn immediate(decision: Decision, held: StartHold) -> Self {
-        Self { admitted: Some((decision, held)), origin: None }
-    }
-
-    fn from_queue(queues: Arc<Queues>, queue: u64, start: Start) -> Self {
-        let Start { at, class, decision, held } = start;
-        Self { admitted: Some((decision, held)), origin: Some(Origin { queues, queue, at, class }) }
+        Self { start: Some(Start { at: Instant::now(), class: Class::default(), decision, held }), queue: None }
     }
 
     /// Uses the admission.
     pub(crate) fn into_parts(mut self) -> (Decision, StartHold) {
-        self.admitted.take().expect(POLLED_AFTER_COMPLETION)
+        let Start { decision, held, .. } = self.start.take().expect(POLLED_AFTER_COMPLETION);
+        (decision, held)
     }
 }
 
 impl Drop for GrantedStart {
     fn drop(&mut self) {
-        if let (Some((decision, held)), Some(origin)) = (self.admitted.take(), self.origin.take()) {
-            let Origin { queues, queue, at, class } = origin;
-            queues.take_back(queue, Start { at, class, decision, held });
+        if let (Some(start), Some((queues, id))) = (self.start.take(), self.queue.take()) {
+            queues.take_back(id, start);
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
                         }
                         steps[index].has_no_slot = true;
                     }
-                    // No other thread holds a set: row "flood" of benches/NOTES.md.
+                    // No other thread holds a set, so nothing is waited for (floods in benches/NOTES.md).
                     continue;
                 }
                 None => {}
