@@ -31,7 +31,7 @@
 //! use tower_ratelimit::key::Global;
 //! use tower_ratelimit::response::{BoxError, RejectWithError};
 //! use tower_ratelimit::retry::RetryAfter;
-//! use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
+//! use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), BoxError> {
@@ -43,8 +43,8 @@
 //!     async move { Ok::<_, BoxError>(answer.body(())?) }
 //! });
 //!
-//! // The server allows ten requests per second.
-//! let limiter = Memory::new(Gcra::new(Quota::per_second(10)).strict());
+//! // The server allows ten requests per second. This example runs in tokio's virtual time, and so does the limiter.
+//! let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build()?;
 //! let mut client = ServiceBuilder::new()
 //!     .retry(RetryAfter::new().max_retries(5))
 //!     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))

@@ -30,7 +30,7 @@ fn ms(millis: u64) -> Duration {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The limits of a tenant (40/s) and of all tenants (50/s), in one decision.
-fn tenants_below_one_capacity<A: Algorithm, B: Algorithm>(
+pub(crate) fn tenants_below_one_capacity<A: Algorithm, B: Algorithm>(
     of_tenant: A,
     of_all: B,
     tenant_first: bool,
@@ -46,7 +46,7 @@ fn tenants_below_one_capacity<A: Algorithm, B: Algorithm>(
 
 /// Returns how many requests of each tenant are served in 30 s. The tenants begin one after another. Each worker sends
 /// its next request when the one before is served, which takes the time `work`.
-async fn served_per_tenant(
+pub(crate) async fn served_per_tenant(
     limiter: impl Limiter<u32> + Clone + 'static,
     workers: &[usize],
     gap: Duration,

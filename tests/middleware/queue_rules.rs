@@ -1,15 +1,6 @@
-//! Laws of the rules of a queue. Each fails if its rule is off: `QUEUE_RULE_OFF=Leavers cargo test ..`.
-//!
-//! | Rule | Law |
-//! |---|---|
-//! | `Horizon` | `goodput::queue_over_a_slow_link_serves_the_whole_rate`, `fairness::shared_bucket_of_burst_one` |
-//! | `EarlierElsewhere` | `fairness::nobody_starves` |
-//! | `FewerAfterDenial` | `held_units_are_asked_for_seldom` |
-//! | `RandomDelay` | `processes_with_unequal_links_share_a_bucket`, `goodput::queues_of_many_users_share_the_limit_of_their_organisation` |
-//! | `Leavers` | `users_that_give_up_lose_no_starts` |
-//! | `RefuseByPosition` | `request_that_cannot_start_in_time_is_refused_at_once` |
-//! | `OwnRate` | `process_that_receives_a_part_refuses_by_its_part` |
+//! Laws of the rules of a queue. `QUEUE_RULE_OFF=Leavers` in the environment switches one of them off.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -22,6 +13,7 @@ use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, TokioClock};
 
+use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::goodput::{Remote, open_loop, per_span, recorder};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -32,6 +24,29 @@ fn ms(millis: u64) -> Duration {
 
 fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit")
+}
+
+/// Each rule, and a law that fails without it.
+const RULES: [(&str, &str); 7] = [
+    ("Horizon", "processes_with_unequal_links_share_a_bucket"),
+    ("RandomDelay", "processes_with_unequal_links_share_a_bucket"),
+    ("EarlierElsewhere", "tenants_with_many_workers_receive_equal_parts"),
+    ("FewerAfterDenial", "held_units_are_asked_for_seldom"),
+    ("Leavers", "users_that_give_up_lose_no_starts"),
+    ("RefuseByPosition", "request_that_cannot_start_in_time_is_refused_at_once"),
+    ("OwnRate", "process_that_receives_a_part_refuses_by_its_part"),
+];
+
+#[test]
+fn law_fails_without_its_rule() {
+    let program = std::env::current_exe().expect("this program");
+    for (rule, law) in RULES {
+        let law = format!("queue_rules::{law}");
+        let mut test = Command::new(&program);
+        let output = test.args(["--exact", &law]).env("QUEUE_RULE_OFF", rule).output().expect("this program");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("0 passed; 1 failed"), "{law} without {rule}: {text}");
+    }
 }
 
 /// What became of the requests of a layer.
@@ -70,6 +85,18 @@ async fn processes_with_unequal_links_share_a_bucket() {
     }
     assert!(served.iter().all(|&served| served >= 200), "{served:?} of 1000");
     assert!(served.iter().sum::<usize>() >= 950, "{served:?} of 1000");
+}
+
+/// Three tenants (40/s) with twenty workers each, below one capacity (50/s) that is 25 ms away. Without the rule the delays
+/// of asks decide, which are random: in two of three runs one tenant receives four times as much as the others.
+#[tokio::test(start_paused = true)]
+async fn tenants_with_many_workers_receive_equal_parts() {
+    for _ in 0..10 {
+        let [of_tenant, of_all] = [40, 50].map(|rate| Gcra::new(Quota::per_second(rate)).burst(5));
+        let limiter = Remote::new(tenants_below_one_capacity(of_tenant, of_all, true), ms(25));
+        let served = served_per_tenant(limiter, &[20; 3], 3 * SECOND, ms(20)).await;
+        assert!(served.iter().all(|served| (400..=600).contains(served)), "{served:?} of 1500");
+    }
 }
 
 /// Users of one organisation that all give up after a second, over a link of 25 ms: the first in order are about to leave.
@@ -114,7 +141,7 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     while loads.join_next().await.is_some() {}
     let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
     // 600 of 1200 requests start.
-    assert!(rejected * 2 <= refused, "{refused} at once, {rejected} late");
+    assert!(rejected <= refused, "{refused} at once, {rejected} late");
 }
 
 /// The end of a hold makes the time of the next start unknown. The queue asks after each release, and not in vain again and
@@ -205,7 +232,7 @@ async fn request_that_leaves_costs_its_key_nothing() {
 /// Two processes share a `LeakyQueue` with one place. A denial says when a place is free, whatever start the ask accepts.
 #[tokio::test(start_paused = true)]
 async fn full_leaky_queue_is_asked_when_a_place_is_free() {
-    let limit = memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(1));
+    let limit = memory(LeakyQueue::new(Quota::per_second(5)).max_waiting(1));
     let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
     for _ in 0..2 {
         let (calls, inner) = recorder();
@@ -216,7 +243,7 @@ async fn full_leaky_queue_is_asked_when_a_place_is_free() {
                 observed.fetch_add(1, Relaxed);
             }
         });
-        loads.push((calls, tokio::spawn(open_loop(layer.layer(inner), 2, 100 * SECOND, 20 * SECOND, |_| ()))));
+        loads.push((calls, tokio::spawn(open_loop(layer.layer(inner), 10, 100 * SECOND, 20 * SECOND, |_| ()))));
     }
     let mut served = 0;
     for (calls, load) in loads {
@@ -224,5 +251,5 @@ async fn full_leaky_queue_is_asked_when_a_place_is_free() {
         served += calls.lock().unwrap().len();
     }
     let asks = asks.load(Relaxed);
-    assert!(served >= 19 && asks <= 3 * served, "{served} of 20, {asks} asks");
+    assert!(served >= 95 && asks <= 4 * served, "{served} of 100, {asks} asks");
 }

@@ -111,12 +111,14 @@ async fn waiting_request_emits_the_wait_and_its_outcome() {
     let third = service.ready().await.expect("ready").call("a");
     assert_eq!(events.take(), ["waits", "waits"]);
     second.await.expect("its start");
-    assert_eq!(events.take(), ["waited 1s", "delayed by default in store"]);
-    // The queue asks shortly before the start.
+    // The queue asks once a second, and shortly before the start.
+    assert_eq!(events.take(), ["WaitAsked { admitted: false }", "waited 1s", "delayed by default in store"]);
     sleep(Duration::from_millis(950)).await;
+    assert_eq!(events.take(), ["WaitAsked { admitted: false }"]);
+    sleep(Duration::from_millis(49)).await;
     assert_eq!(events.take(), ["WaitAsked { admitted: true }"]);
     drop(third);
-    assert_eq!(events.take(), ["waited 1.95s", "abandoned Waiting"]);
+    assert_eq!(events.take(), ["waited 1.999s", "abandoned Waiting"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -155,9 +155,7 @@ impl Queue {
             Err(error) => {
                 self.pace.denied(true, now);
                 self.waiters.remove_ask(order.class);
-                if let Some(waiter) = self.remove(self.waiters.place(order.ticket.sequence), effects) {
-                    let _ = waiter.ticket.reply(Box::new(Err(Rejection::Unavailable(error))), &mut effects.wakers);
-                }
+                self.end(order, Rejection::Unavailable(error), effects);
             }
         }
     }
@@ -168,48 +166,53 @@ impl Queue {
         self.forecast.update(decision, order.class, max_delay, max_waiting, order.asked_at);
     }
 
-    fn on_denied(&mut self, order: &AskOrder, mut decision: Decision, now: Instant, effects: &mut Effects) {
+    fn on_denied(&mut self, order: &AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.remove_ask(order.class);
         let home = order.ticket.ask.queue_of(&decision);
-        let excess = excess_wait(order, &decision, now);
-        if home == self.id {
-            self.pace.denied(decision.is_estimate(), now);
-            self.update_forecast(order, &decision);
-            // The limiter may have decided before a release.
-            self.pace.is_released = order.releases != self.pace.releases;
-        } else if excess.is_none() {
-            let max_delay = order.options.max_delay.unwrap_or_default();
-            self.move_to(home, order, decision, Some((max_delay, order.asked_at)), effects);
+        let is_late = is_late(order, &decision, now);
+        if home != self.id {
+            if is_late {
+                self.end(order, Rejection::OverLimit(decision), effects);
+            } else {
+                let max_delay = order.options.max_delay.unwrap_or_default();
+                self.move_to(home, order, decision, Some((max_delay, order.asked_at)), effects);
+            }
             return;
         }
-        if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
-            decision = decision.into_denied(excess);
-        }
+        self.pace.denied(decision.is_estimate(), now);
+        // The limiter may have decided before a release.
+        self.pace.is_released = order.releases != self.pace.releases;
+        self.update_forecast(order, &decision);
         self.latest = Some((decision, order.class.key, now));
-        if excess.is_some() {
+        if is_late {
             self.reject(self.waiters.place(order.ticket.sequence), now, effects);
+        }
+    }
+
+    /// Ends the wait of the request of an ask.
+    fn end(&mut self, order: &AskOrder, rejection: Rejection, effects: &mut Effects) {
+        if let Some(waiter) = self.remove(self.waiters.place(order.ticket.sequence), effects) {
+            let _ = waiter.ticket.reply(Box::new(Err(rejection)), &mut effects.wakers);
         }
     }
 }
 
-/// Returns `None` if a denied request may start in time, otherwise how much too late, or zero if that is unknown.
-fn excess_wait(order: &AskOrder, decision: &Decision, now: Instant) -> Option<Duration> {
-    let max_delay = order.options.max_delay.unwrap_or_default();
-    match (decision.verdict(), order.deadline) {
+/// Whether a denied request cannot start in time.
+fn is_late(order: &AskOrder, decision: &Decision, now: Instant) -> bool {
+    let Verdict::Denied { retry_after } = decision.verdict() else { return true };
+    let Some(deadline) = order.deadline else {
+        // Only a limit that schedules starts lets requests wait without a deadline.
+        return !decision.supports_scheduling();
+    };
+    if decision.is_estimate() {
         // Held costs may be released before.
-        (Verdict::Denied { .. }, Some(_)) if decision.is_estimate() => None,
-        // The limiter has refused every start within the accepted delay.
-        (Verdict::Denied { retry_after }, Some(deadline)) if decision.supports_scheduling() && !order.class.hold => {
-            let start = (order.asked_at + max_delay).checked_add(retry_after)?;
-            // Limiters count whole microseconds.
-            let is_rounded = order.asked_at + max_delay < deadline;
-            let latest = if is_rounded { deadline + Duration::from_micros(1) } else { deadline };
-            (start > latest).then(|| start.saturating_duration_since(deadline))
-        }
-        (Verdict::Denied { retry_after }, Some(deadline)) => {
-            now.checked_add(retry_after).is_none_or(|start| start > deadline).then_some(Duration::ZERO)
-        }
-        (Verdict::Denied { .. }, None) => (!decision.supports_scheduling()).then_some(Duration::ZERO),
-        _ => Some(Duration::ZERO),
+        return false;
     }
+    // A limiter that schedules starts has refused all of them within the accepted delay.
+    let is_scheduled = decision.supports_scheduling() && !order.class.hold;
+    let accepted = order.options.max_delay.filter(|_| is_scheduled);
+    let refused = accepted.map_or(now, |delay| order.asked_at + delay);
+    // Limiters count whole microseconds.
+    let rounding = Duration::from_micros(u64::from(is_scheduled && refused < deadline));
+    refused.checked_add(retry_after).is_none_or(|start| start > deadline + rounding)
 }

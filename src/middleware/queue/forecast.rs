@@ -45,7 +45,8 @@ impl Forecast {
             self.schedules = decision.supports_scheduling() && !hold;
         }
         let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
-        let is_denied = matches!(decision.verdict(), Verdict::Denied { .. });
+        self.asked_at = Some(asked_at);
+        self.quota = snapshot.and_then(|snapshot| self.quota_of(&snapshot));
         let most = match decision.verdict() {
             // A limit can deny a cost although more remains, such as units that it keeps free.
             Verdict::Denied { .. } => cost.saturating_sub(1),
@@ -53,36 +54,41 @@ impl Forecast {
             _ => u64::MAX,
         };
         let places = if self.schedules { max_waiting } else { 0 };
-        self.asked_at = Some(asked_at);
         self.remaining = snapshot.map_or(0, |snapshot| snapshot.remaining.saturating_sub(places).min(most));
-        self.quota = snapshot.filter(|snapshot| snapshot.limit > 0).and_then(
-            |LimitSnapshot { limit, window, reset, .. }| {
-                // A cost returns after its window, or later: a sliding window returns whole blocks.
-                let latest = if self.schedules { Duration::ZERO } else { reset };
-                let before = self.quota.filter(|(before, _)| *before == limit).map(|(_, window)| window);
-                Some((limit, window?.max(latest).max(before.unwrap_or_default())))
-            },
-        );
-        let first = match decision.verdict() {
+        let interval = self.time_for(1).unwrap_or_default();
+        // Which of the units that do not remain has returned after which time. A denial of cost 5 with 2 units left says when
+        // the third one has.
+        let (number, after) = match decision.verdict() {
             // The end of a hold is unknown.
-            Verdict::Denied { .. } if decision.is_estimate() => None,
-            Verdict::Denied { retry_after } if self.schedules => Some(retry_after.saturating_add(max_delay)),
-            Verdict::Denied { retry_after } => Some(retry_after),
-            _ if hold && self.remaining == 0 => None,
-            Verdict::AllowedAfter(delay) => Some(delay.saturating_add(self.time_for(1).unwrap_or_default())),
-            _ => Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after)),
+            Verdict::Denied { .. } if decision.is_estimate() => (1, None),
+            Verdict::Denied { retry_after } => {
+                let accepted = if self.schedules { max_delay } else { Duration::ZERO };
+                (cost.saturating_sub(self.remaining), Some(retry_after.saturating_add(accepted)))
+            }
+            _ if hold && self.remaining == 0 => (1, None),
+            Verdict::AllowedAfter(delay) => (1, Some(delay.saturating_add(interval))),
+            _ => (1, Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after))),
         };
-        // `first` is the time of this unit: a denial of cost 5 with 2 units left says when the third one has returned.
-        let number = if is_denied { cost.saturating_sub(self.remaining) } else { 1 };
-        self.step = match (snapshot, first) {
-            _ if self.schedules => self.time_for(1).unwrap_or_default(),
-            (Some(snapshot), Some(first)) => {
-                let returning = snapshot.limit.saturating_sub(self.remaining);
-                share(snapshot.reset.saturating_sub(first), 1, returning.saturating_sub(number))
+        self.step = match (snapshot, after) {
+            _ if self.schedules => interval,
+            // The units after that return evenly until the key is idle.
+            (Some(snapshot), Some(after)) => {
+                let later = snapshot.limit.saturating_sub(self.remaining).saturating_sub(number);
+                share(snapshot.reset.saturating_sub(after), 1, later)
             }
             _ => Duration::ZERO,
         };
-        self.next_unit = first.and_then(|first| asked_at.checked_add(first)?.checked_sub(self.offset(number)));
+        self.next_unit = after.and_then(|after| asked_at.checked_add(after)?.checked_sub(self.offset(number)));
+    }
+
+    /// Returns the limit, and the time after which a unit returns that is used now.
+    ///
+    /// That is the window, or longer: a sliding window returns whole blocks, as the reset after an admission shows.
+    fn quota_of(&self, snapshot: &LimitSnapshot) -> Option<(u64, Duration)> {
+        let LimitSnapshot { limit, window, reset, .. } = *snapshot;
+        let latest = if self.schedules { Duration::ZERO } else { reset };
+        let before = self.quota.filter(|(before, _)| *before == limit).map(|(_, window)| window);
+        Some((limit, window?.max(latest).max(before.unwrap_or_default()))).filter(|_| limit > 0)
     }
 
     /// Returns when the limiter can admit so many units in all. `None` if that is unknown.

@@ -47,7 +47,7 @@
 //! |---|---|
 //! | of another limit | the request moves to that limit's queue, in its order of arrival |
 //! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
-//! | with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, and up to a fifth less |
+//! | with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less |
 //! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
 //! | decided before a release in this process | the queue asks again at once |
 //!

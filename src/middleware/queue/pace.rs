@@ -149,8 +149,8 @@ impl Pace {
         self.recheck = Self::MIN_RECHECK;
     }
 
-    /// Returns between 80 and 100 % of a time, so that processes do not ask together.
+    /// Returns between 80 and 95 % of a time, so that processes do not ask together.
     fn jittered(&self, time: Duration) -> Duration {
-        time.saturating_sub(time / 5 * u32::from(self.random) / 255)
+        time * (950 - 150 * u32::from(self.random) / 255) / 1000
     }
 }
