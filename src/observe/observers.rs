@@ -116,7 +116,7 @@ fn emit<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
     deliver(observer, &event());
 }
 
-/// Apart from [`emit`], which the compiler generates for each type of a layer: this is a tenth of the build of the tests.
+/// Apart from [`emit`], which the compiler generates for each type of a layer.
 fn deliver(observer: &dyn Observer, event: &Event<'_>) {
     observer.observe(event);
     if let Event::Decided { decision, .. } = event {

@@ -27,7 +27,7 @@ impl<C: AtomicState> Table<C> {
         if self.eviction.is_full(now) {
             return None;
         }
-        let (mut seen, mut reached) = (SeenSets::default(), Vec::with_capacity(8));
+        let (mut seen, mut reached) = (SeenSets([0; 64]), Vec::with_capacity(8));
         for set in roots {
             seen.insert(set);
             reached.push(Reached { set, by: 0, origin: None });
@@ -99,11 +99,9 @@ struct Reached {
 
 /// Adds the moves that lead from one of the first two sets of a search to another set of it, the last one first.
 fn moves_to(reached: &[Reached], mut index: usize, mut moves: Vec<Move>) -> Vec<Move> {
-    while let Some((&Reached { set: to, by: fingerprint, .. }, from)) =
-        reached.get(index).and_then(|step| Some((step, step.origin?)))
-    {
-        moves.push(Move { fingerprint, from: reached[from].set, to });
-        index = from;
+    while let Reached { set: to, by: fingerprint, origin: Some(origin) } = reached[index] {
+        moves.push(Move { fingerprint, from: reached[origin].set, to });
+        index = origin;
     }
     moves
 }
@@ -111,12 +109,6 @@ fn moves_to(reached: &[Reached], mut index: usize, mut moves: Vec<Move>) -> Vec<
 /// The sets that a search has reached. Exact in a table of up to 4096 sets. In a larger one, a search of 256 sets leaves
 /// out one in thirty sets on average: it may have reached another set with the same bit.
 struct SeenSets([u64; 64]);
-
-impl Default for SeenSets {
-    fn default() -> Self {
-        Self([0; 64])
-    }
-}
 
 impl SeenSets {
     /// Returns whether the set is new.

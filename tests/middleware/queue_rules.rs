@@ -185,32 +185,6 @@ async fn reset_by_another_process_is_seen_within_a_second() {
     assert!(reset_at.elapsed() <= ms(1010), "{:?}", reset_at.elapsed());
 }
 
-/// The trace on the page of the queue: ten requests of one key, of which one is refused and two leave.
-#[tokio::test(start_paused = true)]
-async fn requests_of_the_trace_start_as_it_says() {
-    let layer = RateLimitLayer::new(Global, memory(Gcra::new(Quota::per_second(10)).burst(1)));
-    let service = layer
-        .responder(RejectWithError)
-        .max_wait(ms(800))
-        .layer(service_fn(|name: char| async move { Ok::<_, BoxError>((name, Instant::now())) }));
-    let began = Instant::now();
-    let mut calls: Vec<_> = ('a'..='j').map(|name| (name, tokio::spawn(service.clone().oneshot(name)))).collect();
-    let leave = |name: char| calls.iter().find(|call| call.0 == name).expect("a request").1.abort();
-    sleep(ms(99)).await;
-    leave('b');
-    sleep(ms(151)).await;
-    leave('g');
-    let mut starts = Vec::new();
-    for (name, call) in calls.drain(..) {
-        match call.await {
-            Ok(Ok((_, at))) => starts.push((name, (at - began).as_millis())),
-            Ok(Err(_)) => assert_eq!(name, 'j', "the only one that is refused"),
-            Err(_) => assert!(name == 'b' || name == 'g', "{name} left"),
-        }
-    }
-    assert_eq!(starts, [('a', 0), ('c', 100), ('d', 200), ('e', 300), ('f', 400), ('h', 500), ('i', 600)]);
-}
-
 /// The start of a request that leaves is used by the next one of its key.
 #[tokio::test(start_paused = true)]
 async fn request_that_leaves_costs_its_key_nothing() {

@@ -1,4 +1,4 @@
-//! Ten traces of waiting requests. Each follows from the rules on the page of the queue (`src/middleware/queue/mod.rs`).
+//! The trace on the page of the queue (`src/middleware/queue/mod.rs`), and ten more. Each follows from the rules there.
 
 use std::time::Duration;
 
@@ -89,6 +89,27 @@ async fn ends(limiter: impl Limiter<u32> + Clone + 'static, max_wait: u64, reque
 
 fn started(ends: &[(char, u128)]) -> Vec<(char, End)> {
     ends.iter().map(|(name, at)| (*name, End::Started(*at))).collect()
+}
+
+/// The trace on the page: ten requests of one key, of which one is refused and two leave.
+#[tokio::test(start_paused = true)]
+async fn requests_of_the_trace_start_as_it_says() {
+    let mut sent = requests("abcdefghij");
+    (sent[1].leaves_at, sent[6].leaves_at) = (Some(99), Some(250));
+    let ends = ends(one(ten_a_second(1)), 800, sent).await;
+    let expected = [
+        ('a', End::Started(0)),
+        ('b', End::Left),
+        ('c', End::Started(100)),
+        ('d', End::Started(200)),
+        ('e', End::Started(300)),
+        ('f', End::Started(400)),
+        ('g', End::Left),
+        ('h', End::Started(500)),
+        ('i', End::Started(600)),
+        ('j', End::Refused(0)),
+    ];
+    assert_eq!(ends, expected);
 }
 
 #[tokio::test(start_paused = true)]

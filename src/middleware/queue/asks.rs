@@ -29,7 +29,7 @@ pub(super) struct AskOrder {
 const HORIZON: Duration = Duration::from_millis(50);
 
 /// The same in memory: two ticks of the runtime's timer, because starts that are closer are handed over together.
-const TICK: Duration = Duration::from_millis(2);
+const HORIZON_IN_MEMORY: Duration = Duration::from_millis(2);
 
 impl Queue {
     /// Returns the time of the next ask, which is for this request. `None` if it depends on the results of asks under way.
@@ -58,10 +58,12 @@ impl Queue {
     ///
     /// All processes do so alike, because the first one that asks receives the start.
     fn lead(&self, class: Class) -> Duration {
-        match self.forecast.schedules && !class.hold && Rule::Horizon.is_on() {
-            true if self.pace.is_remote() => HORIZON,
-            true => TICK,
-            false => Duration::ZERO,
+        if !self.forecast.schedules || class.hold || !Rule::Horizon.is_on() {
+            Duration::ZERO
+        } else if self.pace.is_remote() {
+            HORIZON
+        } else {
+            HORIZON_IN_MEMORY
         }
     }
 

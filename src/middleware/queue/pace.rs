@@ -68,7 +68,8 @@ impl Pace {
         }
     }
 
-    /// Returns how much later to ask than the forecast says, at most [`longest_delay`](Self::longest_delay).
+    /// Returns how much later to ask than the forecast says: a part of [`longest_delay`](Self::longest_delay), and of the
+    /// time that an ask takes.
     ///
     /// Otherwise the process with the shortest link would receive all starts that processes share. And an ask that is
     /// decided a little too early is denied.
@@ -76,11 +77,15 @@ impl Pace {
         if !self.is_remote() || !Rule::RandomDelay.is_on() {
             return Duration::ZERO;
         }
-        Self::longest_delay(interval) * u32::from(self.random) / 255 + self.ask_time / 32
+        self.longest_delay(interval) * u32::from(self.random) / 255 + self.ask_time / 32
     }
 
-    /// `interval` is the time between starts. With `None` an ask has a horizon, in which a delay costs nothing.
-    pub(super) fn longest_delay(interval: Option<Duration>) -> Duration {
+    /// Returns the longest random delay over a link, and zero in memory. `interval` is the time between starts. With `None`
+    /// an ask has a horizon, in which a delay costs nothing.
+    pub(super) fn longest_delay(&self, interval: Option<Duration>) -> Duration {
+        if !self.is_remote() {
+            return Duration::ZERO;
+        }
         interval.map_or(Self::MAX_RANDOM_DELAY, |interval| (interval / 24).min(Self::MAX_RANDOM_DELAY))
     }
 

@@ -112,11 +112,8 @@ impl Queue {
         let is_next = class.hold || self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
         // The start is known an ask later than the limiter decides, and each window begins a delay later.
-        let late = self
-            .interval(class)
-            .filter(|_| self.pace.is_remote())
-            .map(|interval| Pace::longest_delay(Some(interval)) * 2);
-        let later = self.pace.ask_time() + late.unwrap_or_default();
+        let late = self.interval(class).map_or(Duration::ZERO, |interval| self.pace.longest_delay(Some(interval)) * 2);
+        let later = self.pace.ask_time() + late;
         self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(later))
     }
 
@@ -129,31 +126,28 @@ impl Queue {
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
         // In an existing queue asks are under way, whose results are newer.
         if self.latest.is_none() {
-            self.begin(decision, class, arrived_at);
+            self.begin(decision, class, Duration::ZERO, arrived_at);
         }
         self.latest = Some((decision.clone(), class.key, Instant::now()));
     }
 
     /// Begins with a decision that was made before the queue existed.
-    fn begin(&mut self, decision: &Decision, class: Class, asked_at: Instant) {
-        self.forecast.update(decision, class, Duration::ZERO, 0, asked_at);
+    fn begin(&mut self, decision: &Decision, class: Class, max_delay: Duration, asked_at: Instant) {
+        self.forecast.update(decision, class, max_delay, 0, asked_at);
         self.pace.begin(self.forecast.at(1).is_none(), asked_at);
     }
 
     /// Adds a request that comes from another queue.
     pub(super) fn insert_moved(&mut self, moved: Moved, now: Instant) {
         let Moved { waiter, decision, denied } = moved;
-        match denied {
-            None if self.latest.is_some() => {}
-            None => self.begin(&decision, waiter.class, now),
-            Some((max_delay, asked_at)) => {
-                if self.latest.is_none() {
-                    self.begin(&decision, waiter.class, asked_at);
-                }
+        let is_new = self.latest.is_none();
+        if is_new || denied.is_some() {
+            let (max_delay, asked_at) = denied.unwrap_or((Duration::ZERO, now));
+            if is_new {
+                self.begin(&decision, waiter.class, max_delay, asked_at);
+            } else {
                 self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
             }
-        }
-        if self.latest.is_none() || denied.is_some() {
             self.latest = Some((decision, waiter.class.key, now));
         }
         self.waiters.insert(waiter);
@@ -168,7 +162,7 @@ impl Queue {
     /// Adds a start that a request received before it joined the queue.
     pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
-        self.begin(&start.decision, start.class, arrived_at);
+        self.begin(&start.decision, start.class, Duration::ZERO, arrived_at);
         self.waiters.add_ask(start.class);
         self.add_start(start);
     }

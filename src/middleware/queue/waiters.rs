@@ -302,7 +302,7 @@ mod tests {
     }
 
     impl Model {
-        /// Returns the requests without an ask or a start: those of a key after the first ones.
+        /// Returns the requests without an ask or a start, with their keys. The first requests of a key have them.
         fn open(&self) -> Vec<(u64, u64)> {
             let mut asks = self.asks;
             let mut is_open = |key: u64| {
