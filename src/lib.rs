@@ -121,9 +121,18 @@
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "redis")]
+#[cfg(all(feature = "redis", test))]
 #[macro_use]
 mod mistake;
+#[cfg(all(feature = "redis", not(test)))]
+macro_rules! mistake {
+    ($name:ident) => {
+        false
+    };
+    ($name:ident, $wrong:expr, $right:expr) => {
+        $right
+    };
+}
 
 pub mod algorithm;
 mod clock;

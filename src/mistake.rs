@@ -1,19 +1,9 @@
 //! Deliberate mistakes: tests prove that they find them.
 //!
 //! A mistake stands at its place in the source as `mistake!(Name)`, which is `false`, or as `mistake!(Name, wrong, right)`,
-//! which is `right`. In unit tests it is `true` or `wrong` in the thread that has made the mistake.
+//! which is `right`. Here it is `true` or `wrong` in the thread that has made the mistake: only for the unit tests, and for
+//! the exploration of leases (`model/`).
 
-#[cfg(not(test))]
-macro_rules! mistake {
-    ($name:ident) => {
-        false
-    };
-    ($name:ident, $wrong:expr, $right:expr) => {
-        $right
-    };
-}
-
-#[cfg(test)]
 macro_rules! mistake {
     ($name:ident) => {
         $crate::mistake::Mistake::$name.is_made()
@@ -23,13 +13,11 @@ macro_rules! mistake {
     };
 }
 
-#[cfg(test)]
 std::thread_local! {
     static MADE: std::cell::Cell<Option<Mistake>> = const { std::cell::Cell::new(None) };
 }
 
-/// A mistake in the Redis client. The compiler warns of one that has no place.
-#[cfg(test)]
+/// A mistake in the Redis client, or in the model of its server. The compiler warns of one that has no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mistake {
     /// A call without a reply is sent again.
@@ -96,9 +84,38 @@ pub(crate) enum Mistake {
     DroppedLimiterKeepsLeases,
     /// A closed limiter keeps its leases.
     ClosedLimiterKeepsLeases,
+    /// A lease is spent until its expiry by the process's clock, which may be late.
+    #[allow(dead_code, reason = "only the exploration makes it")]
+    LeaseHasNoMargin,
+    /// The end of a lease counts from the last time that the report was sent.
+    LeaseCountsFromLastSending,
+    /// A lease is spent without a look at its end.
+    EndOfLeaseIsNotChecked,
+    /// A thread that was suspended spends units that a report has counted.
+    #[allow(dead_code, reason = "only the exploration makes it")]
+    GenerationIsNotChecked,
+    /// A thread reads the clock, is suspended, and then takes units.
+    #[allow(dead_code, reason = "only the exploration makes it")]
+    ClockIsReadBeforeTaking,
+    /// A decision takes its costs from the leases that have them.
+    OneLeaseSuffices,
+    /// The server applies a report again.
+    ReportIsAppliedAgain,
+    /// The server applies a report about an expired hold, and holds again what the process keeps, without a look at the
+    /// room.
+    LateReportIsApplied,
+    /// The server charges units when it grants them.
+    GrantIsCharged,
+    /// What a report releases is subtracted twice from the held units.
+    ReleasedUnitsAreSubtractedTwice,
+    /// Decisions of the server do not count what is held.
+    HeldCostsDoNotCount,
+    /// An expired hold is not charged.
+    ExpiredCostsAreDropped,
+    /// A key expires when its usage has drained, although units are held.
+    KeyExpiresWithItsUsage,
 }
 
-#[cfg(test)]
 impl Mistake {
     pub(crate) fn is_made(self) -> bool {
         MADE.get() == Some(self)

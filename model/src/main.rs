@@ -6,21 +6,21 @@
 //!
 //! Two processes hold leases of a bucket, others ask the server. Messages are lost, repeated and reordered, clocks are
 //! late up to the margin, a process dies, and a thread is suspended while it spends. The processes run the transitions of
-//! `src/store/redis/lease/ledger.rs`. The server's are a copy in Rust of the Lua script. In every state the admissions must
-//! be within the bucket.
+//! `src/store/redis/lease/ledger.rs`, and the server those of `server_model.rs` beside it. In every state the admissions
+//! must be within the bucket.
 
-/// The crate's tests make mistakes in the ledger by this macro. Here it is as the crate's users compile it.
-macro_rules! mistake {
-    ($name:ident, $wrong:expr, $right:expr) => {
-        $right
-    };
-}
+#[allow(dead_code, reason = "the crate's tests make all of them")]
+#[macro_use]
+#[path = "../../src/mistake.rs"]
+mod mistake;
 
-mod bug;
 #[path = "../../src/store/redis/lease/ledger.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the crate uses all of it")]
 mod ledger;
 mod server;
+#[path = "../../src/store/redis/lease/server_model.rs"]
+#[allow(dead_code, reason = "the crate's tests use all of it")]
+mod server_model;
 mod system;
 
 use std::process::ExitCode;
@@ -28,22 +28,39 @@ use std::time::Instant;
 
 use stateright::{Checker as _, Model as _};
 
-use self::bug::{BUGS, Bug};
+use self::mistake::Mistake;
 use self::system::System;
 
 /// The least number of states for a result that means something.
 const MIN_STATES: usize = 1_000_000;
 
+const MISTAKES: [Mistake; 14] = [
+    Mistake::LeaseIsSpentAfterEnd,
+    Mistake::SpentUnitsAreNotReported,
+    Mistake::LeaseHasNoMargin,
+    Mistake::LeaseCountsFromLastSending,
+    Mistake::EndOfLeaseIsNotChecked,
+    Mistake::GenerationIsNotChecked,
+    Mistake::ClockIsReadBeforeTaking,
+    Mistake::ReportIsAppliedAgain,
+    Mistake::LateReportIsApplied,
+    Mistake::GrantIsCharged,
+    Mistake::ReleasedUnitsAreSubtractedTwice,
+    Mistake::HeldCostsDoNotCount,
+    Mistake::ExpiredCostsAreDropped,
+    Mistake::KeyExpiresWithItsUsage,
+];
+
 fn main() -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut is_right = true;
-    for bug in BUGS {
-        is_right &= find(bug, threads);
+    for mistake in MISTAKES {
+        is_right &= find(mistake, threads);
     }
     let mut states = 0;
     for (holders, end, reports) in [(1, 13, 2), (2, 9, 1)] {
         let began = Instant::now();
-        let checker = System { bug: Bug::None, holders, end, reports }.checker().threads(threads).spawn_bfs().join();
+        let checker = System { mistake: None, holders, end, reports }.checker().threads(threads).spawn_bfs().join();
         states += checker.unique_state_count();
         println!("{holders} processes: {} states, {:?}", checker.unique_state_count(), began.elapsed());
         if let Some(path) = checker.discovery("within the bound") {
@@ -59,18 +76,18 @@ fn main() -> ExitCode {
 }
 
 /// Explores ever longer runs until one violates the bound.
-fn find(bug: Bug, threads: usize) -> bool {
+fn find(mistake: Mistake, threads: usize) -> bool {
     let began = Instant::now();
     let mut states = 0;
     for (end, reports) in [(8, 1), (11, 1), (9, 2), (11, 2), (13, 2), (15, 2), (13, 3), (15, 3)] {
-        let checker = System { bug, holders: 1, end, reports }.checker().threads(threads).spawn_bfs().join();
+        let checker = System { mistake: Some(mistake), holders: 1, end, reports }.checker().threads(threads).spawn_bfs().join();
         states += checker.unique_state_count();
         if let Some(path) = checker.discovery("within the bound") {
             let steps = path.into_actions().len();
-            println!("{bug:?}: counterexample of {steps} steps, {states} states, {:?}", began.elapsed());
+            println!("{mistake:?}: counterexample of {steps} steps, {states} states, {:?}", began.elapsed());
             return true;
         }
     }
-    println!("{bug:?}: NOT FOUND, {states} states, {:?}", began.elapsed());
+    println!("{mistake:?}: NOT FOUND, {states} states, {:?}", began.elapsed());
     false
 }

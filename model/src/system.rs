@@ -2,29 +2,31 @@
 
 use stateright::{Model, Property};
 
-use crate::bug::Bug;
 use crate::ledger::{Change, LeaseReply, LeaseReport, Ledger};
+use crate::mistake::Mistake;
 use crate::server::Server;
 
-/// The maximum number of processes with leases.
-pub const HOLDERS: usize = 2;
+/// The cost of each decision: the least grant of the server.
+pub const COST: u64 = 2;
 /// The burst of the bucket, and the time in which one token is refilled.
-pub const BURST: u64 = 3;
+pub const BURST: u64 = 3 * COST;
 pub const EMISSION: u64 = 1;
+/// The time of one step.
+const TICK: u64 = COST * EMISSION;
 /// The units that all leases hold together at most.
-pub const MAX_HELD: u64 = 2;
+pub const MAX_HELD: u64 = 2 * COST;
 /// The duration of a lease.
-pub const DURATION: u64 = 5;
+pub const DURATION: u64 = 5 * TICK;
 /// By how much the clock of a process may be late within a duration. The margin covers it.
-const DRIFT: u64 = 2;
-const MARGIN: u64 = 2;
+const DRIFT: u64 = 2 * TICK;
+const MARGIN: u64 = 2 * TICK;
 
 /// What is explored.
 pub struct System {
-    pub bug: Bug,
+    pub mistake: Option<Mistake>,
     /// The number of processes with leases.
     pub holders: usize,
-    /// The time at which an exploration ends.
+    /// The time at which an exploration ends, in ticks.
     pub end: u64,
     /// The number of reports of each process.
     pub reports: u64,
@@ -37,9 +39,7 @@ pub struct Holder {
     remaining: u64,
     generation: u64,
     deadline: u64,
-    /// When the pending report was last sent.
-    last_sent: u64,
-    /// A thread that has taken a unit and not read the clock yet: its generation, and the time.
+    /// A thread that has taken a cost and not read the clock yet: its generation, and the time.
     suspended: Option<(u64, u64)>,
     reports: u64,
     is_dead: bool,
@@ -47,8 +47,9 @@ pub struct Holder {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Message {
-    Report { holder: usize, fields: [u64; 7] },
-    Reply { holder: usize, sequence: u64, held: u64, expiry: u64, is_expired: bool },
+    /// The numbers of a report, of which the first one is the process.
+    Report([u64; 7]),
+    Reply { holder: usize, sequence: u64, reply: LeaseReply },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +69,7 @@ pub enum Action {
     Tick,
     /// A process without a lease asks the server.
     Decide,
-    /// A thread takes a unit, and continues with `Continue`.
+    /// A thread takes a cost, and continues with `Continue`.
     Take(usize),
     Continue(usize),
     /// The process reports, keeps all or nothing, and wants all or nothing.
@@ -85,9 +86,53 @@ pub enum Action {
 }
 
 impl System {
-    fn usable(&self) -> u64 {
-        if self.bug == Bug::NoMargin { DURATION } else { DURATION - MARGIN }
+    fn run<T>(&self, step: impl FnOnce() -> T) -> T {
+        match self.mistake {
+            Some(mistake) => mistake.make(step),
+            None => step(),
+        }
     }
+
+    fn push_actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.has_exceeded {
+            return;
+        }
+        if state.now < self.end * TICK {
+            actions.push(Action::Tick);
+        }
+        actions.push(Action::Decide);
+        for (index, holder) in state.holders.iter().enumerate().filter(|(_, holder)| !holder.is_dead) {
+            if holder.suspended.is_some() {
+                actions.push(Action::Continue(index));
+            } else if holder.remaining > 0 {
+                actions.push(Action::Take(index));
+            }
+            let pending = holder.ledger.pending();
+            let gives_up = |report: LeaseReport| clock(state.now) >= report.sent_at + usable();
+            if pending.is_none_or(gives_up) && holder.reports < self.reports {
+                actions.push(Action::Report { holder: index, keep_all: true, want: MAX_HELD });
+                if holder.remaining > 0 {
+                    actions.push(Action::Report { holder: index, keep_all: false, want: 0 });
+                }
+            }
+            // To send a report again changes something by this mistake only: the network repeats messages by itself.
+            if pending.is_some() && self.mistake == Some(Mistake::LeaseCountsFromLastSending) {
+                actions.push(Action::SendAgain(index));
+            }
+            // The other process is the same one.
+            if index == 0 {
+                actions.push(Action::Die(index));
+            }
+        }
+        actions.extend(state.network.iter().cloned().map(Action::Arrive));
+        let is_report = |message: &&Message| matches!(message, Message::Report(_));
+        actions.extend(state.network.iter().filter(is_report).cloned().map(Action::ArriveYielding));
+    }
+}
+
+/// The time for which a process spends after a report was sent.
+fn usable() -> u64 {
+    mistake!(LeaseHasNoMargin, DURATION, DURATION - MARGIN)
 }
 
 /// The clock of a process when it spends. It showed the right time when the report was sent, and is late by now. An
@@ -98,7 +143,7 @@ fn clock(now: u64) -> u64 {
 
 impl State {
     fn admit(&mut self) {
-        self.audited = self.audited.max(self.now) + EMISSION;
+        self.audited = self.audited.max(self.now) + COST * EMISSION;
         self.has_exceeded |= self.audited > self.now + BURST * EMISSION;
     }
 
@@ -108,32 +153,19 @@ impl State {
         }
     }
 
-    fn send_report(&mut self, holder: usize, report: &LeaseReport) {
-        let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, sent_at } = *report;
-        self.send(Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] });
-    }
-
-    fn receive(&mut self, system: &System, message: &Message, yields: bool) {
+    fn receive(&mut self, message: &Message, yields: bool) {
         match *message {
-            Message::Report { holder, fields: [sequence, spent, unconfirmed, keep, want, expiry, sent_at] } => {
-                let report = LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, sent_at };
-                let reply = self.server.renew(holder, &report, self.now, yields, system.bug);
-                let (held, expiry, is_expired) = match reply {
-                    LeaseReply::Applied { held, expiry } => (held, expiry, false),
-                    LeaseReply::Expired | LeaseReply::Refused => (0, 0, true),
-                };
-                self.send(Message::Reply { holder, sequence, held, expiry, is_expired });
+            Message::Report(numbers) => {
+                let reply = self.server.renew(numbers, self.now, yields);
+                self.send(Message::Reply { holder: numbers[0] as usize, sequence: numbers[1], reply });
             }
-            Message::Reply { holder, sequence, held, expiry, is_expired } => {
+            Message::Reply { holder, sequence, reply } => {
                 let now = clock(self.now);
                 let holder = &mut self.holders[holder];
-                let reply = if is_expired { LeaseReply::Expired } else { LeaseReply::Applied { held, expiry } };
-                match holder.ledger.reply(sequence, reply, system.usable(), now) {
+                match holder.ledger.reply(sequence, reply, usable(), now) {
                     None => {}
                     Some(Change::Granted { units, deadline }) => {
-                        let from_last = holder.last_sent + system.usable();
-                        let is_late = system.bug == Bug::DeadlineFromLastSending;
-                        holder.deadline = holder.deadline.max(if is_late { from_last } else { deadline });
+                        holder.deadline = holder.deadline.max(deadline);
                         holder.remaining += units;
                     }
                     Some(Change::Stop) => {
@@ -146,18 +178,69 @@ impl State {
         }
     }
 
-    fn continue_thread(&mut self, system: &System, index: usize) {
+    fn continue_thread(&mut self, index: usize) {
         let now = clock(self.now);
         let holder = &mut self.holders[index];
         let Some((generation, taken_at)) = holder.suspended.take() else { return };
-        let is_same = generation == holder.generation || system.bug == Bug::GenerationUnchecked;
-        let read_at = if system.bug == Bug::ClockBeforeSpending { clock(taken_at) } else { now };
-        let is_in_time = read_at < holder.deadline || system.bug == Bug::DeadlineUnchecked;
+        let is_same = generation == holder.generation || mistake!(GenerationIsNotChecked);
+        let read_at = mistake!(ClockIsReadBeforeTaking, clock(taken_at), now);
+        let is_in_time = read_at < holder.deadline || mistake!(EndOfLeaseIsNotChecked);
         if is_same && is_in_time {
             self.admit();
         } else if generation == holder.generation {
-            holder.remaining += 1;
+            holder.remaining += COST;
         }
+    }
+
+    /// Returns the state after an action that changes it.
+    fn next(&self, action: Action) -> Option<Self> {
+        let mut state = self.clone();
+        match action {
+            Action::Tick => state.now += TICK,
+            Action::Decide => {
+                if state.server.decide(state.now) {
+                    state.admit();
+                }
+            }
+            Action::Take(index) => {
+                let now = state.now;
+                let holder = &mut state.holders[index];
+                holder.remaining -= COST;
+                // The time of the subtraction matters for one mistake only.
+                let taken_at = mistake!(ClockIsReadBeforeTaking, now, 0);
+                holder.suspended = Some((holder.generation, taken_at));
+            }
+            Action::Continue(index) => state.continue_thread(index),
+            Action::Report { holder: index, keep_all, want } => {
+                let (now, late) = (state.now, clock(state.now));
+                let holder = &mut state.holders[index];
+                let has_passed = late >= holder.deadline;
+                let keep = if keep_all && !has_passed { holder.remaining } else { 0 };
+                let report = holder.ledger.report(holder.remaining, keep, want, now);
+                holder.remaining = keep;
+                holder.generation += 1;
+                holder.reports += 1;
+                let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, .. } = report;
+                state.send(Message::Report([index as u64, sequence, spent, unconfirmed, keep, want, expiry]));
+            }
+            Action::SendAgain(index) => {
+                state.holders[index].ledger.report_again(usable(), state.now);
+            }
+            Action::Arrive(message) => {
+                if let Message::Reply { holder, .. } = message
+                    && state.holders[holder].is_dead
+                {
+                    return None;
+                }
+                state.receive(&message, false);
+            }
+            Action::ArriveYielding(message) => state.receive(&message, true),
+            Action::Die(index) => {
+                let holder = &mut state.holders[index];
+                *holder = Holder { is_dead: true, suspended: None, remaining: 0, ..holder.clone() };
+            }
+        }
+        (state != *self).then_some(state)
     }
 }
 
@@ -171,7 +254,6 @@ impl Model for System {
             remaining: 0,
             generation: 0,
             deadline: 0,
-            last_sent: 0,
             suspended: None,
             reports: 0,
             is_dead: false,
@@ -188,87 +270,11 @@ impl Model for System {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.has_exceeded {
-            return;
-        }
-        if state.now < self.end {
-            actions.push(Action::Tick);
-        }
-        actions.push(Action::Decide);
-        for (index, holder) in state.holders.iter().enumerate().filter(|(_, holder)| !holder.is_dead) {
-            if holder.suspended.is_some() {
-                actions.push(Action::Continue(index));
-            } else if holder.remaining > 0 {
-                actions.push(Action::Take(index));
-            }
-            let pending = holder.ledger.pending();
-            let gives_up = |report: LeaseReport| clock(state.now) >= report.sent_at + self.usable();
-            if pending.is_none_or(gives_up) && holder.reports < self.reports {
-                actions.push(Action::Report { holder: index, keep_all: true, want: MAX_HELD });
-                if holder.remaining > 0 {
-                    actions.push(Action::Report { holder: index, keep_all: false, want: 0 });
-                }
-            }
-            // To send a report again changes only this bug's deadline: the network repeats messages by itself.
-            if pending.is_some() && self.bug == Bug::DeadlineFromLastSending && holder.last_sent < state.now {
-                actions.push(Action::SendAgain(index));
-            }
-            // The other process is the same one.
-            if index == 0 {
-                actions.push(Action::Die(index));
-            }
-        }
-        actions.extend(state.network.iter().cloned().map(Action::Arrive));
-        let is_report = |message: &&Message| matches!(message, Message::Report { .. });
-        actions.extend(state.network.iter().filter(is_report).cloned().map(Action::ArriveYielding));
+        self.run(|| self.push_actions(state, actions));
     }
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
-        let mut state = before.clone();
-        match action {
-            Action::Tick => state.now += 1,
-            Action::Decide => {
-                if state.server.decide(state.now, self.bug) {
-                    state.admit();
-                }
-            }
-            Action::Take(index) => {
-                let now = state.now;
-                let holder = &mut state.holders[index];
-                holder.remaining -= 1;
-                // The time of the subtraction matters for one bug only.
-                let taken_at = if self.bug == Bug::ClockBeforeSpending { now } else { 0 };
-                holder.suspended = Some((holder.generation, taken_at));
-            }
-            Action::Continue(index) => state.continue_thread(self, index),
-            Action::Report { holder: index, keep_all, want } => {
-                let (now, late) = (state.now, clock(state.now));
-                let holder = &mut state.holders[index];
-                let has_passed = late >= holder.deadline;
-                let keep = if keep_all && !has_passed { holder.remaining } else { 0 };
-                let report = holder.ledger.report(holder.remaining, keep, want, now);
-                holder.remaining = keep;
-                holder.generation += 1;
-                holder.reports += 1;
-                holder.last_sent = now;
-                state.send_report(index, &report);
-            }
-            Action::SendAgain(index) => state.holders[index].last_sent = state.now,
-            Action::Arrive(message) => {
-                if let Message::Reply { holder, .. } = message
-                    && state.holders[holder].is_dead
-                {
-                    return None;
-                }
-                state.receive(self, &message, false);
-            }
-            Action::ArriveYielding(message) => state.receive(self, &message, true),
-            Action::Die(index) => {
-                let holder = &mut state.holders[index];
-                *holder = Holder { is_dead: true, suspended: None, remaining: 0, ..holder.clone() };
-            }
-        }
-        (state != *before).then_some(state)
+        self.run(|| before.next(action))
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -1,5 +1,10 @@
 //! The Redis stores on real servers that the tests start.
 
+#[allow(dead_code, unused_macro_rules, reason = "the model of leases has places of mistakes; the unit tests make them")]
+#[macro_use]
+#[path = "../../src/mistake.rs"]
+mod mistake;
+
 mod addresses;
 mod basics;
 mod batch_work;

@@ -15,6 +15,9 @@ mod operations;
 #[path = "../../src/store/redis/simulation_tests/quota.rs"]
 #[allow(dead_code, reason = "the simulation uses the rest")]
 mod quota;
+#[allow(dead_code, reason = "the other models use the rest")]
+#[path = "../../src/store/redis/lease/server_model.rs"]
+mod server_model;
 #[allow(dead_code, reason = "the simulation uses the rest")]
 #[path = "../../src/store/redis/simulation_tests/sessions.rs"]
 mod sessions;

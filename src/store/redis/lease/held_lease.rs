@@ -112,10 +112,7 @@ impl HeldLease {
         if self.is_in_flight || (now < self.next_at && !is_closing) {
             return LeaseDue::Nothing;
         }
-        if let Some(report) = self.ledger.pending()
-            && now < report.sent_at + terms.usable
-            && !is_closing
-        {
+        if !is_closing && let Some(report) = self.ledger.report_again(terms.usable, now) {
             self.is_in_flight = true;
             return LeaseDue::Send(report);
         }

@@ -23,7 +23,7 @@ pub(crate) struct LeaseReport {
 }
 
 /// The server's reply to a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum LeaseReply {
     /// The server has applied the report, and holds `held` units until `expiry`; 0 if it holds none. If the expiry is
     /// not later than before, the process must stop spending.
@@ -67,6 +67,15 @@ impl Ledger {
     /// The report that no reply has answered.
     pub(crate) fn pending(&self) -> Option<LeaseReport> {
         self.pending
+    }
+
+    /// Returns that report, which is sent again as it is, unless its grant would come too late.
+    pub(crate) fn report_again(&mut self, usable: u64, now: u64) -> Option<LeaseReport> {
+        let report = self.pending.as_mut().filter(|report| now < report.sent_at + usable)?;
+        if mistake!(LeaseCountsFromLastSending) {
+            report.sent_at = now;
+        }
+        Some(*report)
     }
 
     /// Whether the server holds nothing, and has been told everything.

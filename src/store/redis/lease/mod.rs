@@ -33,6 +33,8 @@ mod ledger;
 mod limits;
 mod quota;
 mod renewal;
+#[cfg(test)]
+pub(super) mod server_model;
 mod slot;
 mod spending;
 mod task;

@@ -73,7 +73,8 @@ impl LeaseBook {
     fn take<'a, const N: usize>(&'a self, limit: &'a LeasedLimit, part: &LeasePart) -> Option<Share<'a>> {
         let (index, slot) = self.find(part.fingerprint)?;
         let taken = slot.take(part.fingerprint, part.cost);
-        let is_known = taken.is_some() || N > 1 && limit.is_shadow && slot.is_leased() && slot.is_short();
+        let may_lack_units = mistake!(OneLeaseSuffices, true, limit.is_shadow && slot.is_leased() && slot.is_short());
+        let is_known = taken.is_some() || N > 1 && may_lack_units;
         is_known.then_some(Share { limit, slot, index, cost: part.cost, taken })
     }
 
@@ -118,7 +119,7 @@ impl Share<'_> {
     #[inline]
     fn may_spend(&self, now: u64) -> bool {
         match self.taken {
-            Some(taken) => self.slot.may_spend(taken, now),
+            Some(taken) => mistake!(EndOfLeaseIsNotChecked) || self.slot.may_spend(taken, now),
             // What Redis has reported counts as long as a grant would have.
             None => !self.slot.has_passed(now),
         }

@@ -1,7 +1,7 @@
 //! What the server remembers of ids, as the documentation of holds with an id and of requests that are charged once says it.
 
 use super::model::{Part, Run, Store};
-use super::sessions::Session;
+use super::server_model::Entry;
 use super::wire::{BatchReply, CONFLICT, INVALID_STATE, Input, REPEATED, Step, Template, UNKNOWN_ID, to_f64};
 
 /// What the server remembers of an id.
@@ -89,11 +89,8 @@ impl Store {
         }
         let group = to_f64(until) + 0.5;
         for part in parts {
-            let key = &mut self.keys[part.key];
-            if key.session(group).is_none() {
-                key.sessions.push(Session::of_group(group, key.number, until));
-            }
-            key.session(group).expect("added").held += part.cost;
+            let new = Entry { expiry: until, ..Entry::default() };
+            self.keys[part.key].costs.entries.entry(group.to_bits()).or_insert(new).held += part.cost;
         }
         let costs = parts.iter().map(|part| part.cost).collect();
         let record = Record { forgotten_at: until + span, word: group, is_settled: false, costs };
@@ -126,10 +123,13 @@ impl Store {
                 continue;
             }
             let mut released = 0;
-            if let Some(group) = self.keys[key].session(known.word) {
+            let (id, entries) = (known.word.to_bits(), &mut self.keys[key].costs.entries);
+            if let Some(group) = entries.get_mut(&id) {
                 released = held.min(group.held);
                 group.held -= released;
-                self.keys[key].sessions.retain(|session| !session.is_empty_group());
+                if group.held == 0 {
+                    entries.remove(&id);
+                }
             } else {
                 actual = actual.saturating_sub(held);
             }

@@ -42,6 +42,7 @@ use self::stream::SimulatedConnector;
 use self::world::World;
 use crate::clock::TokioClock;
 use crate::observe::Event;
+use crate::store::redis::lease::server_model;
 use crate::store::redis::{Lease, Redis, RedisLimit, RedisServer};
 use crate::{FixedWindow, Limit, Quota, TokenBucket};
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::ids::Record;
 use super::quota::{Quota, Usage};
-use super::sessions::{LargeCosts, Session};
+use super::server_model::HeldCosts;
+use super::sessions::LargeCosts;
 use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, Step, Template, to_f64};
 
 /// The keys of the server, and what was charged on them.
@@ -13,6 +14,8 @@ pub(super) struct Store {
     pub(super) keys: Vec<Key>,
     /// What settlements and expiries have charged on the first limit, by client and key.
     pub(super) settled: BTreeMap<(usize, u64), u64>,
+    /// The clients of sessions and leases, by their ids.
+    pub(super) clients: BTreeMap<u64, usize>,
     /// The sessions that have expired, by client, limit and key.
     pub(super) expired: BTreeMap<(usize, usize, u64), u64>,
     /// By client, limit and key.
@@ -41,7 +44,7 @@ pub(super) struct Key {
     pub(super) limit: usize,
     pub(super) number: u64,
     pub(super) usage: Usage,
-    pub(super) sessions: Vec<Session>,
+    pub(super) costs: HeldCosts,
     pub(super) large_costs: LargeCosts,
     pub(super) is_foreign: bool,
 }
@@ -101,8 +104,8 @@ impl Store {
     pub(super) fn index_of(&mut self, limit: usize, number: u64) -> usize {
         let known = self.keys.iter().position(|key| (key.limit, key.number) == (limit, number));
         known.unwrap_or_else(|| {
-            let (usage, sessions, large_costs) = (Usage::default(), Vec::new(), LargeCosts::default());
-            self.keys.push(Key { limit, number, usage, sessions, large_costs, is_foreign: false });
+            let (usage, costs, large_costs) = (Usage::default(), HeldCosts::default(), LargeCosts::default());
+            self.keys.push(Key { limit, number, usage, costs, large_costs, is_foreign: false });
             self.keys.len() - 1
         })
     }
@@ -139,7 +142,7 @@ impl Store {
     pub(super) fn set_foreign(&mut self, number: u64, is_foreign: bool) {
         for key in self.keys.iter_mut().filter(|key| key.number == number) {
             (key.usage, key.is_foreign) = (Usage::default(), is_foreign);
-            key.sessions.clear();
+            key.costs = HeldCosts::default();
             key.large_costs = LargeCosts::default();
         }
     }
@@ -199,7 +202,7 @@ impl Store {
         }
         let verdict_of = |part: &Part| {
             let key = &self.keys[part.key];
-            key.usage.decide(&run.quotas[key.limit], now, key.held(), part.cost)
+            key.usage.decide(&run.quotas[key.limit], now, key.costs.total(), part.cost)
         };
         let verdicts: Vec<i64> = parts.iter().map(verdict_of).collect();
         let is_allowed = verdicts.iter().all(|verdict| *verdict == 0);
@@ -239,7 +242,7 @@ impl Store {
             }
         };
         let key = &self.keys[first.key];
-        execution.remaining = key.usage.remaining(&run.quotas[key.limit], now, key.held());
+        execution.remaining = key.usage.remaining(&run.quotas[key.limit], now, key.costs.total());
         run.executions.push(execution);
     }
 

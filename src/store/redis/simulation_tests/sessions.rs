@@ -1,36 +1,9 @@
 //! The costs that processes hold on keys, as the documentation of holds and of leases says it.
 
 use super::model::{Key, Part, Run, Store};
-use super::quota::Quota;
+use super::quota::{Quota, Usage};
+use super::server_model::{Entry, KeyUsage, LeaseAnswer, LeaseTerms};
 use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Step, Template, to_f64};
-
-/// The costs that one process holds on a key: its holds, or its lease.
-#[derive(Clone)]
-pub(super) struct Session {
-    id: u64,
-    client: usize,
-    /// The key's number at the first limit.
-    number: u64,
-    pub(super) held: u64,
-    /// The sum of the released costs. Of a lease: that of the spent units.
-    released: u64,
-    /// The sum of the charged costs. Of a lease: the number of the last report.
-    charged: u64,
-    expires_at: u64,
-    is_lease: bool,
-}
-
-impl Session {
-    /// The held costs of ids that expire together.
-    pub(super) fn of_group(id: f64, number: u64, expires_at: u64) -> Self {
-        let (held, released, charged, is_lease) = (0, 0, 0, false);
-        Self { id: id.to_bits(), client: 0, number, held, released, charged, expires_at, is_lease }
-    }
-
-    pub(super) fn is_empty_group(&self) -> bool {
-        self.held == 0 && f64::from_bits(self.id).fract() != 0.0
-    }
-}
 
 /// What a key stores about costs that its leases never serve: see docs/leases.md.
 #[derive(Clone, Copy, Default)]
@@ -54,24 +27,32 @@ impl LargeCosts {
 impl Key {
     /// Whether the key's value has more than the usage.
     pub(super) fn has_holds(&self) -> bool {
-        !self.sessions.is_empty() || self.large_costs.yields_until > 0
+        !self.costs.entries.is_empty() || self.large_costs.yields_until > 0
     }
 
     fn leased(&self) -> u64 {
-        self.sessions.iter().filter(|session| session.is_lease).map(|session| session.held).sum()
+        self.costs.entries.iter().filter(|(id, _)| is_lease(**id)).map(|(_, entry)| entry.held).sum()
+    }
+}
+
+/// The bits of the id of a session, a lease or a group.
+fn is_lease(id: u64) -> bool {
+    f64::from_bits(id) >= 4_503_599_627_370_496.0
+}
+
+impl KeyUsage for (&Quota, &mut Usage) {
+    fn charge(&mut self, at: u64, units: u64) {
+        if units > 0 {
+            self.1.charge(self.0, at, units);
+        }
     }
 
-    pub(super) fn held(&self) -> u64 {
-        self.sessions.iter().map(|session| session.held).sum()
+    fn has_room(&self, now: u64, units: u64) -> bool {
+        units == 0 || self.1.decide(self.0, now, units - 1, 1) == 0
     }
 
-    pub(super) fn session(&mut self, id: f64) -> Option<&mut Session> {
-        self.sessions.iter_mut().find(|session| session.id == id.to_bits())
-    }
-
-    /// Whether so many held units are allowed beside the usage.
-    fn has_room(&self, quota: &Quota, now: u64, held: u64) -> bool {
-        held == 0 || self.usage.decide(quota, now, held - 1, 1) == 0
+    fn is_idle(&self, now: u64) -> bool {
+        self.1.remaining(self.0, now, 0) == self.0.capacity()
     }
 }
 
@@ -80,22 +61,16 @@ impl Store {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of some seconds")]
     pub(super) fn hold(&mut self, template: &Template, parts: &[Part], run: &Run<'_>) -> Result<(), Vec<bool>> {
         // A negative id creates the session.
-        let is_unknown = |(part, id): (&Part, &f64)| *id > 0.0 && self.keys[part.key].session(*id).is_none();
-        let unknown: Vec<bool> = parts.iter().zip(&template.ids).map(is_unknown).collect();
+        let is_known = |(part, id): (&Part, &f64)| self.keys[part.key].costs.entries.contains_key(&id.to_bits());
+        let unknown: Vec<bool> = parts.iter().zip(&template.ids).map(|one| *one.1 > 0.0 && !is_known(one)).collect();
         if unknown.contains(&true) {
             return Err(unknown);
         }
-        let (number, expires_at) = (self.keys[parts[0].key].number, run.now + template.arg2 as u64);
         for (part, id) in parts.iter().zip(&template.ids) {
-            let key = &mut self.keys[part.key];
-            if key.session(id.abs()).is_none() {
-                let (id, client) = (id.abs().to_bits(), run.client);
-                let (held, released, charged, is_lease) = (0, 0, 0, false);
-                key.sessions.push(Session { id, client, number, held, released, charged, expires_at, is_lease });
-            }
-            let session = key.session(id.abs()).expect("added");
-            session.held += part.cost;
-            session.expires_at = expires_at;
+            let id = id.abs().to_bits();
+            self.clients.insert(id, run.client);
+            let entry = self.keys[part.key].costs.entries.entry(id).or_default();
+            (entry.held, entry.expiry) = (entry.held + part.cost, run.now + template.arg2 as u64);
         }
         Ok(())
     }
@@ -104,7 +79,7 @@ impl Store {
     /// as much as they may.
     pub(super) fn mark_large_costs(&mut self, parts: &[Part], verdicts: &[i64], run: &Run<'_>) {
         let allows = |key: &Key, cost: u64, leased: u64| {
-            key.usage.decide(&run.quotas[key.limit], run.now, key.held() - key.leased() + leased, cost) == 0
+            key.usage.decide(&run.quotas[key.limit], run.now, key.costs.total() - key.leased() + leased, cost) == 0
         };
         let denying = || parts.iter().zip(verdicts).filter(|(_, verdict)| **verdict != 0).map(|(part, _)| part);
         let only_leases_deny = |part: &Part| {
@@ -129,23 +104,22 @@ impl Store {
         let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
         let &[id, released, charged, ends, _] = &template.ids[..] else { panic!("an update has five numbers") };
         let key = &mut self.keys[index];
-        let (limit, now) = (key.limit, run.now);
-        let Some(session) = key.session(id) else { return reply.results.extend([EXPIRED, 0.0]) };
-        let mut newly_released = (released as u64).saturating_sub(session.released).min(session.held);
-        let newly_charged = (charged as u64).saturating_sub(session.charged);
-        session.released = session.released.max(released as u64);
-        session.charged = session.charged.max(charged as u64);
-        let owner = (session.client, session.number);
-        if ends > 0.0 {
-            newly_released = session.held;
-        }
-        session.held -= newly_released;
-        session.expires_at = now + template.arg1;
-        if ends > 0.0 {
-            key.sessions.retain(|session| session.id != id.to_bits());
+        let (limit, owner, entries) = (key.limit, (run.client, key.number), &mut key.costs.entries);
+        let Some(entry) = entries.get_mut(&id.to_bits()) else { return reply.results.extend([EXPIRED, 0.0]) };
+        let (ends, released, charged) = (ends > 0.0, released as u64, charged as u64);
+        let newly_released = if ends { entry.held } else { released.saturating_sub(entry.released).min(entry.held) };
+        let newly_charged = charged.saturating_sub(entry.charged);
+        *entry = Entry {
+            held: entry.held - newly_released,
+            released: entry.released.max(released),
+            charged: entry.charged.max(charged),
+            expiry: run.now + template.arg1,
+        };
+        if ends {
+            entries.remove(&id.to_bits());
         }
         if newly_charged > 0 {
-            key.usage.charge(&run.quotas[limit], now, newly_charged);
+            key.usage.charge(&run.quotas[limit], run.now, newly_charged);
             self.record_settled(owner, newly_charged, limit);
         }
         reply.results.extend([to_f64(newly_released), to_f64(newly_charged)]);
@@ -165,63 +139,30 @@ impl Store {
     /// Applies the report of a lease, and grants units: see docs/leases.md.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers of at most 2^53")]
     pub(super) fn renew(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
-        /// Redis grants no fewer units.
-        const MIN_GRANT: u64 = 2;
         let Some(index) = self.prepared(template, step, run, reply, 4) else { return };
-        let (id, now) = (template.ids[0], run.now);
-        let &[sequence, spent, unconfirmed, keep, want, named_expiry] =
-            &template.ids[1..].iter().map(|number| *number as u64).collect::<Vec<_>>()[..]
-        else {
-            panic!("a report has seven numbers")
-        };
-        let key = &mut self.keys[index];
-        let quota = &run.quotas[key.limit];
-        let total = key.held();
-        let known = key.session(id).cloned();
-        let mut answer = |held: f64, expiry: u64, charged: u64, total: u64| {
-            reply.results.extend([held, to_f64(expiry), to_f64(charged), to_f64(total)]);
-        };
-        match &known {
-            Some(lease) if sequence < lease.charged => return answer(EXPIRED, lease.expires_at, 0, total),
-            Some(lease) if sequence == lease.charged => {
-                return answer(to_f64(lease.held), lease.expires_at, 0, total);
-            }
-            None if named_expiry > 0 && named_expiry <= now => return answer(EXPIRED, 0, 0, total),
-            _ => {}
-        }
-        let charged = known.as_ref().map_or(unconfirmed, |lease| spent.saturating_sub(lease.released));
-        if charged > 0 {
-            key.usage.charge(quota, now, charged);
-        }
-        let kept = total - known.as_ref().map_or(0, |lease| lease.held) + keep;
-        let yields = key.large_costs.yield_at(now, template.arg1);
-        let must_stop = keep > 0 && (yields || !key.has_room(quota, now, kept));
+        let mut numbers = [template.ids[0].to_bits(); 7];
+        numbers[1..].iter_mut().zip(&template.ids[1..]).for_each(|(number, sent)| *number = *sent as u64);
+        let [id, .., keep, _, _] = numbers;
+        let (key, now, duration) = (&mut self.keys[index], run.now, template.arg1);
         let most = template.arg2.max(0.0) as u64;
-        let mut granted = if must_stop || yields { 0 } else { (want - keep).min(most.saturating_sub(kept)) };
-        // A grant is at most half of the room.
-        while granted >= MIN_GRANT && !key.has_room(quota, now, kept + 2 * granted) {
-            granted /= 2;
+        let terms = LeaseTerms { most, duration, yields: key.large_costs.yield_at(now, duration) };
+        let answer = key.costs.renew(numbers, now, terms, &mut (&run.quotas[key.limit], &mut key.usage));
+        let (held, expiry, charged) = match answer {
+            LeaseAnswer::Applied { held, expiry, charged } => (to_f64(held), expiry, charged),
+            LeaseAnswer::Repeated { held, expiry } => (to_f64(held), expiry, 0),
+            LeaseAnswer::Late { expiry } => (EXPIRED, expiry, 0),
+        };
+        reply.results.extend([held, to_f64(expiry), to_f64(charged), to_f64(key.costs.total())]);
+        if matches!(answer, LeaseAnswer::Applied { .. }) {
+            let log = self.leases.entry((run.client, key.limit, key.number)).or_default();
+            log.charged += charged;
+            if expiry > 0 {
+                log.was_stopped |= keep > 0 && expiry != now + duration;
+                log.terms.push((now, expiry));
+                (key.large_costs.most, key.large_costs.duration) = (most, duration);
+                self.clients.insert(id, run.client);
+            }
         }
-        if granted < MIN_GRANT {
-            granted = 0;
-        }
-        let held = keep + granted;
-        let (client, number, limit) = (run.client, key.number, key.limit);
-        let log = self.leases.entry((client, limit, number)).or_default();
-        log.charged += charged;
-        log.was_stopped |= must_stop;
-        let stays = known.as_ref().map_or(named_expiry, |lease| lease.expires_at);
-        if known.is_none() && held == 0 {
-            return answer(0.0, 0, charged, total);
-        }
-        let expires_at = if must_stop { stays } else { now + template.arg1 };
-        log.terms.push((now, expires_at));
-        (key.large_costs.most, key.large_costs.duration) = (most, template.arg1);
-        key.sessions.retain(|session| session.id != id.to_bits());
-        let (id, released, charged_sum) = (id.to_bits(), spent, sequence);
-        let lease = Session { id, client, number, held, released, charged: charged_sum, expires_at, is_lease: true };
-        key.sessions.push(lease);
-        answer(to_f64(held), expires_at, charged, kept + granted);
     }
 
     /// Returns the key of an operation on one limit, after expired costs were charged. `None` if its value is foreign:
@@ -256,7 +197,7 @@ impl Store {
         let key = &self.keys[key];
         let mut value = key.usage.pack(quota);
         if key.has_holds() {
-            value.splice(0..0, to_f64(key.held()).to_le_bytes());
+            value.splice(0..0, to_f64(key.costs.total()).to_le_bytes());
             value.push(0);
         }
         reply.values[index] = Some(value);
@@ -279,32 +220,21 @@ impl Store {
         if !key.has_holds() {
             key.large_costs = LargeCosts::default();
         }
-        if key.sessions.iter().all(|session| session.expires_at > now) {
-            return 0;
-        }
-        let mut expired: Vec<Session> = Vec::new();
-        key.sessions.retain(|session| {
-            let lasts = session.expires_at > now;
-            if !lasts {
-                expired.push(session.clone());
-            }
-            lasts
-        });
-        expired.sort_by_key(|session| session.expires_at);
-        let (limit, mut count) = (key.limit, 0);
-        for session in &expired {
-            if session.held > 0 {
-                self.keys[index].usage.charge(quota, session.expires_at, session.held);
+        let expired = key.costs.expire(now, &mut (quota, &mut key.usage));
+        let (limit, number, mut count) = (key.limit, key.number, 0);
+        for (id, Entry { held, .. }) in expired {
+            if held > 0 {
                 count += 1;
-                self.count_charge(index, session.held);
+                self.count_charge(index, held);
             }
-            if session.is_lease {
-                let log = self.leases.entry((session.client, limit, session.number)).or_default();
-                log.charged += session.held;
-                log.has_expired |= session.held > 0;
+            let client = self.clients.get(&id).copied().unwrap_or(0);
+            if is_lease(id) {
+                let log = self.leases.entry((client, limit, number)).or_default();
+                log.charged += held;
+                log.has_expired |= held > 0;
             } else {
-                *self.expired.entry((session.client, limit, session.number)).or_default() += 1;
-                self.record_settled((session.client, session.number), session.held, limit);
+                *self.expired.entry((client, limit, number)).or_default() += 1;
+                self.record_settled((client, number), held, limit);
             }
         }
         count
@@ -312,17 +242,17 @@ impl Store {
 
     /// The costs that are held now.
     pub(super) fn held(&self) -> u64 {
-        self.keys.iter().map(Key::held).sum()
+        self.keys.iter().map(|key| key.costs.total()).sum()
     }
 
     /// The units that the leases of a client hold now.
     pub(super) fn leased_by(&self, client: usize, now: u64) -> u64 {
-        let leases = self.keys.iter().flat_map(|key| &key.sessions).filter(|session| session.is_lease);
-        let live = leases.filter(|session| session.client == client && session.expires_at > now);
-        live.map(|session| session.held).sum()
+        let entries = self.keys.iter().flat_map(|key| &key.costs.entries);
+        let is_live = |id: &u64, entry: &Entry| self.clients.get(id) == Some(&client) && entry.expiry > now;
+        entries.filter(|(id, entry)| is_lease(**id) && is_live(id, entry)).map(|(_, entry)| entry.held).sum()
     }
 
     pub(super) fn sessions(&self) -> usize {
-        self.keys.iter().map(|key| key.sessions.len()).sum()
+        self.keys.iter().map(|key| key.costs.entries.len()).sum()
     }
 }

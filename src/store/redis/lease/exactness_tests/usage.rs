@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Quota;
 use crate::store::redis::RedisLimit;
+use crate::store::redis::lease::server_model::KeyUsage;
 use crate::store::redis::script::LimitInfo;
 use crate::{FixedWindow, Gcra, Limit, SlidingLog, SlidingWindow};
 
@@ -13,7 +14,7 @@ const BLOCKS: u64 = 6;
 const WIDTH: u64 = PERIOD / BLOCKS;
 
 /// A unit: usages are in millionths.
-pub(super) const UNIT: u64 = 1_000_000;
+const UNIT: u64 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
@@ -57,33 +58,48 @@ impl Kind {
 }
 
 /// What was charged to a key. The times do not decrease.
-#[derive(Default)]
 pub(super) struct Charges {
+    kind: Kind,
+    quota: &'static Quota,
     /// Times, and amounts in millionths of a unit.
     charges: Vec<(u64, u64)>,
     /// The starts of all fixed windows.
     windows: Vec<u64>,
 }
 
-impl Charges {
-    pub(super) fn charge(&mut self, kind: Kind, quota: &Quota, at: u64, units: u64) {
-        match kind {
+impl KeyUsage for Charges {
+    fn charge(&mut self, at: u64, units: u64) {
+        match self.kind {
             // One amount that drains.
-            Kind::Bucket => self.charges = vec![(at, self.used(kind, quota, at))],
+            Kind::Bucket => self.charges = vec![(at, self.used(at))],
             // A window starts at the first hit, and lasts one period.
             Kind::FixedWindow if units > 0 && self.window(at).is_none() => self.windows.push(at),
             _ => {}
         }
         if units > 0 {
-            self.charges.retain(|(time, _)| kind == Kind::Bucket || time + 2 * PERIOD > at);
+            self.charges.retain(|(time, _)| self.kind == Kind::Bucket || time + 2 * PERIOD > at);
             self.charges.push((at, units * UNIT));
         }
     }
 
+    fn has_room(&self, now: u64, units: u64) -> bool {
+        self.used(now) + units * UNIT <= self.quota.burst * UNIT
+    }
+
+    fn is_idle(&self, now: u64) -> bool {
+        self.used(now) == 0
+    }
+}
+
+impl Charges {
+    pub(super) fn new(kind: Kind, quota: &'static Quota) -> Self {
+        Self { kind, quota, charges: Vec::new(), windows: Vec::new() }
+    }
+
     /// Returns the usage at a time that is not before the last charge.
-    pub(super) fn used(&self, kind: Kind, quota: &Quota, now: u64) -> u64 {
+    fn used(&self, now: u64) -> u64 {
         let (block, rest) = (now / WIDTH, now % WIDTH);
-        let counted = |&(time, amount): &(u64, u64)| match kind {
+        let counted = |&(time, amount): &(u64, u64)| match self.kind {
             Kind::Bucket => amount,
             Kind::FixedWindow if self.window(now).is_some_and(|start| start <= time) => amount,
             Kind::AlignedWindow if time / PERIOD == now / PERIOD => amount,
@@ -94,7 +110,7 @@ impl Charges {
         };
         let sum: u64 = self.charges.iter().map(counted).sum();
         match self.charges.first() {
-            Some((since, _)) if kind == Kind::Bucket => sum.saturating_sub(quota.rate * (now - since)),
+            Some((since, _)) if self.kind == Kind::Bucket => sum.saturating_sub(self.quota.rate * (now - since)),
             _ => sum,
         }
     }
@@ -109,15 +125,15 @@ impl Charges {
     /// Units that a process has spent are charged later, or still held. In each closed form a later charge counts for
     /// no less, so the form holds for the admissions themselves. Only the windows of a
     /// [`FixedWindow`](Kind::FixedWindow) depend on the charges: each of them admits the limit.
-    pub(super) fn beyond(&self, kind: Kind, quota: &Quota, log: &[u64]) -> u64 {
-        if kind == Kind::FixedWindow {
+    pub(super) fn beyond(&self, log: &[u64]) -> u64 {
+        if self.kind == Kind::FixedWindow {
             let admitted = |start: &u64| log.iter().filter(|at| (*start..start + PERIOD).contains(at)).count() as u64;
-            return self.windows.iter().map(|start| admitted(start).saturating_sub(quota.burst)).sum();
+            return self.windows.iter().map(|start| admitted(start).saturating_sub(self.quota.burst)).sum();
         }
-        let mut admissions = Self::default();
+        let mut admissions = Self::new(self.kind, self.quota);
         let is_beyond = |at: &&u64| {
-            admissions.charge(kind, quota, **at, 1);
-            admissions.used(kind, quota, **at) > quota.burst * UNIT
+            admissions.charge(**at, 1);
+            admissions.used(**at) > self.quota.burst * UNIT
         };
         log.iter().filter(is_beyond).count() as u64
     }
