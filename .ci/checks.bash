@@ -94,7 +94,7 @@ fuzz_targets() {
         cargo clippy --manifest-path fuzz/Cargo.toml --no-default-features -- -D warnings
 }
 
-# The model of the lease protocol is a separate package. It fails if the protocol violates the bound, or if a seeded bug
+# The model of the lease protocol is a separate package. It fails if the protocol violates the bound, or if a mistake
 # does not.
 lease_model() {
     component fmt rustfmt

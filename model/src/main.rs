@@ -80,7 +80,8 @@ fn find(mistake: Mistake, threads: usize) -> bool {
     let began = Instant::now();
     let mut states = 0;
     for (end, reports) in [(8, 1), (11, 1), (9, 2), (11, 2), (13, 2), (15, 2), (13, 3), (15, 3)] {
-        let checker = System { mistake: Some(mistake), holders: 1, end, reports }.checker().threads(threads).spawn_bfs().join();
+        let checker =
+            System { mistake: Some(mistake), holders: 1, end, reports }.checker().threads(threads).spawn_bfs().join();
         states += checker.unique_state_count();
         if let Some(path) = checker.discovery("within the bound") {
             let steps = path.into_actions().len();

@@ -49,7 +49,11 @@ pub struct Holder {
 pub enum Message {
     /// The numbers of a report, of which the first one is the process.
     Report([u64; 7]),
-    Reply { holder: usize, sequence: u64, reply: LeaseReply },
+    Reply {
+        holder: usize,
+        sequence: u64,
+        reply: LeaseReply,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,51 +87,6 @@ pub enum Action {
     /// A report arrives while leases must yield, whatever the reason.
     ArriveYielding(Message),
     Die(usize),
-}
-
-impl System {
-    fn run<T>(&self, step: impl FnOnce() -> T) -> T {
-        match self.mistake {
-            Some(mistake) => mistake.make(step),
-            None => step(),
-        }
-    }
-
-    fn push_actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.has_exceeded {
-            return;
-        }
-        if state.now < self.end * TICK {
-            actions.push(Action::Tick);
-        }
-        actions.push(Action::Decide);
-        for (index, holder) in state.holders.iter().enumerate().filter(|(_, holder)| !holder.is_dead) {
-            if holder.suspended.is_some() {
-                actions.push(Action::Continue(index));
-            } else if holder.remaining > 0 {
-                actions.push(Action::Take(index));
-            }
-            let pending = holder.ledger.pending();
-            let gives_up = |report: LeaseReport| clock(state.now) >= report.sent_at + usable();
-            if pending.is_none_or(gives_up) && holder.reports < self.reports {
-                actions.push(Action::Report { holder: index, keep_all: true, want: MAX_HELD });
-                if holder.remaining > 0 {
-                    actions.push(Action::Report { holder: index, keep_all: false, want: 0 });
-                }
-            }
-            // To send a report again changes something by this mistake only: the network repeats messages by itself.
-            if pending.is_some() && self.mistake == Some(Mistake::LeaseCountsFromLastSending) {
-                actions.push(Action::SendAgain(index));
-            }
-            // The other process is the same one.
-            if index == 0 {
-                actions.push(Action::Die(index));
-            }
-        }
-        actions.extend(state.network.iter().cloned().map(Action::Arrive));
-        let is_report = |message: &&Message| matches!(message, Message::Report(_));
-        actions.extend(state.network.iter().filter(is_report).cloned().map(Action::ArriveYielding));
-    }
 }
 
 /// The time for which a process spends after a report was sent.
@@ -270,11 +229,47 @@ impl Model for System {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        self.run(|| self.push_actions(state, actions));
+        if state.has_exceeded {
+            return;
+        }
+        if state.now < self.end * TICK {
+            actions.push(Action::Tick);
+        }
+        actions.push(Action::Decide);
+        for (index, holder) in state.holders.iter().enumerate().filter(|(_, holder)| !holder.is_dead) {
+            if holder.suspended.is_some() {
+                actions.push(Action::Continue(index));
+            } else if holder.remaining > 0 {
+                actions.push(Action::Take(index));
+            }
+            let pending = holder.ledger.pending();
+            let gives_up = |report: LeaseReport| clock(state.now) >= report.sent_at + usable();
+            if pending.is_none_or(gives_up) && holder.reports < self.reports {
+                actions.push(Action::Report { holder: index, keep_all: true, want: MAX_HELD });
+                if holder.remaining > 0 {
+                    actions.push(Action::Report { holder: index, keep_all: false, want: 0 });
+                }
+            }
+            // To send a report again changes something by this mistake only: the network repeats messages by itself.
+            if pending.is_some() && self.mistake == Some(Mistake::LeaseCountsFromLastSending) {
+                actions.push(Action::SendAgain(index));
+            }
+            // The other process is the same one.
+            if index == 0 {
+                actions.push(Action::Die(index));
+            }
+        }
+        actions.extend(state.network.iter().cloned().map(Action::Arrive));
+        let is_report = |message: &&Message| matches!(message, Message::Report(_));
+        actions.extend(state.network.iter().filter(is_report).cloned().map(Action::ArriveYielding));
     }
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
-        self.run(|| before.next(action))
+        let next = || before.next(action);
+        match self.mistake {
+            Some(mistake) => mistake.make(next),
+            None => next(),
+        }
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

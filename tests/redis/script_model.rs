@@ -91,54 +91,6 @@ fn state(value: &[u8], quota: &Quota, now: u64) -> Option<(f64, Vec<f64>)> {
     (held > 0.0 || !words.is_empty()).then_some((held, words))
 }
 
-/// The entries of a key, from the replies: those of holds, and those of leases.
-#[derive(Clone, Default)]
-struct Entries {
-    list: Vec<Entry>,
-    /// The longest time until an expiry that an operation has named.
-    span: u64,
-}
-
-#[derive(Clone)]
-struct Entry {
-    id: f64,
-    held: f64,
-    expires_at: u64,
-    sequence: f64,
-}
-
-impl Entries {
-    /// The id of a lease is at least this.
-    const LEASE_IDS: f64 = 4_503_599_627_370_496.0;
-
-    fn remove_expired(&mut self, now: u64) {
-        self.list.retain(|entry| entry.expires_at > now);
-        self.end();
-    }
-
-    fn end(&mut self) {
-        if self.list.is_empty() {
-            self.span = 0;
-        }
-    }
-
-    fn entry(&mut self, id: f64) -> &mut Entry {
-        let index = self.list.iter().position(|entry| entry.id.to_bits() == id.to_bits()).unwrap_or_else(|| {
-            self.list.push(Entry { id, held: 0.0, expires_at: 0, sequence: 0.0 });
-            self.list.len() - 1
-        });
-        &mut self.list[index]
-    }
-
-    fn held(&self) -> f64 {
-        self.list.iter().map(|entry| entry.held).sum()
-    }
-
-    fn leased(&self) -> f64 {
-        self.list.iter().filter(|entry| entry.id >= Self::LEASE_IDS).map(|entry| entry.held).sum()
-    }
-}
-
 /// One seed: the quotas, and what the server stores by the model.
 struct World {
     seed: u64,
@@ -146,8 +98,6 @@ struct World {
     has_leases: bool,
     now: u64,
     store: Store,
-    /// By key index of the store.
-    entries: Vec<Entries>,
 }
 
 /// The keys of a call: the limit and the number of each.
@@ -162,7 +112,7 @@ impl World {
             Quota { units, period, form }
         });
         let quotas = quotas.collect();
-        Self { seed, quotas, has_leases: random.percent(60), now: START, store: Store::default(), entries: Vec::new() }
+        Self { seed, quotas, has_leases: random.percent(60), now: START, store: Store::default() }
     }
 
     /// The name of a key in Redis.
@@ -174,11 +124,6 @@ impl World {
     fn lose(&mut self, number: u64, connection: &mut redis::Connection) {
         for limit in 0..self.quotas.len() {
             let _: u64 = redis::cmd("DEL").arg(self.name(limit, number)).query(connection).expect("a number");
-        }
-        for (key, entries) in self.store.keys.iter().zip(&mut self.entries) {
-            if key.number == number {
-                *entries = Entries::default();
-            }
         }
         self.store.set_foreign(number, false);
     }
@@ -198,9 +143,7 @@ impl World {
 
     /// Returns the indices of the keys in the store.
     fn indices(&mut self, keys: &Keys) -> Vec<usize> {
-        let indices: Vec<_> = keys.iter().map(|&(limit, number)| self.store.index_of(limit, number)).collect();
-        self.entries.resize(self.store.keys.len(), Entries::default());
-        indices
+        keys.iter().map(|&(limit, number)| self.store.index_of(limit, number)).collect()
     }
 
     fn run(&self, store: &mut Store, input: &Input, indices: &[usize]) -> Vec<u8> {
@@ -229,21 +172,16 @@ impl World {
             at += count;
             let place = format!("{place}: operation {index}: {actual:?}");
             let parts: Vec<(usize, usize)> = operation.parts(&indices);
-            if !(operation.is_decision() && actual[0].to_bits() == LATE.to_bits()) {
-                for &(_, key) in &parts {
-                    self.entries[key].remove_expired(self.now);
-                }
-            }
             let has_failed = actual.iter().any(|result| *result <= LATE);
             if operation.is_decision() && !has_failed {
                 let before = input(&operations[..index], &self.quotas, keys, (whole.latest_start, false));
                 let mut before_it = self.store.clone();
                 self.run(&mut before_it, &before, &indices);
+                before_it.expire(&self.quotas, self.now);
                 self.check_decision(operation, &parts, &before_it, (expected, actual), is_fast, &place);
             } else {
                 assert_eq!(expected, actual, "{place}");
             }
-            self.record(operation, &parts, actual);
             clients.receive(operation, actual);
         }
         self.store = store;
@@ -261,21 +199,20 @@ impl World {
     ) {
         let mut would_allow = self.has_leases;
         for &(limit, key) in parts {
-            let (own, entries) = (expected[limit], &self.entries[key]);
-            let (quota, usage) = (&self.quotas[limit], &store.keys[key].usage);
-            let (held, leased) = (entries.held(), entries.leased());
+            let (own, quota, key) = (expected[limit], &self.quotas[limit], &store.keys[key]);
+            let (held, leased) = (key.costs.total(), key.leased());
             let cost = operation.costs[limit].expect("a cost");
             let mut verdict = own;
-            if self.has_leases && own > 0.0 && leased > 0.0 && leased >= held {
+            if self.has_leases && own > 0.0 && leased > 0 && leased >= held {
                 // Each lease is renewed once more, and then charged whole.
-                let latest = entries.list.iter().map(|entry| entry.expires_at).max().expect("a lease");
-                let ends = self.now.max(latest + entries.span);
-                let after = usage.decide(quota, ends, whole(held), cost).max(0);
+                let latest = key.costs.entries.values().map(|entry| entry.expiry).max().expect("a lease");
+                let ends = self.now.max(latest + key.costs.span);
+                let after = key.usage.decide(quota, ends, held, cost).max(0);
                 verdict = verdict.max(to_f64(ends - self.now + after.unsigned_abs()));
             }
             assert_eq!(actual[limit], verdict, "{place}: limit {limit}");
             if verdict != 0.0 {
-                would_allow &= leased > 0.0 && usage.decide(quota, self.now, whole(held - leased), cost) == 0;
+                would_allow &= leased > 0 && key.usage.decide(quota, self.now, held - leased, cost) == 0;
             }
         }
         if is_fast {
@@ -290,42 +227,6 @@ impl World {
             assert_eq!(note % 2, 1, "{place}: whether a later start can be scheduled");
         } else if self.quotas.len() == 1 {
             assert_eq!(note % 2, 0, "{place}: whether a later start can be scheduled");
-        }
-    }
-
-    /// Records what the server holds after an operation.
-    fn record(&mut self, operation: &Operation, parts: &[(usize, usize)], results: &[f64]) {
-        let now = self.now;
-        match operation.code {
-            Input::HOLD if results[..self.quotas.len()].iter().all(|verdict| *verdict == 0.0) => {
-                for &(limit, key) in parts {
-                    let (entries, expiry) = (&mut self.entries[key], whole(operation.arg2));
-                    let entry = entries.entry(operation.ids[limit].abs());
-                    entry.held += to_f64(operation.costs[limit].expect("a cost"));
-                    entry.expires_at = now + expiry;
-                    entries.span = entries.span.max(expiry);
-                }
-            }
-            Input::UPDATE if results[0] >= 0.0 => {
-                let entries = &mut self.entries[parts[0].1];
-                let entry = entries.entry(operation.ids[0]);
-                entry.held -= results[0];
-                entry.expires_at = now + operation.arg1;
-                entries.span = entries.span.max(operation.arg1);
-                if operation.ids[3] > 0.0 {
-                    entries.list.retain(|entry| entry.id.to_bits() != operation.ids[0].to_bits());
-                    entries.end();
-                }
-            }
-            Input::LEASE if results[0] >= 0.0 && results[1] > 0.0 => {
-                let entries = &mut self.entries[parts[0].1];
-                let entry = entries.entry(operation.ids[0]);
-                if operation.ids[1] > entry.sequence {
-                    (entry.held, entry.expires_at, entry.sequence) = (results[0], whole(results[1]), operation.ids[1]);
-                    entries.span = entries.span.max(operation.arg1);
-                }
-            }
-            _ => {}
         }
     }
 }

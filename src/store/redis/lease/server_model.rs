@@ -63,11 +63,28 @@ pub(crate) enum LeaseAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct HeldCosts {
     pub(crate) entries: BTreeMap<u64, Entry>,
+    /// The longest time after which an operation has let one of them expire.
+    pub(crate) span: u64,
 }
 
 impl HeldCosts {
     pub(crate) fn total(&self) -> u64 {
         self.entries.values().map(|entry| entry.held).sum()
+    }
+
+    /// Returns an entry, known or new, that expires after a time.
+    pub(crate) fn extend(&mut self, id: u64, now: u64, time: u64) -> &mut Entry {
+        self.span = self.span.max(time);
+        let entry = self.entries.entry(id).or_default();
+        entry.expiry = now + time;
+        entry
+    }
+
+    pub(crate) fn remove(&mut self, id: u64) {
+        self.entries.remove(&id);
+        if self.entries.is_empty() {
+            self.span = 0;
+        }
     }
 
     /// Whether a cost is allowed beside the held ones.
@@ -79,13 +96,13 @@ impl HeldCosts {
     /// Charges each expired entry as of its expiry, and returns them in that order.
     pub(crate) fn expire(&mut self, now: u64, usage: &mut impl KeyUsage) -> Vec<(u64, Entry)> {
         if mistake!(KeyExpiresWithItsUsage) && usage.is_idle(now) {
-            self.entries.clear();
+            *self = Self::default();
         }
         let expired = self.entries.iter().filter(|(_, entry)| entry.expiry <= now);
         let mut expired: Vec<_> = expired.map(|(id, entry)| (*id, *entry)).collect();
         expired.sort_by_key(|(_, entry)| entry.expiry);
         for (id, entry) in &expired {
-            self.entries.remove(id);
+            self.remove(*id);
             usage.charge(entry.expiry, mistake!(ExpiredCostsAreDropped, 0, entry.held));
         }
         expired
@@ -136,7 +153,7 @@ impl HeldCosts {
             usage.charge(now, granted);
             counted = 0;
         }
-        self.entries.insert(id, Entry { held: counted, released: spent, charged: sequence, expiry });
+        *self.extend(id, now, terms.duration) = Entry { held: counted, released: spent, charged: sequence, expiry };
         LeaseAnswer::Applied { held, expiry, charged }
     }
 }

@@ -1,7 +1,6 @@
 //! What the server remembers of ids, as the documentation of holds with an id and of requests that are charged once says it.
 
 use super::model::{Part, Run, Store};
-use super::server_model::Entry;
 use super::wire::{BatchReply, CONFLICT, INVALID_STATE, Input, REPEATED, Step, Template, UNKNOWN_ID, to_f64};
 
 /// What the server remembers of an id.
@@ -89,8 +88,7 @@ impl Store {
         }
         let group = to_f64(until) + 0.5;
         for part in parts {
-            let new = Entry { expiry: until, ..Entry::default() };
-            self.keys[part.key].costs.entries.entry(group.to_bits()).or_insert(new).held += part.cost;
+            self.keys[part.key].costs.extend(group.to_bits(), run.now, until - run.now).held += part.cost;
         }
         let costs = parts.iter().map(|part| part.cost).collect();
         let record = Record { forgotten_at: until + span, word: group, is_settled: false, costs };
@@ -123,12 +121,12 @@ impl Store {
                 continue;
             }
             let mut released = 0;
-            let (id, entries) = (known.word.to_bits(), &mut self.keys[key].costs.entries);
-            if let Some(group) = entries.get_mut(&id) {
+            let (id, costs) = (known.word.to_bits(), &mut self.keys[key].costs);
+            if let Some(group) = costs.entries.get_mut(&id) {
                 released = held.min(group.held);
                 group.held -= released;
                 if group.held == 0 {
-                    entries.remove(&id);
+                    costs.remove(id);
                 }
             } else {
                 actual = actual.saturating_sub(held);

@@ -30,7 +30,7 @@ impl Key {
         !self.costs.entries.is_empty() || self.large_costs.yields_until > 0
     }
 
-    fn leased(&self) -> u64 {
+    pub(super) fn leased(&self) -> u64 {
         self.costs.entries.iter().filter(|(id, _)| is_lease(**id)).map(|(_, entry)| entry.held).sum()
     }
 }
@@ -69,8 +69,7 @@ impl Store {
         for (part, id) in parts.iter().zip(&template.ids) {
             let id = id.abs().to_bits();
             self.clients.insert(id, run.client);
-            let entry = self.keys[part.key].costs.entries.entry(id).or_default();
-            (entry.held, entry.expiry) = (entry.held + part.cost, run.now + template.arg2 as u64);
+            self.keys[part.key].costs.extend(id, run.now, template.arg2 as u64).held += part.cost;
         }
         Ok(())
     }
@@ -104,19 +103,18 @@ impl Store {
         let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
         let &[id, released, charged, ends, _] = &template.ids[..] else { panic!("an update has five numbers") };
         let key = &mut self.keys[index];
-        let (limit, owner, entries) = (key.limit, (run.client, key.number), &mut key.costs.entries);
-        let Some(entry) = entries.get_mut(&id.to_bits()) else { return reply.results.extend([EXPIRED, 0.0]) };
+        let (limit, owner, id) = (key.limit, (run.client, key.number), id.to_bits());
+        if !key.costs.entries.contains_key(&id) {
+            return reply.results.extend([EXPIRED, 0.0]);
+        }
+        let entry = key.costs.extend(id, run.now, template.arg1);
         let (ends, released, charged) = (ends > 0.0, released as u64, charged as u64);
         let newly_released = if ends { entry.held } else { released.saturating_sub(entry.released).min(entry.held) };
         let newly_charged = charged.saturating_sub(entry.charged);
-        *entry = Entry {
-            held: entry.held - newly_released,
-            released: entry.released.max(released),
-            charged: entry.charged.max(charged),
-            expiry: run.now + template.arg1,
-        };
+        entry.held -= newly_released;
+        (entry.released, entry.charged) = (entry.released.max(released), entry.charged.max(charged));
         if ends {
-            entries.remove(&id.to_bits());
+            key.costs.remove(id);
         }
         if newly_charged > 0 {
             key.usage.charge(&run.quotas[limit], run.now, newly_charged);
