@@ -1,8 +1,8 @@
 //! Deliberate mistakes: tests prove that they find them.
 //!
 //! A mistake stands at its place in the source as `mistake!(Name)`, which is `false`, or as `mistake!(Name, wrong, right)`,
-//! which is `right`. Here it is `true` or `wrong` in the thread that has made the mistake: only for the unit tests, and for
-//! the exploration of leases (`model/`).
+//! which is `right`: see `lib.rs`. In unit tests, and in the exploration of leases (`model/`), the macro of this file takes
+//! its place: `true` or `wrong` in the thread that has made the mistake.
 
 macro_rules! mistake {
     ($name:ident) => {

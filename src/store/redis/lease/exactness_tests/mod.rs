@@ -1,7 +1,7 @@
 //! Leases of several limits admit no more than each limit's algorithm, whatever the schedule: processes with late clocks,
 //! reports that are lost, repeated, delayed and reordered, processes that die, threads that are suspended while they
-//! spend. The processes run the code of the crate. The server and the auditor are independent of it, and the auditor of the
-//! server's answers.
+//! spend. The processes run the code of the crate. The server, which answers as the scripts do (`server_model`), and the
+//! auditor are independent of it.
 
 #[path = "../../../../../tests/redis/lease_audit.rs"]
 mod lease_audit;

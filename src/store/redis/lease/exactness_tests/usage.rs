@@ -62,7 +62,7 @@ pub(super) struct Charges {
     kind: Kind,
     quota: &'static Quota,
     /// Times, and amounts in millionths of a unit.
-    charges: Vec<(u64, u64)>,
+    amounts: Vec<(u64, u64)>,
     /// The starts of all fixed windows.
     windows: Vec<u64>,
 }
@@ -71,14 +71,14 @@ impl KeyUsage for Charges {
     fn charge(&mut self, at: u64, units: u64) {
         match self.kind {
             // One amount that drains.
-            Kind::Bucket => self.charges = vec![(at, self.used(at))],
+            Kind::Bucket => self.amounts = vec![(at, self.used(at))],
             // A window starts at the first hit, and lasts one period.
             Kind::FixedWindow if units > 0 && self.window(at).is_none() => self.windows.push(at),
             _ => {}
         }
         if units > 0 {
-            self.charges.retain(|(time, _)| self.kind == Kind::Bucket || time + 2 * PERIOD > at);
-            self.charges.push((at, units * UNIT));
+            self.amounts.retain(|(time, _)| self.kind == Kind::Bucket || time + 2 * PERIOD > at);
+            self.amounts.push((at, units * UNIT));
         }
     }
 
@@ -93,7 +93,7 @@ impl KeyUsage for Charges {
 
 impl Charges {
     pub(super) fn new(kind: Kind, quota: &'static Quota) -> Self {
-        Self { kind, quota, charges: Vec::new(), windows: Vec::new() }
+        Self { kind, quota, amounts: Vec::new(), windows: Vec::new() }
     }
 
     /// Returns the usage at a time that is not before the last charge.
@@ -108,8 +108,8 @@ impl Charges {
             Kind::SlidingLog if now < time + PERIOD => amount,
             _ => 0,
         };
-        let sum: u64 = self.charges.iter().map(counted).sum();
-        match self.charges.first() {
+        let sum: u64 = self.amounts.iter().map(counted).sum();
+        match self.amounts.first() {
             Some((since, _)) if self.kind == Kind::Bucket => sum.saturating_sub(self.quota.rate * (now - since)),
             _ => sum,
         }
