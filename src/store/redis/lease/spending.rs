@@ -73,8 +73,8 @@ impl LeaseBook {
     fn take<'a, const N: usize>(&'a self, limit: &'a LeasedLimit, part: &LeasePart) -> Option<Share<'a>> {
         let (index, slot) = self.find(part.fingerprint)?;
         let taken = slot.take(part.fingerprint, part.cost);
-        let may_lack_units = mistake!(OneLeaseSuffices, true, limit.is_shadow && slot.is_leased() && slot.is_short());
-        let is_known = taken.is_some() || N > 1 && may_lack_units;
+        let is_short = || limit.is_shadow && slot.is_leased() && slot.is_short();
+        let is_known = taken.is_some() || N > 1 && (mistake!(OneLeaseSuffices) || is_short());
         is_known.then_some(Share { limit, slot, index, cost: part.cost, taken })
     }
 
