@@ -32,6 +32,7 @@ use self::operations::{Clients, Operation, encode, input};
 use self::quota::{Form, Quota};
 use self::wire::{Input, LATE, to_f64};
 use crate::lua;
+use crate::mistake::Mistake;
 use crate::random::Random;
 use crate::server::Server;
 
@@ -237,8 +238,7 @@ fn whole(number: f64) -> u64 {
     number as u64
 }
 
-#[test]
-fn scripts_reply_as_the_model() {
+fn compare() {
     let server = Server::start();
     let mut connection = server.connect();
     for seed in 0..SEEDS {
@@ -270,5 +270,28 @@ fn scripts_reply_as_the_model() {
                 .expect("a reply");
             world.check(&operations, &keys, &whole, &reply, &mut clients);
         }
+    }
+}
+
+#[test]
+fn scripts_reply_as_the_model() {
+    compare();
+}
+
+/// The control.
+#[test]
+fn mistakes_in_the_model_are_found() {
+    let mistakes = [
+        Mistake::ReportIsAppliedAgain,
+        Mistake::LateReportIsApplied,
+        Mistake::GrantIsCharged,
+        Mistake::ReleasedUnitsAreSubtractedTwice,
+        Mistake::ExpiredCostsAreDropped,
+        Mistake::KeyExpiresWithItsUsage,
+    ];
+    for mistake in mistakes {
+        let found = std::panic::catch_unwind(|| mistake.make(compare)).expect_err(&format!("{mistake:?}"));
+        let message = found.downcast_ref::<String>().expect("a message");
+        assert!(message.contains("seed"), "{mistake:?}: {message}");
     }
 }
