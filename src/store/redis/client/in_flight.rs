@@ -124,6 +124,7 @@ impl InFlightLimit {
         let limit = if self.starts_slowly { self.limit * 2.0 } else { self.limit * (target / mean) + Self::QUEUED };
         // A limit that was not reached says nothing about a larger one.
         if limit < self.limit || round.was_limited {
+            // At most halved: one slow round says little. `QUEUED` keeps the limit above zero.
             self.limit = limit.clamp(self.limit / 2.0, Self::MAX);
         }
     }

@@ -149,6 +149,7 @@ impl Client {
                         attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
                     }
                     Completion::Repeated(Repeated::Changed) => {
+                        // Another request with the id was decided in between, or its record expired.
                         conflicts += 1;
                         attempt =
                             if conflicts < OnceRequest::MAX_CONFLICTS { Attempt::First } else { Attempt::WithoutId };
