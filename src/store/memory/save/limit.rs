@@ -144,6 +144,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             // In a table of another size an evicted key can have any two sets.
             self.table.inherit_debt(None, &all_debts, &policy);
         }
+        // The file leaves out keys that were idle when it was written: if the clock steps back behind that time, they
+        // must not decide as if they had never been charged.
         self.table.raise_horizons(idle_before);
         Ok(())
     }

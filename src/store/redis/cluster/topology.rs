@@ -171,6 +171,7 @@ impl Topology {
         if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
             return None;
         }
+        // Before the refresh begins, so that calls that fail meanwhile start no other one.
         *last_refresh = Some(Instant::now());
         drop(last_refresh);
         let topology = self.clone();
