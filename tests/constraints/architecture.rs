@@ -416,6 +416,8 @@ const IN_MEMORY: [&str; 8] =
 #[test]
 fn decisions_in_memory_start_no_thread_and_no_task() {
     let sources = sources();
+    let is_missing = |folder: &&&str| !sources.iter().any(|source| source.path.starts_with(folder));
+    assert_eq!(IN_MEMORY.iter().find(is_missing), None, "a folder without sources is not checked");
     for source in sources.iter().filter(|source| IN_MEMORY.iter().any(|folder| source.path.starts_with(folder))) {
         for name in ["spawn", "thread", "runtime", "tokio", "sleep"] {
             assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
