@@ -65,7 +65,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 let charged = |limit: HeldLimit| {
                     let excess = charge.on(&limit).saturating_sub(limit.held);
                     let nothing_held = HeldLimit { held: 0, expired_at: None, ..limit };
-                    if excess == 0 { Ok(()) } else { shared.settle_limits::<Key, L>(&[nothing_held], &Charge::Number(excess)) }
+                    if excess == 0 {
+                        Ok(())
+                    } else {
+                        shared.settle_limits::<Key, L>(&[nothing_held], &Charge::Number(excess))
+                    }
                 };
                 limits.into_iter().map(charged).fold(Ok(()), Result::and)
             }

@@ -349,7 +349,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     {
         let (shared, cost) = (Arc::clone(&self.shared), limit.held);
         if limit.until_end {
-            return Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Nothing)));
+            return Held::until_end(cost, move || {
+                LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Nothing))
+            });
         }
         let settle =
             move |actual: Costs| LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Actual(actual)));
