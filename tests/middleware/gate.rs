@@ -16,6 +16,8 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::BoxError;
 use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpGateSignal, RetryAfter};
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A provider with fixed windows of one second and a round trip of 50 ms.
@@ -169,7 +171,7 @@ async fn late_response_undoes_nothing() {
     let late_rejection = (2 * SECOND, response(429, &[("retry-after", "1")]));
     let (server, arrivals) = scripted([late, rejection, late_rejection], SECOND / 10);
     let client = GateLayer::new().layer_on(server);
-    let first = [0, 1, 2].map(|number| tokio::spawn(client.clone().oneshot(request(number))));
+    let first = [0, 1, 2].map(|number| spawn(client.clone().oneshot(request(number))));
     sleep(SECOND / 2 + Duration::from_millis(1)).await;
     client.clone().oneshot(request(3)).await.unwrap();
     join_all(first).await;
@@ -204,7 +206,7 @@ async fn request_that_leaves_or_is_not_polled_does_not_block_others() {
     let mut stuck = Box::pin(client.clone().oneshot(request(2)));
     assert!(leaving.as_mut().now_or_never().is_none());
     assert!(stuck.as_mut().now_or_never().is_none());
-    let third = tokio::spawn(client.clone().oneshot(request(3)));
+    let third = spawn(client.clone().oneshot(request(3)));
     sleep(SECOND / 2).await;
     drop(leaving);
     third.await.unwrap().unwrap();

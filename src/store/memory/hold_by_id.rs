@@ -3,7 +3,7 @@
 use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Reservations, Settlement};
-use super::transaction_limit::{HeldLimit, read_clock};
+use super::transaction_limit::{Charge, HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
@@ -52,20 +52,24 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let mut records = shared.reservations.lock();
         shared.end_expired::<Key, L>(&mut records, now);
         records.forget_old(now);
-        let actual_on = |limit: &HeldLimit| if limit.until_end { 0 } else { limit.actual(&actual) };
+        let charge = Charge::Actual(actual);
         let Some(record) = self.record_key(key, Remember::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
             Settlement::End(limits) => {
                 shared.reservations.publish(&records);
-                shared.settle_limits::<Key, L>(&limits, actual_on)
+                shared.settle_limits::<Key, L>(&limits, &charge)
             }
             Settlement::Excess(limits) => {
                 let charged = |limit: HeldLimit| {
-                    let excess = actual_on(&limit).saturating_sub(limit.held);
+                    let excess = charge.on(&limit).saturating_sub(limit.held);
                     let nothing_held = HeldLimit { held: 0, expired_at: None, ..limit };
-                    if excess == 0 { Ok(()) } else { shared.settle_limits::<Key, L>(&[nothing_held], |_| excess) }
+                    if excess == 0 {
+                        Ok(())
+                    } else {
+                        shared.settle_limits::<Key, L>(&[nothing_held], &Charge::Number(excess))
+                    }
                 };
                 // Charges every limit, also after one has failed. Returns the first error.
                 limits.into_iter().map(charged).fold(Ok(()), Result::and)
@@ -156,7 +160,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn end_expired<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self, records: &mut Records, now: Timestamp) {
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
-            let _ = self.settle_limits::<Key, L>(limits, |limit| if limit.until_end { 0 } else { limit.held });
+            let _ = self.settle_limits::<Key, L>(limits, &Charge::Held);
         }
         self.reservations.publish(records);
     }
