@@ -22,7 +22,7 @@ pub(super) struct Store {
     /// What is remembered of ids, by the name of the key in Redis.
     pub(super) records: BTreeMap<String, Record>,
     /// What was charged on the first limit, by key.
-    pub(super) charged: BTreeMap<u64, u64>,
+    pub(super) charged: HashMap<u64, u64>,
 }
 
 /// What happened to the leases of a client on a key.

@@ -38,6 +38,8 @@ pub(super) struct WorldState {
     faults: Vec<Fault>,
     events: BTreeMap<(u64, u64), Event>,
     event_count: u64,
+    /// The time of the last event by which the server is ready for the next command.
+    server_ready: u64,
     pub(super) connections: Vec<Connection>,
     /// The number of attempts to open a connection.
     pub(super) connects: u64,
@@ -80,6 +82,7 @@ impl World {
             faults: Vec::new(),
             events: BTreeMap::new(),
             event_count: 0,
+            server_ready: 0,
             connections: Vec::new(),
             connects: 0,
             requests: 0,
@@ -342,7 +345,8 @@ impl WorldState {
                 self.end_connection(index);
             }
         }
-        if let Some(ready) = self.server.ready_at(at) {
+        if let Some(ready) = self.server.ready_at(at).filter(|ready| *ready > self.server_ready) {
+            self.server_ready = ready;
             self.add_event(ready, Event::ServerReady);
         }
     }
