@@ -106,10 +106,12 @@ stop_processes() {
 # serve EXAMPLE ARGUMENT..: starts a built example on a free port, with its log in `$folder`, and sets `address`.
 serve() {
     # One log per server: an earlier server's log holds another address.
-    local name=$1 log=$folder/$1-${#processes[@]}.log
+    local name=$1 log=$folder/$1-${#processes[@]}.log program=examples/$1
     shift
+    # A member of the workspace.
+    [ ! -e "examples/$name/Cargo.toml" ] || program=$name
     : >"$log"
-    PORT=0 "${CARGO_TARGET_DIR:-target}/debug/examples/$name" "$@" >"$log" 2>&1 &
+    PORT=0 "${CARGO_TARGET_DIR:-target}/debug/$program" "$@" >"$log" 2>&1 &
     processes+=($!)
     for _ in $(seq 400); do
         address=$(sed -n 's|^listening on http://||p' "$log")

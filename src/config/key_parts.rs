@@ -21,6 +21,10 @@ pub struct KeyParts<Key: ?Sized> {
 /// Returns whether a limit applies to a key.
 type Condition<Key> = Arc<dyn Fn(&Key) -> bool + Send + Sync>;
 
+/// Returns the sub-key of a key. Not of the type of the caller's closure: the compiler would generate each algorithm's table
+/// for each closure.
+type SubKeyFn<Key, SubKey> = Arc<dyn Fn(&Key) -> SubKey + Send + Sync>;
+
 /// The conditions of one policy.
 struct Conditions<Key: ?Sized> {
     /// Whether the limit applies.
@@ -45,7 +49,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         SubKey: Hash + 'static,
         F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
     {
-        self.with_builder(name.into(), Local(sub_key))
+        self.with_builder(name.into(), Local(Arc::new(sub_key)))
     }
 
     /// Adds a sub-key for limits in memory and in Redis. It replaces an earlier sub-key of the same name.
@@ -55,7 +59,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         SubKey: Hash + EncodeKey + 'static,
         F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
     {
-        self.with_builder(name.into(), Shared(sub_key))
+        self.with_builder(name.into(), Shared(Arc::new(sub_key)))
     }
 
     /// Adds a condition: a policy with `when = NAME` applies only to keys for which `condition` returns `true`, as with
@@ -206,28 +210,18 @@ trait BuildLimit<Key: ?Sized>: Send + Sync {
 }
 
 /// A sub-key for limits in memory.
-struct Local<F>(F);
+struct Local<Key: ?Sized, SubKey>(SubKeyFn<Key, SubKey>);
 
 /// A sub-key for limits in memory and in Redis.
-struct Shared<F>(F);
+struct Shared<Key: ?Sized, SubKey>(SubKeyFn<Key, SubKey>);
 
-impl<Key, SubKey, F> BuildLimit<Key> for Local<F>
-where
-    Key: ?Sized + 'static,
-    SubKey: Hash + 'static,
-    F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
-{
+impl<Key: ?Sized + 'static, SubKey: Hash + 'static> BuildLimit<Key> for Local<Key, SubKey> {
     fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
         with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
     }
 }
 
-impl<Key, SubKey, F> BuildLimit<Key> for Shared<F>
-where
-    Key: ?Sized + 'static,
-    SubKey: Hash + EncodeKey + 'static,
-    F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
-{
+impl<Key: ?Sized + 'static, SubKey: Hash + EncodeKey + 'static> BuildLimit<Key> for Shared<Key, SubKey> {
     fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
         with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
     }
@@ -240,15 +234,15 @@ where
     }
 }
 
-fn limit_of<Key, A, SubKey, F>(
+fn limit_of<Key, A, SubKey>(
     policy: &Policy,
     algorithm: A,
-    sub_key: F,
+    sub_key: SubKeyFn<Key, SubKey>,
     conditions: Conditions<Key>,
 ) -> Limit<
     A,
     ConfiguredSubKey<
-        KeyedBy<F, SubKey>,
+        KeyedBy<impl Fn(&Key) -> SubKey + Send + Sync + 'static, SubKey>,
         impl Fn(&Key) -> u64 + Send + Sync + 'static,
         impl Fn(&Key) -> bool + Send + Sync + 'static,
     >,
@@ -256,9 +250,10 @@ fn limit_of<Key, A, SubKey, F>(
 where
     Key: ?Sized + 'static,
     A: Algorithm,
-    F: Fn(&Key) -> SubKey,
+    SubKey: 'static,
 {
-    let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(sub_key).with_sub_key_name(policy.by());
+    let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(move |key: &Key| sub_key(key));
+    let limit = limit.with_sub_key_name(policy.by());
     let limit = limit.keep_free_by_some(conditions.kept_free.map(|kept_free| {
         move |key: &Key| {
             let units = kept_free.iter().filter(|(condition, _)| condition(key)).map(|(_, units)| *units);

@@ -1,6 +1,5 @@
 //! Tests with other programs: gRPC clients and servers, and the examples as processes.
 
-mod envoy;
 mod example_scenarios;
 mod examples;
 mod grpc;

@@ -231,13 +231,13 @@ async fn reservation_id_counts_within_its_key() {
     assert_eq!(limiter.check("bob", 0).remaining(), Some(100));
 }
 
-/// A million ids of one key take the memory of 10 000, and no other key's quota or ids.
+/// 100 000 ids of one key take the memory of 10 000, and no other key's quota or ids.
 #[tokio::test]
 async fn reservation_id_attack_takes_bounded_memory_and_no_quota_of_others() {
     let clock = clock();
     let limiter = window(&clock);
     let mut allowed = 0;
-    for id in 0..1_000_000_u64 {
+    for id in 0..100_000_u64 {
         let hold = AcquireOptions::cost(0).id(tower_ratelimit::ReservationId::new(id.to_be_bytes().as_slice()));
         let decision = limiter.hold("mallory", hold).await.expect("a decision").decision;
         allowed += u64::from(decision.is_allowed());

@@ -12,6 +12,8 @@ use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{BoxError, Headers, Http, RejectWithError};
 use tower_ratelimit::{DynLimit, Gcra, Limit, Memory, Quota, RateLimitInfo, RateLimitLayer, TokioClock};
 
+use crate::support::spawn;
+
 type Page = Response<Full<bytes::Bytes>>;
 
 #[derive(Clone, Default)]
@@ -140,7 +142,7 @@ async fn waiting_request_of_a_lower_class_does_not_hold_up_a_higher_one() {
     for _ in 0..5 {
         service.clone().oneshot(false).await.expect("served");
     }
-    let waiting = tokio::spawn(service.clone().oneshot(true));
+    let waiting = spawn(service.clone().oneshot(true));
     tokio::time::sleep(Duration::from_millis(100)).await;
     service.clone().oneshot(false).await.expect("served");
     assert_eq!(begun.elapsed(), Duration::from_millis(100), "served at once");

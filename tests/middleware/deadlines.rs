@@ -14,6 +14,7 @@ use tower_ratelimit::response::{ByContentType, Grpc};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::random::Random;
+use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -52,7 +53,7 @@ async fn call_with_a_grpc_timeout_before_its_start_is_rejected_on_arrival() {
     assert_eq!(call(service.clone(), with_timeout("0n")).await, (true, Duration::ZERO), "it need not wait");
     assert_eq!(call(service.clone(), with_timeout("500m")).await, (false, Duration::ZERO));
     // The rejected call has taken no start.
-    let first = tokio::spawn(call(service.clone(), with_timeout("1100m")));
+    let first = spawn(call(service.clone(), with_timeout("1100m")));
     tokio::task::yield_now().await;
     assert_eq!(call(service.clone(), with_timeout("1999m")).await, (false, Duration::ZERO), "behind the first");
     assert_eq!(call(service.clone(), with_timeout("2S")).await, (true, 2 * SECOND));
@@ -78,9 +79,9 @@ async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
     let held = limiter.hold(&(), AcquireOptions::default()).await.expect("memory").held.expect("it is free");
     let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).max_wait(10 * SECOND);
     let service = layer.layer(service_fn(empty::<()>));
-    let leaving = tokio::spawn(call(service.clone(), with_timeout("500m")));
+    let leaving = spawn(call(service.clone(), with_timeout("500m")));
     tokio::task::yield_now().await;
-    let staying = tokio::spawn(call(service.clone(), with_timeout("5S")));
+    let staying = spawn(call(service.clone(), with_timeout("5S")));
     assert_eq!(leaving.await.expect("no panic"), (false, ms(500)));
     held.release().await.expect("memory");
     let (is_served, waited) = staying.await.expect("no panic");
@@ -135,7 +136,7 @@ async fn refused_call_is_not_charged() {
                 free_at = start + ms(100);
             }
             let expected = (is_served, if is_served { wait } else { Duration::ZERO });
-            calls.push((round, index, timeout, expected, tokio::spawn(call(service.clone(), with_timeout(&value)))));
+            calls.push((round, index, timeout, expected, spawn(call(service.clone(), with_timeout(&value)))));
             tokio::task::yield_now().await;
             // 12 calls a second arrive on average.
             sleep(ms(next(160))).await;

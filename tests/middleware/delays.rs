@@ -25,6 +25,8 @@ use tower_ratelimit::{
     Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 const fn ms(millis: u64) -> Duration {
@@ -67,7 +69,7 @@ where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
     let response = service.clone().call(caller);
-    tokio::spawn(async move {
+    spawn(async move {
         match response.await {
             Ok(at) => Served(at),
             Err(error) => {
@@ -607,7 +609,7 @@ impl Service<u32> for Permits {
         if not_yet || self.shared.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
             // Polls again each millisecond.
             let waker = cx.waker().clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 sleep(ms(1)).await;
                 waker.wake();
             });
@@ -637,7 +639,7 @@ where
     let mut service = service.clone();
     let ready = tokio::time::timeout(60 * SECOND, service.ready()).await.expect("not starved");
     let response = ready.unwrap().call(caller);
-    tokio::spawn(async move {
+    spawn(async move {
         let answer = response.await;
         drop(service);
         answer

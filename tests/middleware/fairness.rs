@@ -18,6 +18,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
+use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -270,11 +271,11 @@ async fn release_wakes_every_queue() {
     let (first, second) = (layer().layer(inner.clone()), layer().layer(inner));
     let began = Instant::now();
     let time = ms(5_770);
-    let holder = tokio::spawn(first.clone().oneshot((1, time)));
+    let holder = spawn(first.clone().oneshot((1, time)));
     sleep(ms(10)).await;
-    let in_second = tokio::spawn(second.oneshot((2, ms(1))));
+    let in_second = spawn(second.oneshot((2, ms(1))));
     sleep(ms(10)).await;
-    let in_first = tokio::spawn(first.oneshot((3, ms(1))));
+    let in_first = spawn(first.oneshot((3, ms(1))));
     for call in [holder, in_second, in_first] {
         call.await.unwrap().expect("a start");
     }
@@ -300,7 +301,7 @@ async fn release_wakes_every_queue() {
     let service = layer.settle(nothing).max_wait(100 * SECOND).layer(inner);
     let began = Instant::now();
     let calls: Vec<_> =
-        [(1, time), (2, ms(1)), (3, ms(1))].map(|request| tokio::spawn(service.clone().oneshot(request))).into();
+        [(1, time), (2, ms(1)), (3, ms(1))].map(|request| spawn(service.clone().oneshot(request))).into();
     for call in calls {
         call.await.unwrap().expect("a start");
     }
@@ -317,11 +318,11 @@ async fn start_that_is_left_wakes_the_requests_of_other_keys() {
     let (starts, inner) = timed();
     let layer = RateLimitLayer::new(|request: &(u32, Duration)| Some(request.0), limiter).responder(RejectWithError);
     let mut service = layer.settle(nothing).max_wait(100 * SECOND).layer(inner);
-    let holder = tokio::spawn(service.clone().oneshot((1, ms(5_770))));
+    let holder = spawn(service.clone().oneshot((1, ms(5_770))));
     yield_now().await;
     let mut leaving = task::spawn(service.call((2, ms(1))));
     assert_pending!(leaving.poll());
-    let staying = tokio::spawn(service.clone().oneshot((3, ms(1))));
+    let staying = spawn(service.clone().oneshot((3, ms(1))));
     holder.await.unwrap().expect("a start");
     let released = Instant::now();
     for _ in 0..5 {
@@ -352,7 +353,7 @@ async fn released_unit_goes_to_the_oldest_of_several_layers() {
         // The first request starts at once, and each layer has one that waits.
         for (position, index) in (0..).zip([order[0]].into_iter().chain(order)) {
             sleep_until(began + ms(10) * position).await;
-            calls.push(tokio::spawn(layers[index].clone().oneshot((index, ms(777)))));
+            calls.push(spawn(layers[index].clone().oneshot((index, ms(777)))));
         }
         for call in calls {
             call.await.unwrap().expect("a start");

@@ -16,6 +16,8 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow, TokioClock,
 };
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn ms(millis: u64) -> Duration {
@@ -63,7 +65,7 @@ pub(crate) async fn open_loop<S, R>(
     for index in 0..requests {
         sleep_until(started + SECOND * index / per_second).await;
         let (mut service, request) = (service.clone(), request(index));
-        tokio::spawn(async move {
+        spawn(async move {
             let call = async { service.ready().await?.call(request).await };
             let _ = timeout(client_timeout, call).await;
         });
@@ -187,7 +189,7 @@ async fn queues_with_a_fast_and_a_slow_link_share_a_bucket() {
         let (calls, inner) = recorder();
         let service =
             RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(10 * SECOND).layer(inner);
-        loads.push((calls, tokio::spawn(open_loop(service, 15, 5 * SECOND, time, |_| ()))));
+        loads.push((calls, spawn(open_loop(service, 15, 5 * SECOND, time, |_| ()))));
     }
     let mut served = Vec::new();
     for (calls, load) in loads {
@@ -217,7 +219,7 @@ async fn large_cost_is_served() {
         let (calls, inner) = recorder();
         let layer = RateLimitLayer::new(Global, shared.clone()).responder(RejectWithError).max_wait(500 * SECOND);
         let service = layer.cost(|cost: &u64| *cost).layer(inner);
-        loads.push((calls, tokio::spawn(open_loop(service, 4, 500 * SECOND, time, move |_| cost))));
+        loads.push((calls, spawn(open_loop(service, 4, 500 * SECOND, time, move |_| cost))));
     }
     let mut served = Vec::new();
     for (calls, load) in loads {
@@ -252,7 +254,7 @@ async fn users_of_one_organisation_ask_fewer_than_three_times_per_start() {
         open_loop(service.clone(), 50, 30 * SECOND, SECOND, |index| index).await;
         for user in warm_up..1_050_u32 {
             let mut service = service.clone();
-            tokio::spawn(async move { service.call(user).await });
+            spawn(async move { service.call(user).await });
             if user % 10 == 0 {
                 sleep(ms(1)).await;
             }
@@ -292,7 +294,7 @@ async fn served_of_one_organisation(
         let layer = RateLimitLayer::new(|user: &u32| Some(*user), limiter).responder(RejectWithError);
         let service = layer.max_wait(2 * client_timeout).layer(inner);
         let user = move |index| index * 2 + u32::try_from(process).expect("0 or 1");
-        loads.push((calls, tokio::spawn(open_loop(service, 15, client_timeout, time, user))));
+        loads.push((calls, spawn(open_loop(service, 15, client_timeout, time, user))));
     }
     let mut served = Vec::new();
     for (calls, load) in loads {

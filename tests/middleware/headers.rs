@@ -32,6 +32,7 @@ use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies, retry_after};
+use crate::support::spawn;
 
 type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>, ManualClock>, R>;
 
@@ -45,7 +46,7 @@ async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
     address
 }
 
@@ -346,7 +347,7 @@ async fn rejected_head_has_no_body_in_both_http_versions() {
 async fn upgrade_is_charged_once_and_rejected_before_it() {
     async fn echo(mut request: Request) -> impl IntoResponse {
         let upgrade = hyper::upgrade::on(&mut request);
-        tokio::spawn(async move {
+        spawn(async move {
             let mut stream = TokioIo::new(upgrade.await.expect("an upgrade"));
             let mut bytes = [0; 4];
             while stream.read_exact(&mut bytes).await.is_ok() {
@@ -396,7 +397,7 @@ async fn http2_streams_of_one_connection_share_the_limit() {
     let browser = std::sync::Arc::new(Browser::new(Version::HTTP_2));
     let requests = (0..30).map(|_| {
         let browser = std::sync::Arc::clone(&browser);
-        tokio::spawn(async move { browser.send(Method::GET, address, &[]).await })
+        spawn(async move { browser.send(Method::GET, address, &[]).await })
     });
     let (mut left, mut rejected) = (BTreeSet::new(), 0);
     for answer in requests.collect::<Vec<_>>() {

@@ -19,7 +19,7 @@ use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{Error, RateLimitLayer, Verdict};
 
-use crate::support::StubLimiter;
+use crate::support::{StubLimiter, spawn};
 
 type Page = Response<Full<Bytes>>;
 type KeyFn = fn(&Request<Incoming>) -> Extracted<()>;
@@ -52,17 +52,17 @@ where
     };
     if version == Version::HTTP_2 {
         let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        tokio::spawn(server.serve_connection(theirs, service));
+        spawn(server.serve_connection(theirs, service));
         let client = hyper::client::conn::http2::handshake(TokioExecutor::new(), ours).await.expect("HTTP/2");
-        tokio::spawn(client.1);
+        spawn(client.1);
         let mut sender = client.0;
         for method in methods {
             answers.push(read(sender.send_request(request(method)).await).await);
         }
     } else {
-        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(theirs, service));
+        spawn(hyper::server::conn::http1::Builder::new().serve_connection(theirs, service));
         let client = hyper::client::conn::http1::handshake(ours).await.expect("HTTP/1.1");
-        tokio::spawn(client.1);
+        spawn(client.1);
         let mut sender = client.0;
         for method in methods {
             sender.ready().await.expect("the connection is kept alive");

@@ -16,6 +16,8 @@ use tower_ratelimit::{
     RateLimitLayer, TokioClock,
 };
 
+use crate::support::spawn;
+
 type Page = Full<Bytes>;
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -215,7 +217,7 @@ async fn idempotency_of_waiting_requests_charges_once() {
     let mut sent = Vec::new();
     for id in ["a", "b", "c", "c", "d"] {
         let (service, request) = (service.clone(), post(id));
-        sent.push(tokio::spawn(async move { (send(&service, request).await, started.elapsed().as_secs()) }));
+        sent.push(spawn(async move { (send(&service, request).await, started.elapsed().as_secs()) }));
         sleep(Duration::from_millis(1)).await;
     }
     let mut starts = Vec::new();

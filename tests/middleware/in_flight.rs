@@ -19,7 +19,7 @@ use tower_ratelimit::{
     Memory, Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
-use crate::support::{Act, Pool, TestRequest, key_of};
+use crate::support::{Act, Pool, TestRequest, key_of, spawn};
 
 /// The body of responses.
 type Page = Full<Bytes>;
@@ -60,7 +60,7 @@ async fn in_flight_ends_when_the_service_panics() {
     let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
     let service = layer.layer(Pool::new(10).service());
     for act in [Act::PanicInCall, Act::PanicInFuture] {
-        let task = tokio::spawn(service.clone().oneshot(ALICE.with_act(act)));
+        let task = spawn(service.clone().oneshot(ALICE.with_act(act)));
         assert!(task.await.expect_err("a panic").is_panic());
         assert_eq!(in_flight(&limiter), 0, "{act:?}");
     }
@@ -147,7 +147,7 @@ async fn in_flight_queue_starts_a_waiting_request_when_another_one_ends() {
     let started = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..20 {
-        tasks.push(tokio::spawn(service.clone().oneshot(333)));
+        tasks.push(spawn(service.clone().oneshot(333)));
         tokio::task::yield_now().await;
     }
     for (index, task) in (1_u32..).zip(tasks) {
@@ -169,11 +169,11 @@ async fn in_flight_queue_passes_on_the_start_of_a_request_that_has_left() {
         Ok::<_, BoxError>(())
     });
     let service = layer.max_wait(Duration::from_secs(60)).layer(inner);
-    let first = tokio::spawn(service.clone().oneshot(true));
+    let first = spawn(service.clone().oneshot(true));
     tokio::task::yield_now().await;
     let mut leaving = task::spawn(service.clone().oneshot(false));
     assert_pending!(leaving.poll());
-    let last = tokio::spawn(service.oneshot(false));
+    let last = spawn(service.oneshot(false));
     tokio::task::yield_now().await;
     first.abort();
     let _ = first.await;
@@ -327,7 +327,7 @@ async fn wrapped_guard_keeps_in_flight() {
             layer = layer.max_wait(Duration::from_secs(1));
         }
         let service = layer.layer(Pool::new(100).service());
-        let streams = [(); 10].map(|()| tokio::spawn(service.clone().oneshot(ALICE.with_act(Act::Hang))));
+        let streams = [(); 10].map(|()| spawn(service.clone().oneshot(ALICE.with_act(Act::Hang))));
         tokio::time::sleep(Duration::from_secs(5)).await;
         let (mut open, mut errors) = (Vec::new(), Vec::new());
         for stream in streams {

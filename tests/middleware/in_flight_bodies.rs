@@ -25,6 +25,8 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Http};
 use tower_ratelimit::{InFlight, InFlightBody, Memory, RateLimitLayer};
 
+use crate::support::spawn;
+
 /// How a [`Stream`] goes on after its first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
@@ -166,11 +168,11 @@ async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, watch::Receiver
     let service = layer.layer(service_fn(stream::<hyper::body::Incoming>));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move {
+    spawn(async move {
         loop {
             let (socket, _) = listener.accept().await.expect("a connection");
             let service = TowerToHyperService::new(service.clone());
-            tokio::spawn(async move {
+            spawn(async move {
                 // A connection with a panicking or failing body ends with an error.
                 let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
             });
@@ -201,7 +203,7 @@ async fn read(body: hyper::body::Incoming, after: After, index: usize) {
 async fn request_over_http1(address: std::net::SocketAddr, after: After, index: usize) {
     let socket = TcpStream::connect(address).await.expect("a connection");
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.expect("HTTP/1.1");
-    let connection = tokio::spawn(connection);
+    let connection = spawn(connection);
     let request = Request::get(after.path()).header("host", "test").body(Full::<Bytes>::default()).expect("a request");
     if let Ok(response) = sender.send_request(request).await {
         assert_eq!(response.status(), 200, "{index}");
@@ -243,7 +245,7 @@ async fn in_flight_bodies_over_http2_leak_nothing() {
                 let socket = TcpStream::connect(address).await.expect("a connection");
                 let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
                 let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.expect("HTTP/2");
-                tokio::spawn(connection);
+                spawn(connection);
                 sender
             };
             let mut connected: hyper::client::conn::http2::SendRequest<Full<Bytes>> = connected;

@@ -13,6 +13,8 @@ use tower_ratelimit::{
     per_key,
 };
 
+use crate::support::spawn;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Caller {
     user: u32,
@@ -217,7 +219,7 @@ async fn concurrent_tasks_admit_exactly_the_limit() {
         .take(12)
         .map(|caller| {
             let mut service = service.clone();
-            tokio::spawn(async move { (caller.user, admitted(&mut service, caller, 50).await) })
+            spawn(async move { (caller.user, admitted(&mut service, caller, 50).await) })
         })
         .collect();
     let mut by_user = [0; 3];

@@ -15,6 +15,7 @@ use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Memory, 
 
 use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::goodput::{Remote, open_loop, per_span, recorder};
+use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -76,7 +77,7 @@ async fn processes_with_unequal_links_share_a_bucket() {
         let (calls, inner) = recorder();
         let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), delay)).responder(RejectWithError);
         let service = layer.max_wait(5 * SECOND).layer(inner);
-        loads.push((calls, tokio::spawn(open_loop(service, 40, 100 * SECOND, 20 * SECOND, |_| ()))));
+        loads.push((calls, spawn(open_loop(service, 40, 100 * SECOND, 20 * SECOND, |_| ()))));
     }
     let mut served = Vec::new();
     for (calls, load) in loads {
@@ -176,7 +177,7 @@ async fn reset_by_another_process_is_seen_within_a_second() {
     let layer = RateLimitLayer::new(Global, Remote::new(limiter.clone(), ms(1))).responder(RejectWithError);
     let service = layer.max_wait(10_000 * SECOND).layer(recorder().1);
     service.clone().oneshot(()).await.expect("the first");
-    let waiting = tokio::spawn(service.oneshot(()));
+    let waiting = spawn(service.oneshot(()));
     sleep(ms(10)).await;
     // The queue does not know of an operation on the limiter behind its link.
     limiter.reset(&()).await.expect("a limiter in memory");
@@ -193,7 +194,7 @@ async fn request_that_leaves_costs_its_key_nothing() {
     let service = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(10 * SECOND).layer(inner);
     service.clone().oneshot(()).await.expect("the first");
     let started = Instant::now();
-    let waiting: Vec<_> = (0..20).map(|_| tokio::spawn(service.clone().oneshot(()))).collect();
+    let waiting: Vec<_> = (0..20).map(|_| spawn(service.clone().oneshot(()))).collect();
     sleep(ms(50)).await;
     waiting.iter().step_by(2).for_each(tokio::task::JoinHandle::abort);
     for call in waiting.into_iter().skip(1).step_by(2) {
@@ -217,7 +218,7 @@ async fn full_leaky_queue_is_asked_when_a_place_is_free() {
                 observed.fetch_add(1, Relaxed);
             }
         });
-        loads.push((calls, tokio::spawn(open_loop(layer.layer(inner), 10, 100 * SECOND, 20 * SECOND, |_| ()))));
+        loads.push((calls, spawn(open_loop(layer.layer(inner), 10, 100 * SECOND, 20 * SECOND, |_| ()))));
     }
     let mut served = 0;
     for (calls, load) in loads {

@@ -20,7 +20,7 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
-use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of};
+use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -60,7 +60,7 @@ async fn waiters_of_a_window_start_in_order_of_arrival() {
     let (order, inner) = in_order();
     let layer = RateLimitLayer::new(Global, window(2, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
     let service = layer.layer(inner);
-    let calls: Vec<_> = (0..9).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    let calls: Vec<_> = (0..9).map(|number| spawn(service.clone().oneshot(number))).collect();
     for call in calls {
         assert!(call.await.unwrap().is_ok());
     }
@@ -72,7 +72,7 @@ async fn newest_first_serves_the_newest_waiter() {
     let (order, inner) = in_order();
     let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
     let service = layer.newest_first().layer(inner);
-    let calls: Vec<_> = (0..5).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    let calls: Vec<_> = (0..5).map(|number| spawn(service.clone().oneshot(number))).collect();
     for call in calls {
         assert!(call.await.unwrap().is_ok());
     }
@@ -85,7 +85,7 @@ async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
     let (order, inner) = in_order();
     let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
     let service = layer.newest_first().max_waiters(2).max_waiters_per_key(2).layer(inner);
-    let calls: Vec<_> = (0..5).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    let calls: Vec<_> = (0..5).map(|number| spawn(service.clone().oneshot(number))).collect();
     let mut served = Vec::new();
     for call in calls {
         served.push(call.await.unwrap().is_ok());
@@ -99,7 +99,7 @@ async fn max_waiters_per_key_leaves_places_to_other_keys() {
     let (_, inner) = in_order();
     let layer = RateLimitLayer::new(|number: &u32| Some(*number / 10), window(1, SECOND)).responder(RejectWithError);
     let service = layer.max_wait(60 * SECOND).max_waiters(5).max_waiters_per_key(3).layer(inner);
-    let call = |number| tokio::spawn(service.clone().oneshot(number));
+    let call = |number| spawn(service.clone().oneshot(number));
     let of_first: Vec<_> = (0..6).map(call).collect();
     run().await;
     let of_second: Vec<_> = (10..15).map(call).collect();
@@ -188,7 +188,7 @@ async fn start_goes_to_a_request_of_the_same_cost_only() {
     let (order, inner) = in_order();
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND);
     let service = layer.cost(|cost: &u32| u64::from(*cost)).layer(inner);
-    let call = |cost| tokio::spawn(service.clone().oneshot(cost));
+    let call = |cost| spawn(service.clone().oneshot(cost));
     assert!(call(10).await.unwrap().is_ok());
     let (leaving, staying) = (call(5), call(1));
     run().await;
@@ -322,7 +322,7 @@ async fn waiter_starts_within_10_ms_of_a_release() {
         });
         let layer = RateLimitLayer::new(Global, OneSlot::default()).responder(RejectWithError).settle(nothing);
         let service = layer.max_wait(60 * SECOND).layer(inner);
-        let calls: Vec<_> = (0..5).map(|_| tokio::spawn(service.clone().oneshot(()))).collect();
+        let calls: Vec<_> = (0..5).map(|_| spawn(service.clone().oneshot(()))).collect();
         for (index, call) in calls.iter().enumerate() {
             let started = loop {
                 run().await;
@@ -378,7 +378,7 @@ async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
             }
             let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
             let service = layer.max_wait(7200 * SECOND).layer(in_order().1);
-            let calls = [1, 2].map(|number| tokio::spawn(service.clone().oneshot(number)));
+            let calls = [1, 2].map(|number| spawn(service.clone().oneshot(number)));
             // Between two of the queue's own asks.
             sleep(Duration::from_millis(1300)).await;
             let before = Instant::now();
@@ -491,7 +491,7 @@ async fn random_joins_and_leaves_lose_no_start() {
         let mut call: BoxFuture<Result<(), BoxError>> =
             Box::pin(service.clone().oneshot((micros, Arc::clone(&has_started))));
         let is_patient = index % 3 == 0;
-        calls.push(tokio::spawn(async move {
+        calls.push(spawn(async move {
             if is_patient {
                 return call.await.is_ok();
             }

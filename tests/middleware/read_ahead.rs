@@ -23,7 +23,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
 
-use crate::support::StubLimiter;
+use crate::support::{StubLimiter, spawn};
 
 /// What the documentation says that a frame counts beside its length.
 const OVERHEAD: usize = 320;
@@ -506,10 +506,10 @@ async fn tonic_services_keep_their_body_type() {
     let (client, connection) = tokio::io::duplex(1 << 16);
     let incoming = futures_util::stream::iter([Ok::<_, std::io::Error>(connection)]);
     let incoming = futures_util::StreamExt::chain(incoming, futures_util::stream::pending());
-    tokio::spawn(server.serve_with_incoming(incoming));
+    spawn(server.serve_with_incoming(incoming));
     let (mut client, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.expect("HTTP/2");
-    tokio::spawn(connection);
+    spawn(connection);
     let request = Request::post("http://a/grpc.health.v1.Health/Check").header("content-type", "application/grpc");
     let request = request.body(Full::new(Bytes::from_static(&[0; 5]))).expect("a request");
     let response = client.send_request(request).await.expect("a response");

@@ -18,6 +18,8 @@ use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::retry::{GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
 use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn read(method: Method, status: u16, fields: &[(&str, &str)]) -> RetryHint {
@@ -234,7 +236,7 @@ async fn limited_client_is_never_denied_by_an_equal_quota() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build();
     let layer = RateLimitLayer::new(Global, limiter.expect("a limiter"));
     let client = ServiceBuilder::new().layer(layer.max_wait(60 * SECOND).responder(RejectWithError)).service(server);
-    let responses = (0..100).map(|_| tokio::spawn(client.clone().oneshot(Request::new(()))));
+    let responses = (0..100).map(|_| spawn(client.clone().oneshot(Request::new(()))));
     for answer in responses.collect::<Vec<_>>() {
         assert_eq!(answer.await.expect("a task").expect("its start").status(), 200);
     }
@@ -378,7 +380,7 @@ async fn hyper_client_is_bounded_against_hostile_servers() {
     );
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
 
     let sendable = HOSTILE.iter().enumerate().filter(|(_, value)| !value.contains('\0'));
     let numbers: Vec<_> = sendable.map(|(number, _)| number).collect();
@@ -449,7 +451,7 @@ async fn reqwest_client_retries_a_request_with_a_body() {
     let app = axum::Router::new().route("/", post(handler));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/", listener.local_addr().expect("an address"));
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
 
     let policy = RetryAfter::new()
         .with_reader(|request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>| {

@@ -28,6 +28,8 @@ use tower_ratelimit::{
     LimitStatus, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
+use crate::support::spawn;
+
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
 
@@ -502,7 +504,7 @@ async fn login(headers: HeaderMap, gate: Arc<Semaphore>) -> StatusCode {
 async fn try_login(address: SocketAddr, user: &str, password: &str) -> StatusCode {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(connection);
+    spawn(connection);
     let request = Request::post("/login").header("host", "localhost").header("user", user).header("password", password);
     sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap().status()
 }
@@ -523,7 +525,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
     let app = Router::new().route("/login", post(handler)).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let server = spawn(async move { axum::serve(listener, app).await });
 
     // Successful logins are not charged.
     for _ in 0..20 {
@@ -567,7 +569,7 @@ async fn response_dropped_before_completion_stays_charged() {
     let mut service = layer.layer(inner);
     let response = service.call(1);
     drop(response);
-    let polled = tokio::spawn(service.call(1));
+    let polled = spawn(service.call(1));
     tokio::task::yield_now().await;
     polled.abort();
     assert!(polled.await.unwrap_err().is_cancelled());
@@ -585,7 +587,7 @@ async fn request_stays_charged_when_the_service_panics() {
     let nothing = |_: u64, _: Result<&u64, &BoxError>| 0;
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).settle(nothing);
     let mut service = layer.layer(inner);
-    assert!(tokio::spawn(service.call(0)).await.unwrap_err().is_panic());
+    assert!(spawn(service.call(0)).await.unwrap_err().is_panic());
     assert_eq!(remaining(&limiter).await, 9);
 }
 
@@ -633,7 +635,7 @@ async fn response_waits_for_the_settlement() {
         let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
         let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
 
-        let response = tokio::spawn(service.call((4, 1)));
+        let response = spawn(service.call((4, 1)));
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -696,7 +698,7 @@ async fn service_error_waits_for_the_settlement() {
     let inner = service_fn(|_: u64| ready(Err::<u64, _>(BoxError::from("the service's own"))));
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.settle(|_: u64, answer: Result<&u64, &BoxError>| u64::from(answer.is_ok())).layer(inner);
-    let response = tokio::spawn(service.call(1));
+    let response = spawn(service.call(1));
     tokio::task::yield_now().await;
     limiter.stored.notify_one();
     assert_eq!(response.await.unwrap().unwrap_err().to_string(), "the service's own");
@@ -789,7 +791,7 @@ async fn cancelled_stream_charges_the_spent_amount() {
     let clock = ManualClock::new();
     let limiter = memory(TokenBucket::new(Quota::per_day(1000)), &clock);
     let mut reservation = reserve(&limiter, 500).await;
-    let stream = tokio::spawn(async move {
+    let stream = spawn(async move {
         loop {
             tokio::time::sleep(Duration::from_millis(10)).await;
             reservation.spend(7);
@@ -807,7 +809,7 @@ async fn stream_that_panics_charges_the_spent_amount() {
     let clock = ManualClock::new();
     let limiter = memory(TokenBucket::new(TEN), &clock);
     let mut reservation = reserve(&limiter, 5).await;
-    let stream = tokio::spawn(async move {
+    let stream = spawn(async move {
         reservation.spend(2);
         panic!("panic requested");
     });

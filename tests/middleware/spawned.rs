@@ -17,6 +17,8 @@ use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::retry::{HttpHint, RetryAfter};
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
 
+use crate::support::spawn;
+
 fn layer(burst: u64) -> RateLimitLayer<Global, Memory<(), Gcra, TokioClock>, RejectWithError> {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(burst)).clock(TokioClock::new());
     RateLimitLayer::new(Global, limiter.build().expect("a limiter")).responder(RejectWithError)
@@ -29,7 +31,7 @@ async fn closure_with_box_error_is_spawned() {
         .layer(service_fn(async |number: u32| if number == 0 { Err(BoxError::from("zero")) } else { Ok(number) }));
     let calls = [1, 0, 2].map(|number| {
         let mut client = waiting.clone();
-        tokio::spawn(async move { client.ready().await?.call(number).await })
+        spawn(async move { client.ready().await?.call(number).await })
     });
     let [first, zero, second] = calls;
     assert_eq!(first.await.expect("no panic").expect("a response"), 1);
@@ -37,8 +39,8 @@ async fn closure_with_box_error_is_spawned() {
     assert_eq!(second.await.expect("no panic").expect("a response"), 2);
 
     let oneshot = layer(1).layer(service_fn(|number: u32| async move { Ok::<_, BoxError>(number) }));
-    assert_eq!(tokio::spawn(oneshot.clone().oneshot(3)).await.expect("no panic").expect("a response"), 3);
-    let denied = tokio::spawn(async move { oneshot.oneshot(4).await }).await.expect("no panic");
+    assert_eq!(spawn(oneshot.clone().oneshot(3)).await.expect("no panic").expect("a response"), 3);
+    let denied = spawn(async move { oneshot.oneshot(4).await }).await.expect("no panic");
     assert!(denied.expect_err("a rejection").is::<Rejected>());
 }
 
@@ -71,12 +73,12 @@ async fn retry_around_the_limit_is_spawned() {
         }),
     );
     let mut task = client.clone();
-    let answer = tokio::spawn(async move { task.ready().await?.call(7).await });
+    let answer = spawn(async move { task.ready().await?.call(7).await });
     assert_eq!(answer.await.expect("no panic").expect("the third attempt"), 7);
     assert_eq!(calls.load(Ordering::Relaxed), 3);
     // The limit counts retries too: the second and the third attempt wait for 100 ms each.
     assert_eq!(started.elapsed(), Duration::from_millis(200));
-    let oneshot = tokio::spawn(async move { client.oneshot(8).await });
+    let oneshot = spawn(async move { client.oneshot(8).await });
     assert_eq!(oneshot.await.expect("no panic").expect("a response"), 8);
 }
 
@@ -94,13 +96,13 @@ async fn retry_after_around_the_limit_is_spawned() {
     let limit = layer(1).max_wait(Duration::from_secs(30));
     let client = ServiceBuilder::new().retry(by_default.clone()).layer(limit.clone()).service(http.clone());
     let started = tokio::time::Instant::now();
-    let answer = tokio::spawn(client.oneshot(Request::new(())));
+    let answer = spawn(client.oneshot(Request::new(())));
     assert_eq!(answer.await.expect("no panic").expect("a response").status(), 200);
     assert_eq!(started.elapsed(), Duration::from_secs(2));
 
     calls.store(0, Ordering::Relaxed);
     let mut client = ServiceBuilder::new().retry(by_default.read_responses(read)).layer(limit).service(http);
-    let answer = tokio::spawn(async move { client.ready().await?.call(Request::new(())).await });
+    let answer = spawn(async move { client.ready().await?.call(Request::new(())).await });
     assert_eq!(answer.await.expect("no panic").expect("a response").status(), 200);
     // Both clients share the limit, so the second client waits for 100 ms after the first one's retry.
     assert_eq!(started.elapsed(), Duration::from_millis(4_100));
@@ -116,9 +118,9 @@ async fn other_errors_become_box_errors_by_map_err() {
         .map_err(BoxError::from)
         .service(service_fn(async |number: u32| Ok::<_, Infallible>(number)));
     let boxed: BoxCloneSyncService<u32, u32, BoxError> = BoxCloneSyncService::new(client.clone());
-    assert_eq!(tokio::spawn(async move { client.oneshot(5).await }).await.expect("no panic").expect("a response"), 5);
+    assert_eq!(spawn(async move { client.oneshot(5).await }).await.expect("no panic").expect("a response"), 5);
     let limited = layer(1).layer(boxed);
-    let error = tokio::spawn(async move { limited.oneshot(6).await }).await.expect("no panic");
+    let error = spawn(async move { limited.oneshot(6).await }).await.expect("no panic");
     assert!(error.expect_err("the inner limit").is::<Rejected>());
 }
 

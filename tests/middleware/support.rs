@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
@@ -59,6 +60,12 @@ pub(crate) fn key_of(request: &TestRequest) -> Extracted<&'static str> {
 }
 
 pub(crate) type KeyFn = fn(&TestRequest) -> Extracted<&'static str>;
+
+/// Spawns a task. Boxed: for each type of a future the compiler generates the code of both of tokio's schedulers.
+pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
+    tokio::spawn(future)
+}
 
 /// A service behind a limiter, with rejections as errors.
 pub(crate) type Limited<S, A> = Spawn<RateLimit<S, KeyFn, A, RejectWithError>>;

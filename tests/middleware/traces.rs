@@ -11,6 +11,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::Remote;
+use crate::support::spawn;
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -61,7 +62,7 @@ where
         .into_iter()
         .map(|request| {
             let service = service.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 sleep(ms(request.arrives_at)).await;
                 let call = service.oneshot(request);
                 let leaves_at = request.leaves_at.unwrap_or(1_000_000);

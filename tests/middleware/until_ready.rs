@@ -14,6 +14,8 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, LimitedSink, LimitedSinkError, LimitedStream, Outcome, until_ready};
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Memory, Quota, SlidingLog, TokioClock};
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn memory<Key: Hash + ?Sized, A: Algorithm>(algorithm: A) -> Memory<Key, A, TokioClock> {
@@ -25,7 +27,7 @@ async fn starts<A: Algorithm>(algorithm: A) -> Vec<u128> {
     let (limiter, started) = (memory(algorithm), Instant::now());
     let callers = (0..6).map(|_| {
         let limiter = limiter.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let decision = until_ready(&limiter, "a", AcquireOptions::default()).await.expect("a decision");
             assert!(decision.is_allowed());
             started.elapsed().as_millis()
@@ -78,7 +80,7 @@ async fn until_ready_waits_no_longer_than_the_bound_in_all() {
         let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
         assert!(limiter.check("a", 1).is_allowed());
         let waiting = limiter.clone();
-        let waiter = tokio::spawn(async move {
+        let waiter = spawn(async move {
             let decision = until_ready(&waiting, "a", AcquireOptions::default().max_delay(bound)).await;
             (decision.expect("a decision").is_allowed(), started.elapsed())
         });
@@ -115,7 +117,7 @@ async fn until_ready_asks_again_soon_while_a_cost_is_held() {
         panic!("the limit is unused")
     };
     let (waiting, started) = (limiter.clone(), Instant::now());
-    let waiter = tokio::spawn(async move { until_ready(&waiting, "a", AcquireOptions::default()).await });
+    let waiter = spawn(async move { until_ready(&waiting, "a", AcquireOptions::default()).await });
     tokio::time::sleep(Duration::from_millis(250)).await;
     held.release().await.expect("released");
     assert!(waiter.await.expect("no panic").expect("a decision").is_allowed());

@@ -25,6 +25,8 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadLayer, TokioClock};
 
+use crate::support::spawn;
+
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than what a network needs for a packet, so that the server reads twice.
 const BETWEEN_PACKETS: Duration = Duration::from_millis(20);
@@ -102,7 +104,7 @@ async fn request(sends: Sends, stream: impl AsyncRead + AsyncWrite) -> Option<St
 async fn request_http2(stream: DuplexStream) -> Option<StatusCode> {
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
-    let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
+    let _connection = AbortOnDrop(spawn(async move { drop(connection.await) }));
     let frames = stream::unfold(0, |index| async move {
         sleep(BETWEEN_PACKETS).await;
         (index < 2).then(|| (Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"hello"))), index + 1))
@@ -172,7 +174,7 @@ fn app(server: Server, quota: Quota, max_waiters: usize) -> (Router, Waits, Read
 fn connect(app: &Router) -> DuplexStream {
     let (client, server) = duplex(16 << 10);
     let service = TowerToHyperService::new(app.clone());
-    tokio::spawn(async move {
+    spawn(async move {
         let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(server), service).await;
     });
     client
@@ -188,7 +190,7 @@ async fn leaves(server: Server, sends: Option<Sends>) -> bool {
     let (app, waits, layer) = app(server, Quota::per_minute(6), 1);
     let client = |sends: Option<Sends>| {
         let stream = connect(&app);
-        tokio::spawn(async move {
+        spawn(async move {
             match sends {
                 Some(sends) => request(sends, stream).await,
                 None => request_http2(stream).await,
@@ -282,7 +284,7 @@ where
         let jitter = Duration::from_millis(if index == 0 { 0 } else { 1 + u64::from(index * 17 % 41) });
         sleep_until(started + SECOND * index / 20 + jitter).await;
         let (request, served) = (request(), Arc::clone(&served));
-        tokio::spawn(async move {
+        spawn(async move {
             if timeout(2 * SECOND, request).await == Ok(Some(StatusCode::OK)) {
                 served.lock().expect("no panic").push(started.elapsed());
             }
@@ -397,7 +399,7 @@ async fn measured_goodput_of_uploads() {
     ];
     for (sends, name) in rows {
         let cells = [Server::NotReading, Server::Default, Server::NewestFirst]
-            .map(|server| tokio::spawn(measure(server, sends, program.clone())));
+            .map(|server| spawn(measure(server, sends, program.clone())));
         let (mut direct, mut proxied) = (Vec::new(), Vec::new());
         for cell in cells {
             let (without_proxy, behind_proxy) = cell.await.expect("no panic");
@@ -414,7 +416,7 @@ async fn measure(server: Server, sends: Sends, program: PathBuf) -> (String, Str
         let (app, ..) = app(server, Quota::per_second(10), 10_000);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let mut address = listener.local_addr().expect("an address");
-        let _server = AbortOnDrop(tokio::spawn(async move { axum::serve(listener, app).await.expect("it serves") }));
+        let _server = AbortOnDrop(spawn(async move { axum::serve(listener, app).await.expect("it serves") }));
         let mut proxy = None;
         if let Some(program) = nginx {
             let started = Nginx::start(program, address).await.expect("nginx starts");

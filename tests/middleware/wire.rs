@@ -26,6 +26,7 @@ use tower_ratelimit::response::{Headers, Http, ResetFormat};
 use tower_ratelimit::{FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog};
 
 use crate::fields::{legacy, limits, policies, retry_after};
+use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -34,7 +35,7 @@ async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
     address
 }
 
@@ -64,7 +65,7 @@ impl Connection {
     async fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.expect("the server listens");
         let (sender, connection) = handshake(TokioIo::new(stream)).await.expect("HTTP");
-        tokio::spawn(connection);
+        spawn(connection);
         Self(sender)
     }
 
@@ -166,7 +167,7 @@ async fn concurrent_connections_share_the_limit() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(7)));
     let address = serve(site(limiter, Http::new())).await;
     let clients = (0..8).map(|_| {
-        tokio::spawn(async move {
+        spawn(async move {
             let mut client = Connection::open(address).await;
             let mut remaining = Vec::new();
             for _ in 0..4 {
@@ -337,7 +338,7 @@ async fn missing_key_is_400_and_missing_connect_info_500() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move { axum::serve(listener, site(limiter, Http::new())).await });
+    spawn(async move { axum::serve(listener, site(limiter, Http::new())).await });
     let response = Connection::open(address).await.get("/").await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(problem(&response)["status"], 500);

@@ -1,7 +1,7 @@
 //! More load than the server can decide, against a real Redis behind a link that limits its speed.
 //!
 //! The load is small, and the deadlines are long, so that a busy machine is not the limit. The assertions compare with a
-//! plain pipelined client under the same load. `src/store/redis/overload_tests.rs` simulates more links, in virtual time.
+//! plain pipelined client under the same load. `src/store/redis/overload_tests/` simulates more links, in virtual time.
 
 use std::time::Duration;
 

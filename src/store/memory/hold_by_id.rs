@@ -3,7 +3,7 @@
 use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Reservations, Settlement};
-use super::transaction_limit::{HeldLimit, read_clock};
+use super::transaction_limit::{Charge, HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
@@ -31,7 +31,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             let peeked = L::peek(&shared.tables, self.context(key, options.without_cost()));
             return Ok(peeked.into_repeat().into());
         }
-        if shared.reservations.is_full(&mut records, record.0, true) {
+        if !shared.reservations.make_room(&mut records, record.0, true) {
             let decision = L::peek(&shared.tables, context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
@@ -52,21 +52,26 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let mut records = shared.reservations.lock();
         shared.end_expired::<Key, L>(&mut records, now);
         records.forget_old(now);
-        let actual_on = |limit: &HeldLimit| if limit.until_end { 0 } else { limit.actual(&actual) };
+        let charge = Charge::Actual(actual);
         let Some(record) = self.record_key(key, Remember::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
             Settlement::End(limits) => {
                 shared.reservations.publish(&records);
-                shared.settle_limits::<Key, L>(&limits, actual_on)
+                shared.settle_limits::<Key, L>(&limits, &charge)
             }
             Settlement::Excess(limits) => {
                 let charged = |limit: HeldLimit| {
-                    let excess = actual_on(&limit).saturating_sub(limit.held);
+                    let excess = charge.on(&limit).saturating_sub(limit.held);
                     let nothing_held = HeldLimit { held: 0, expired_at: None, ..limit };
-                    if excess == 0 { Ok(()) } else { shared.settle_limits::<Key, L>(&[nothing_held], |_| excess) }
+                    if excess == 0 {
+                        Ok(())
+                    } else {
+                        shared.settle_limits::<Key, L>(&[nothing_held], &Charge::Number(excess))
+                    }
                 };
+                // Charges every limit, also after one has failed. Returns the first error.
                 limits.into_iter().map(charged).fold(Ok(()), Result::and)
             }
         }
@@ -97,6 +102,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if credit.is_some() {
             records.repeated(record, charged);
         } else if !options.hold && !records.is_remembered(record) {
+            // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.
             shared.reservations.record(&mut records, record, once, context.now, charged);
         }
         Ok((decision, limits, options.hold.then_some(ChargedFor { record, once })))
@@ -154,7 +160,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn end_expired<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self, records: &mut Records, now: Timestamp) {
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
-            let _ = self.settle_limits::<Key, L>(limits, |limit| if limit.until_end { 0 } else { limit.held });
+            let _ = self.settle_limits::<Key, L>(limits, &Charge::Held);
         }
         self.reservations.publish(records);
     }

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::io;
 use std::time::Duration;
 
-use super::algorithm_eviction::AlgorithmEviction;
 use super::limit_table::{CellOf, LimitTable, clamp_to_horizon, is_ahead_of_clock};
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
@@ -68,14 +67,11 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
                 algorithm.charge(&mut table.edit(slot, token), now, Duration::ZERO, actual);
             }
         };
-        if actual > 0 {
-            let settled =
-                self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end);
-            // A shadow for whose key there is no slot counts nothing.
-            if self.limit.is_shadow() { Ok(()) } else { settled }
-        } else {
-            self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
-        }
+        // Only a charge needs a slot, if the key has none.
+        let eviction = (actual > 0).then(|| self.eviction_policy(algorithm, now));
+        let settled = self.table.update(limit.hash, now.as_micros(), eviction.as_ref(), end);
+        // A shadow for whose key there is no slot counts nothing.
+        if self.limit.is_shadow() { Ok(()) } else { settled }
     }
 
     fn usage(&self, clock: &dyn Clock) -> Usage {

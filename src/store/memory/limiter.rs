@@ -9,7 +9,7 @@ use super::hold_by_id::ChargedFor;
 use super::limits::MemoryLimits;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, Charge, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -349,10 +349,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     {
         let (shared, cost) = (Arc::clone(&self.shared), limit.held);
         if limit.until_end {
-            return Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&[limit], |_| 0)));
+            return Held::until_end(cost, move || {
+                LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Nothing))
+            });
         }
         let settle =
-            move |actual: Costs| LimiterFuture::ready(shared.settle::<Key, L>(&[limit], |limit| limit.actual(&actual)));
+            move |actual: Costs| LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Actual(actual)));
         // The limit names no unit.
         Held::with_costs(cost, settle)
     }
@@ -375,19 +377,20 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let shared = || Arc::clone(&self.shared);
         let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
             let shared = shared();
-            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, |_| 0)))
+            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, &Charge::Nothing)))
         });
         let held = (options.hold && decision.is_allowed()).then(|| {
             let fixed = (!fixed.is_empty()).then(|| {
                 let shared = shared();
                 Held::of_fixed_costs(move |charge| {
-                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, |limit| if charge { limit.held } else { 0 }))
+                    let charge = if charge { Charge::Held } else { Charge::Nothing };
+                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, &charge))
                 })
             });
             let shared = shared();
             let (costs, units) = (options.costs(), self.units());
             let settle = move |actual: Costs| {
-                let settled = shared.settle::<Key, L>(&limits, |limit| limit.actual(&actual));
+                let settled = shared.settle::<Key, L>(&limits, &Charge::Actual(actual));
                 if let (Ok(()), Some(request)) = (&settled, charged_for) {
                     request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
                 }
@@ -404,22 +407,22 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
-        actual: impl Fn(&HeldLimit) -> u64,
+        charge: &Charge,
     ) -> Result<(), Error> {
         self.end_due::<Key, L>();
-        self.settle_limits::<Key, L>(limits, actual)
+        self.settle_limits::<Key, L>(limits, charge)
     }
 
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
     pub(super) fn settle_limits<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
-        actual: impl Fn(&HeldLimit) -> u64,
+        charge: &Charge,
     ) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, actual(limit), &self.clock));
+                settled = settled.and(table.settle(limit, charge.on(limit), &self.clock));
             }
         });
         settled.map_err(table_full)

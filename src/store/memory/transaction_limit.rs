@@ -154,10 +154,24 @@ pub struct HeldLimit {
     pub(super) expired_at: Option<Timestamp>,
 }
 
-impl HeldLimit {
-    /// Returns what the settlement charges if the request has these actual costs.
-    pub(super) fn actual(&self, actual: &Costs) -> u64 {
-        self.cost.actual_beyond(self.credit, actual, self.held)
+/// What a settlement charges on each limit.
+pub(super) enum Charge {
+    Nothing,
+    Held,
+    /// The actual costs of the request, beyond what was charged for it before.
+    Actual(Costs),
+    Number(u64),
+}
+
+impl Charge {
+    pub(super) fn on(&self, limit: &HeldLimit) -> u64 {
+        match self {
+            _ if limit.until_end => 0,
+            Self::Nothing => 0,
+            Self::Held => limit.held,
+            Self::Actual(actual) => limit.cost.actual_beyond(limit.credit, actual, limit.held),
+            Self::Number(charge) => *charge,
+        }
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use super::simulation::{Link, Simulation};
-use super::{MS, OVERLOAD, SPAN, capacity, offer, slow_server};
+use super::{Link, MS, OVERLOAD, SPAN, capacity, offer, slow_server, start};
 
 #[tokio::test(start_paused = true)]
 async fn jitter_below_the_deadline_charges_only_what_is_answered() {
-    let link = Link { jitter: MS * 10, ..slow_server(5) };
+    let link = Link { jitter: 10_000, ..slow_server(5) };
     for per_ms in [1, 10, OVERLOAD] {
-        let simulation = Simulation::new(link);
-        let goodput = offer(&simulation, &simulation.limiter(MS * 50), per_ms, SPAN).await;
+        let (world, limiter) = start(link, MS * 50);
+        let goodput = offer(&world, &limiter, per_ms, SPAN).await;
         assert!(goodput.charged * 100 <= goodput.answered * 105, "{goodput:?}");
         assert!(goodput.answered * 10 >= goodput.offered.min(capacity(SPAN)) * 4, "{goodput:?}");
     }
@@ -20,17 +19,16 @@ async fn jitter_below_the_deadline_charges_only_what_is_answered() {
 /// decision at a time is sent.
 #[tokio::test(start_paused = true)]
 async fn jitter_above_the_deadline_charges_little() {
-    let link = Link { jitter: MS * 100, ..slow_server(5) };
-    let simulation = Simulation::new(link);
-    let goodput = offer(&simulation, &simulation.limiter(MS * 50), 1, Duration::from_secs(3)).await;
+    let (world, limiter) = start(Link { jitter: 100_000, ..slow_server(5) }, MS * 50);
+    let goodput = offer(&world, &limiter, 1, Duration::from_secs(3)).await;
     assert!(goodput.charged <= goodput.answered + 30, "{goodput:?}");
 }
 
 /// One reply of two hundred is late, and those behind it. The other decisions are made.
 #[tokio::test(start_paused = true)]
 async fn rare_slow_replies_stop_no_other_decision() {
-    let simulation = Simulation::new(Link { slow_reply: Some((200, MS * 60)), ..slow_server(5) });
-    let goodput = offer(&simulation, &simulation.limiter(MS * 50), 1, Duration::from_secs(3)).await;
+    let (world, limiter) = start(Link { slow_reply: Some((200, 60_000)), ..slow_server(5) }, MS * 50);
+    let goodput = offer(&world, &limiter, 1, Duration::from_secs(3)).await;
     assert!(goodput.answered * 10 >= goodput.offered * 6, "{goodput:?}");
     assert!(goodput.charged * 100 <= goodput.answered * 110, "{goodput:?}");
 }

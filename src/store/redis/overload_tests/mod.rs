@@ -3,18 +3,32 @@
 mod below_capacity;
 mod lost_replies;
 mod renewals;
-mod simulation;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use self::simulation::{Link, Simulation};
+use super::simulation_tests::limit;
+use super::simulation_tests::quota::{Form, Quota};
+use super::simulation_tests::world::{Link, World};
 use crate::store::redis::Redis;
 use crate::{AcquireOptions, Limiter};
 
 const MS: Duration = Duration::from_millis(1);
+/// It denies nothing.
+const QUOTA: Quota = Quota { units: 1_000, period: 1_000, form: Form::TokenBucket { burst: 1_000_000 } };
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).expect("a short span")
+}
+
+/// Returns a server behind a link, and its limiter.
+fn start(link: Link, deadline: Duration) -> (World, Redis<u64>) {
+    let world = World::new(link, vec![QUOTA]);
+    let limiter = Redis::builder(world.server(0), "api", vec![limit(0, &QUOTA)]).deadline(deadline);
+    (world, limiter.build().expect("limits"))
+}
 
 #[derive(Debug)]
 struct Goodput {
@@ -27,15 +41,18 @@ struct Goodput {
 
 /// Waits until the limiter has a connection.
 async fn connect(limiter: &Redis<u64>) {
-    while limiter.acquire(&0, AcquireOptions::default()).await.is_err() {
-        sleep(MS).await;
-    }
+    let connecting = async {
+        while limiter.acquire(&0, AcquireOptions::default()).await.is_err() {
+            sleep(MS).await;
+        }
+    };
+    timeout(MS * 60_000, connecting).await.expect("a connection");
 }
 
 /// Starts decisions at a fixed rate, and waits until all have ended.
-async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span: Duration) -> Goodput {
+async fn offer(world: &World, limiter: &Redis<u64>, per_ms: u64, span: Duration) -> Goodput {
     connect(limiter).await;
-    let before = simulation.state().charged;
+    let first = world.calls();
     let times = Arc::new(Mutex::new(Vec::new()));
     let (mut offered, started_at, mut tasks) = (0, Instant::now(), Vec::new());
     while started_at.elapsed() < span {
@@ -58,11 +75,10 @@ async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span:
     let mut times = std::mem::take(&mut *times.lock().expect("no panic"));
     times.sort();
     let quantile = |share: usize| times.get(times.len() * share / 100).copied().unwrap_or_default();
-    let state = simulation.state();
     Goodput {
         offered,
         answered: times.len() as u64,
-        charged: state.charged - before,
+        charged: world.counts(first).charged,
         p50: quantile(50),
         p99: quantile(99),
     }
@@ -70,31 +86,24 @@ async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span:
 
 /// The decisions that a plain pipelined client answers in time: one call per decision, first in, first out.
 fn plain(link: Link, deadline: Duration, per_ms: u64, span: Duration) -> u64 {
-    let service = link.per_call + link.per_operation;
-    let (mut free_at, mut answered) = (Duration::ZERO, 0);
-    for tick in 0..u32::try_from(span.as_millis()).expect("a short span") {
-        let sent = MS * tick;
+    let (mut free_at, mut answered) = (0, 0);
+    for sent in (0..micros(span)).step_by(1000) {
         for _ in 0..per_ms {
-            free_at = free_at.max(sent + link.round_trip / 2) + service;
-            answered += u64::from(free_at + link.round_trip / 2 <= sent + deadline);
+            free_at = free_at.max(sent + link.delay) + link.per_call + link.per_operation;
+            answered += u64::from(free_at + link.delay <= sent + micros(deadline));
         }
     }
     answered
 }
 
+/// A link with a round trip of so many milliseconds.
 fn slow_server(round_trip: u32) -> Link {
-    Link {
-        round_trip: MS * round_trip,
-        jitter: Duration::ZERO,
-        per_call: Duration::from_micros(20),
-        per_operation: Duration::from_micros(50),
-        slow_reply: None,
-    }
+    Link { delay: u64::from(round_trip) * 500, per_call: 20, per_operation: 50, ..Link::default() }
 }
 
 /// The decisions of the slow server in calls of at most a millisecond: 19 in 0.97 ms.
 fn capacity(span: Duration) -> u64 {
-    19 * u64::try_from(span.as_micros()).expect("a short span") / 970
+    19 * micros(span) / 970
 }
 
 const SPAN: Duration = Duration::from_secs(1);
@@ -106,12 +115,11 @@ const LINKS: [(u32, u32); 3] = [(0, 50), (25, 50), (200, 500)];
 async fn goodput_over_capacity() {
     for (round_trip, deadline) in LINKS {
         let link = slow_server(round_trip);
-        let simulation = Simulation::new(link);
-        let limiter = simulation.limiter(MS * deadline);
+        let (world, limiter) = start(link, MS * deadline);
         // The server needs 1.6 ms for one of the first batches. The limiter measures that first.
-        offer(&simulation, &limiter, OVERLOAD, SPAN).await;
-        simulation.state().longest = Duration::ZERO;
-        let goodput = offer(&simulation, &limiter, OVERLOAD, SPAN).await;
+        offer(&world, &limiter, OVERLOAD, SPAN).await;
+        let first = world.calls();
+        let goodput = offer(&world, &limiter, OVERLOAD, SPAN).await;
         let (possible, plain) = (capacity(SPAN), plain(link, MS * deadline, OVERLOAD, SPAN));
         assert!(
             goodput.answered * 10 >= possible.max(plain) * 8,
@@ -119,22 +127,21 @@ async fn goodput_over_capacity() {
         );
         assert!(goodput.charged * 100 <= goodput.answered * 102, "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * deadline, "{round_trip} ms: {goodput:?}");
-        let longest = simulation.state().longest;
-        assert!(longest <= MS * 3 / 2, "a batch occupies the server for about a millisecond: {longest:?}");
+        let longest = world.counts(first).longest;
+        assert!(longest <= 1_500, "a batch occupies the server for about a millisecond: {longest} us");
     }
 }
 
 /// Runs a stall of the server while decisions arrive, one per millisecond. Returns the charged decisions, and for each
 /// decision whether it was answered.
 async fn stall(link: Link, deadline: Duration, span: Duration) -> (u64, Vec<bool>) {
-    let simulation = Simulation::new(link);
-    let limiter = simulation.limiter(deadline);
+    let (world, limiter) = start(link, deadline);
     connect(&limiter).await;
-    let before = simulation.state().charged;
+    let first = world.calls();
     let mut decisions = Vec::new();
     for tick in 0..600 {
         if tick == 300 {
-            simulation.stall(span);
+            world.pause(micros(span));
         }
         decisions.push(tokio::spawn(limiter.acquire(&tick, AcquireOptions::default()).into_future()));
         sleep(MS).await;
@@ -144,8 +151,7 @@ async fn stall(link: Link, deadline: Duration, span: Duration) -> (u64, Vec<bool
         answered.push(decision.await.expect("no panic").is_ok());
     }
     sleep(deadline * 4).await;
-    let charged = simulation.state().charged - before;
-    (charged, answered)
+    (world.counts(first).charged, answered)
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,15 +178,14 @@ async fn decisions_after_a_stall_are_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn round_trip_above_the_deadline_charges_little() {
-    let simulation = Simulation::new(slow_server(60));
-    let limiter = simulation.limiter(MS * 50);
+    let (world, limiter) = start(slow_server(60), MS * 50);
     let mut failed = 0;
     for key in 0..2_000 {
         let decision = tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future());
         sleep(MS).await;
         failed += u64::from(decision.is_finished());
     }
-    let charged = simulation.state().charged;
+    let charged = world.counts(0).charged;
     // The first call is sent without knowledge of the link. After that the script makes no decision of a probe.
     assert!(charged <= 80, "{charged} charged");
     assert!(failed > 1_500, "without a call in flight that could succeed, decisions fail at once: {failed}");
@@ -188,8 +193,7 @@ async fn round_trip_above_the_deadline_charges_little() {
 
 #[tokio::test(start_paused = true)]
 async fn settlements_are_sent_under_overload() {
-    let simulation = Simulation::new(slow_server(0));
-    let limiter = simulation.limiter(MS * 50);
+    let (world, limiter) = start(slow_server(0), MS * 50);
     connect(&limiter).await;
     let mut held = Vec::new();
     for key in 0..50_u64 {
@@ -208,5 +212,5 @@ async fn settlements_are_sent_under_overload() {
         }
     }
     assert_eq!(failed, 0, "each settlement is confirmed within the deadline");
-    assert!(simulation.state().updates >= 50);
+    assert!(world.counts(0).updates >= 50);
 }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::simulation::{Link, Simulation};
-use super::{MS, connect, offer, slow_server};
+use super::{Link, MS, connect, offer, slow_server, start};
 use crate::limiter::Held;
 use crate::store::redis::{Redis, RedisBuilder};
 use crate::{AcquireOptions, Limiter};
@@ -30,26 +29,24 @@ async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
 /// them, as for 100,000 holds at 8 us each.
 #[tokio::test(start_paused = true)]
 async fn renewals_of_25_000_holds() {
-    let simulation = Simulation::new(Link { per_operation: Duration::from_micros(32), ..slow_server(1) });
-    let limiter = simulation.limiter(MS * 50);
+    let (world, limiter) = start(Link { per_operation: 32, ..slow_server(1) }, MS * 50);
     let held = hold(&limiter, 25_000).await;
-    let before = simulation.state().updates;
+    let first = world.calls();
     tokio::time::sleep(EXPIRY * 11 / 10).await;
-    let updates = simulation.state().updates - before;
-    assert_eq!((simulation.state().expired_sessions(), held.len()), (0, 25_000));
+    let counts = world.counts(first);
+    assert_eq!((counts.expired_sessions, held.len()), (0, 25_000));
     // Each is renewed three times per expiry.
-    assert!((72_500..=90_000).contains(&updates), "{updates} updates");
+    assert!((72_500..=90_000).contains(&counts.updates), "{counts:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn decisions_beside_20_000_holds_are_answered() {
     for (round_trip, deadline) in [(0, 50), (25, 60)] {
-        let simulation = Simulation::new(slow_server(round_trip));
-        let limiter = simulation.limiter(MS * deadline);
+        let (world, limiter) = start(slow_server(round_trip), MS * deadline);
         let held = hold(&limiter, 20_000).await;
-        let goodput = offer(&simulation, &limiter, 1, EXPIRY * 3 / 4).await;
+        let goodput = offer(&world, &limiter, 1, EXPIRY * 3 / 4).await;
         assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * (round_trip + 6), "{round_trip} ms: {goodput:?}");
-        assert_eq!((simulation.state().expired_sessions(), held.len()), (0, 20_000));
+        assert_eq!((world.counts(0).expired_sessions, held.len()), (0, 20_000));
     }
 }

@@ -47,15 +47,14 @@ impl Scenario {
                     (true, false) => Kind::SettleId(id, actual),
                 };
                 let cost = if !is_hold && random.percent(30) { greater } else { cost };
+                let at = random.below(span + 1);
                 scenario.calls.push(Call {
-                    at: random.below(span + 1),
                     client: random.index(scenario.clients),
                     key,
-                    cost,
                     kind,
                     leaves_after: random.percent(10).then(|| random.below(scenario.deadline)),
                     yields: random.below(3),
-                    is_after_recovery: false,
+                    ..Call::decision(at, cost)
                 });
             }
         }

@@ -6,7 +6,8 @@
 use super::callers::Answer;
 use super::model::Verdict;
 use super::quota::{Form, Quota};
-use super::scenario::{Call, Kind, LeaseEnd, Scenario};
+use super::scenario::{Call, Scenario};
+use super::world::Link;
 use super::{Run, laws};
 use crate::random::Random;
 
@@ -57,16 +58,7 @@ impl Load {
         let mut arrivals: Vec<(u64, u64)> = (0..small).map(|_| (random.below(self.span), 1)).collect();
         arrivals.extend((1..self.large_until / self.interval).map(|index| (index * self.interval, self.cost)));
         arrivals.sort_unstable();
-        let call = |(at, cost)| Call {
-            at,
-            client: random.index(self.processes),
-            key: 0,
-            cost,
-            kind: Kind::Decide,
-            leaves_after: None,
-            yields: 0,
-            is_after_recovery: false,
-        };
+        let call = |(at, cost)| Call { client: random.index(self.processes), ..Call::decision(at, cost) };
         arrivals.into_iter().map(call).collect()
     }
 
@@ -74,19 +66,10 @@ impl Load {
     fn run(&self, has_leases: bool) -> Run {
         let scenario = Scenario {
             seed: self.seed,
-            deadline: 50,
-            hold_expiry: 400,
-            quotas: vec![self.quota],
             lease: has_leases.then_some((self.duration, self.share)),
-            lease_end: LeaseEnd::Idle,
             clients: self.processes,
-            link: (1, 0),
-            service_micros: 0,
-            has_unique_costs: false,
-            calls: self.calls(),
-            replaces: Vec::new(),
-            faults: Vec::new(),
-            faults_end: 0,
+            link: Link { delay: 1000, ..Link::default() },
+            ..Scenario::of_calls(self.quota, self.calls())
         };
         let run = super::run_scenario(scenario, false);
         assert_eq!(laws::check(&run), Vec::<String>::new(), "{self:?}");

@@ -313,7 +313,7 @@ impl Broken<'_> {
     /// may have another decision to make, and settlements of two clients, which are two operations each.
     fn decisions_are_answered_after_recovery(&mut self) {
         let scenario = &self.run.scenario;
-        if 6 * scenario.service_micros > scenario.deadline * 1000 {
+        if 6 * scenario.link.per_operation > scenario.deadline * 1000 {
             return;
         }
         for call in self.run.observed.iter().filter(|call| call.call.is_after_recovery) {

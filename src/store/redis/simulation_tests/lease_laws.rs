@@ -7,6 +7,7 @@ use super::laws::Broken;
 use super::model::{LeaseLog, Verdict};
 use super::quota::Admissions;
 use super::server::Server;
+use super::world::Link;
 
 impl Broken<'_> {
     /// The decisions of the server and those by leases, at the times at which they were made, keep each limit. So a
@@ -97,8 +98,8 @@ impl Broken<'_> {
     pub(super) fn undisturbed_leases_are_released(&mut self) {
         let run = self.run;
         let Some((duration, _)) = run.scenario.lease else { return };
-        let (delay, jitter) = run.scenario.link;
-        if !run.scenario.faults.is_empty() || !run.scenario.is_fast() || duration <= 10 * (delay + jitter) {
+        let Link { delay, jitter, .. } = run.scenario.link;
+        if !run.scenario.faults.is_empty() || !run.scenario.is_fast() || duration * 1000 <= 10 * (delay + jitter) {
             return;
         }
         for closed in run.closed.iter().filter(|closed| !closed.is_confirmed) {

@@ -20,8 +20,8 @@ mod server;
 mod sessions;
 mod slow_link;
 mod stream;
-pub(super) mod wire;
-mod world;
+mod wire;
+pub(super) mod world;
 
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
@@ -38,12 +38,11 @@ use self::model::Verdict;
 use self::quota::Form;
 use self::scenario::{FaultKind, LeaseEnd, Scenario};
 use self::server::{LIMIT_NAMES, Server};
-use self::stream::SimulatedConnector;
 use self::world::World;
 use crate::clock::TokioClock;
 use crate::observe::Event;
 use crate::store::redis::lease::server_model;
-use crate::store::redis::{Lease, Redis, RedisLimit, RedisServer};
+use crate::store::redis::{Lease, Redis, RedisLimit};
 use crate::{FixedWindow, Limit, Quota, TokenBucket};
 
 /// What is left at the end of a simulation.
@@ -106,8 +105,7 @@ fn run_scenario(scenario: Scenario, is_traced: bool) -> Run {
 }
 
 async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
-    let world = World::new(&scenario, is_traced);
-    let driver = tokio::spawn(world.clone().run());
+    let world = World::of(&scenario, is_traced);
     let breakers = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut limiters: Vec<_> = (0..scenario.clients)
         .map(|client| {
@@ -181,7 +179,6 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     sleep(Duration::from_millis(2 * scenario.deadline + 1000)).await;
     leftovers.tasks = tasks();
     leftovers.observers = Arc::strong_count(&breakers) - 1;
-    driver.abort();
     let breakers = std::mem::take(&mut *breakers.lock().expect("no panic"));
     let mut state = world.state();
     leftovers.connections = state.connections.iter().filter(|open| !open.is_closed_by_client).count();
@@ -245,9 +242,7 @@ fn limiter(
     world: &World,
     observe: impl Fn(&Event<'_>) + Send + Sync + 'static,
 ) -> Redis<u64> {
-    let settings = redis::Client::open("redis://127.0.0.1").expect("an address");
-    let server = RedisServer::from_connector(Arc::new(SimulatedConnector { world: world.clone(), client, settings }));
-    let mut builder = Redis::builder(server, "api", limits(scenario))
+    let mut builder = Redis::builder(world.server(client), "api", limits(scenario))
         .deadline(Duration::from_millis(scenario.deadline))
         .hold_expiry(Duration::from_millis(scenario.hold_expiry))
         .observe(observe);
@@ -265,7 +260,7 @@ fn limits(scenario: &Scenario) -> Vec<RedisLimit<u64>> {
 }
 
 /// Returns the limit with this index: the first one counts each key, the second one all keys together.
-fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
+pub(super) fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
     macro_rules! limit {
         ($algorithm:expr) => {{
             let limit = Limit::new(LIMIT_NAMES[index], $algorithm);

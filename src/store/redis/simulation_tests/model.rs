@@ -1,6 +1,6 @@
 //! What the script decides, as the documentation of the algorithms says it: an independent implementation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::ids::Record;
 use super::quota::{Quota, Usage};
@@ -12,6 +12,8 @@ use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, Step, Templat
 #[derive(Clone, Default)]
 pub(super) struct Store {
     pub(super) keys: Vec<Key>,
+    /// The indices of the keys, by limit and number.
+    indices: HashMap<(usize, u64), usize>,
     /// What settlements and expiries have charged on the first limit, by client and key.
     pub(super) settled: BTreeMap<(usize, u64), u64>,
     /// The clients of sessions and leases, by their ids.
@@ -23,7 +25,7 @@ pub(super) struct Store {
     /// What is remembered of ids, by the name of the key in Redis.
     pub(super) records: BTreeMap<String, Record>,
     /// What was charged on the first limit, by key.
-    pub(super) charged: BTreeMap<u64, u64>,
+    pub(super) charged: HashMap<u64, u64>,
 }
 
 /// What happened to the leases of a client on a key.
@@ -102,8 +104,7 @@ pub(super) struct Part {
 impl Store {
     /// Returns the index of a key, which is added if it is new.
     pub(super) fn index_of(&mut self, limit: usize, number: u64) -> usize {
-        let known = self.keys.iter().position(|key| (key.limit, key.number) == (limit, number));
-        known.unwrap_or_else(|| {
+        *self.indices.entry((limit, number)).or_insert_with(|| {
             let (usage, costs, large_costs) = (Usage::default(), HeldCosts::default(), LargeCosts::default());
             self.keys.push(Key { limit, number, usage, costs, large_costs, is_foreign: false });
             self.keys.len() - 1

@@ -2,7 +2,8 @@
 
 use super::callers::Answer;
 use super::quota::{Form, Quota};
-use super::scenario::{Call, Fault, FaultKind, Kind, LeaseEnd, Scenario};
+use super::scenario::{Call, Fault, FaultKind, Scenario};
+use super::world::Link;
 use super::{Run, laws, run_scenario};
 
 /// When the runtime is parked, and when the last call comes.
@@ -11,35 +12,15 @@ const END: u64 = 3_000;
 
 /// Decides every millisecond, with leases of 100 ms.
 fn decide(seed: u64, fault: FaultKind) -> Run {
-    let call = |at| Call {
-        at,
-        client: 0,
-        key: 0,
-        cost: 1,
-        kind: Kind::Decide,
-        leaves_after: None,
-        yields: 0,
-        is_after_recovery: false,
+    let quota = Quota { units: 2_000, period: 1_000_000, form: Form::TokenBucket { burst: 2_000 } };
+    let scenario = Scenario {
+        seed,
+        lease: Some((100, 0.25)),
+        link: Link { delay: seed % 3 * 1000, jitter: seed % 2 * 1000, ..Link::default() },
+        faults: vec![Fault { at: PARKED_AT + seed, lasts: 0, kind: fault }],
+        ..Scenario::of_calls(quota, (0..END).map(|at| Call::decision(at, 1)).collect())
     };
-    run_scenario(
-        Scenario {
-            deadline: 50,
-            hold_expiry: 400,
-            quotas: vec![Quota { units: 2_000, period: 1_000_000, form: Form::TokenBucket { burst: 2_000 } }],
-            lease: Some((100, 0.25)),
-            lease_end: LeaseEnd::Idle,
-            clients: 1,
-            link: (seed % 3, seed % 2),
-            service_micros: 0,
-            has_unique_costs: false,
-            calls: (0..END).map(call).collect(),
-            faults: vec![Fault { at: PARKED_AT + seed, lasts: 0, kind: fault }],
-            faults_end: 0,
-            replaces: Vec::new(),
-            ..Scenario::new(seed)
-        },
-        false,
-    )
+    run_scenario(scenario, false)
 }
 
 /// The share of the calls between two times that leases decide, in percent.

@@ -156,6 +156,6 @@ impl Usage {
                 vec![self.at + span, fraction, tokens, ticks, self.at, self.at + span]
             }
         };
-        words.into_iter().flat_map(|word| to_f64(word).to_le_bytes()).collect()
+        words.into_iter().map(|word| to_f64(word).to_le_bytes()).collect::<Vec<_>>().concat()
     }
 }

@@ -1,10 +1,11 @@
 //! What happens in one simulation: the calls, the faults and the link, chosen by the seed.
 
 use super::quota::{Form, Quota};
+use super::world::Link;
 use crate::random::Random;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
 
-/// All times are in whole milliseconds, the resolution of tokio's timer.
+/// All times are in whole milliseconds, the resolution of tokio's timer; those of the link are in microseconds.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) seed: u64,
@@ -17,10 +18,7 @@ pub(super) struct Scenario {
     pub(super) lease_end: LeaseEnd,
     /// The limiters, each of which stands for a process.
     pub(super) clients: usize,
-    /// The least delay of each direction, and the most that is added to it.
-    pub(super) link: (u64, u64),
-    /// The time in microseconds that the server spends on one operation.
-    pub(super) service_micros: u64,
+    pub(super) link: Link,
     /// No two calls of a client have the same key, cost and kind, so the server's log names the call.
     pub(super) has_unique_costs: bool,
     /// In the order of their times.
@@ -131,6 +129,14 @@ impl FaultKind {
     }
 }
 
+impl Call {
+    /// A decision of the first client on the first key.
+    pub(super) fn decision(at: u64, cost: u64) -> Self {
+        let (leaves_after, yields, is_after_recovery) = (None, 0, false);
+        Self { at, client: 0, key: 0, cost, kind: Kind::Decide, leaves_after, yields, is_after_recovery }
+    }
+}
+
 impl Scenario {
     pub(super) const KEYS: u64 = 3;
     /// The time between two probes of an open circuit breaker.
@@ -157,8 +163,12 @@ impl Scenario {
             lease,
             lease_end: LeaseEnd::Idle,
             clients: if random.percent(30) { 2 } else { 1 },
-            link: (one_way, jitter),
-            service_micros: if random.percent(20) { random.between(100, 3_000) } else { 0 },
+            link: Link {
+                delay: one_way * 1000,
+                jitter: jitter * 1000,
+                per_operation: if random.percent(20) { random.between(100, 3_000) } else { 0 },
+                ..Link::default()
+            },
             has_unique_costs: random.percent(if lease.is_some() { 25 } else { 75 }),
             calls: Vec::new(),
             faults: Vec::new(),
@@ -185,6 +195,25 @@ impl Scenario {
         scenario
     }
 
+    /// These calls only: of one client, near a server without a fault.
+    pub(super) fn of_calls(quota: Quota, calls: Vec<Call>) -> Self {
+        Self {
+            seed: 1,
+            deadline: 50,
+            hold_expiry: 400,
+            quotas: vec![quota],
+            lease: None,
+            lease_end: LeaseEnd::Idle,
+            clients: 1,
+            link: Link::default(),
+            has_unique_costs: false,
+            calls,
+            faults: Vec::new(),
+            faults_end: 0,
+            replaces: Vec::new(),
+        }
+    }
+
     /// The time after the end of the last fault by which all decisions are answered again.
     ///
     /// A connection that was being opened during the fault times out. If the breaker is open, the next probe closes it.
@@ -206,7 +235,8 @@ impl Scenario {
     /// Whether the server and the link are fast enough for every call, also for the first one: to connect takes two round
     /// trips, a call without the script two, and the batch behind the first calls one.
     pub(super) fn is_fast(&self) -> bool {
-        self.service_micros == 0 && 10 * (self.link.0 + self.link.1) < self.deadline
+        let Link { delay, jitter, per_operation, .. } = self.link;
+        per_operation == 0 && 10 * (delay + jitter) < self.deadline * 1000
     }
 
     fn add_faults(&mut self, span: u64, random: &mut Random) {
@@ -301,24 +331,15 @@ impl Scenario {
     /// Calls by which the client notices lost connections, and then calls that must be answered.
     pub(super) fn add_calls_after_faults(&mut self, span: u64, random: &mut Random) {
         let faults_end = self.faults_end.max(span);
-        let call = |at, client, cost, is_after_recovery| Call {
-            at,
-            client,
-            key: Self::KEYS,
-            cost,
-            kind: Kind::Decide,
-            leaves_after: None,
-            yields: 0,
-            is_after_recovery,
-        };
+        let call = |at, client, cost| Call { client, key: Self::KEYS, ..Call::decision(at, cost) };
         let mut calls = Vec::new();
         for client in 0..self.clients {
             for index in 0..7 {
-                calls.push(call(faults_end + index * self.call_interval(), client, 1 + index, false));
+                calls.push(call(faults_end + index * self.call_interval(), client, 1 + index));
             }
             for index in 0..3 {
                 let at = faults_end + self.recovery() + index * (self.deadline + random.below(20));
-                let mut call = call(at, client, 8 + index, true);
+                let mut call = Call { is_after_recovery: true, ..call(at, client, 8 + index) };
                 if index == 1 {
                     call.kind = Kind::Hold(random.below(50), HoldEnd::Release).with_end(call.cost, random);
                 }

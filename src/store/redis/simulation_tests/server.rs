@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::model::{Execution, Run, Store};
+use super::model::{Execution, Run, Store, Verdict};
 use super::quota::{Form, Quota};
 use super::scenario::FaultKind;
 use super::wire::{Arguments, Input, bulk_string};
-use super::world::Connection;
+use super::world::{Connection, Link};
 
 /// The names of the limits. The second one counts all keys together.
 pub(super) const LIMIT_NAMES: [&str; 2] = ["default", "all"];
@@ -16,7 +16,7 @@ pub(super) struct Server {
     quotas: Vec<Quota>,
     /// What the names of each limit's keys start with.
     key_prefixes: Vec<String>,
-    service_micros: u64,
+    link: Link,
     pub(super) store: Store,
     snapshot: Option<Store>,
     has_script: bool,
@@ -41,7 +41,7 @@ pub(super) struct Server {
     /// The first call with wrong parameters or keys.
     pub(super) wrong: Option<String>,
     pub(super) has_lost_data: bool,
-    is_traced: bool,
+    pub(super) is_traced: bool,
 }
 
 /// A command that waits for the server.
@@ -60,6 +60,8 @@ pub(super) struct CallRecord {
     /// When the client sent it.
     pub(super) sent_at: u64,
     pub(super) ran_at: u64,
+    pub(super) ended_at: u64,
+    pub(super) operations: u64,
     /// The server had answered NOSCRIPT to the same batch.
     pub(super) is_repeated: bool,
     /// When the whole reply was readable for the client.
@@ -69,6 +71,7 @@ pub(super) struct CallRecord {
 /// A command that has run.
 pub(super) struct Done {
     pub(super) connection: usize,
+    /// When it has run.
     pub(super) at: u64,
     pub(super) reply: Vec<u8>,
     /// The index of the run of the script.
@@ -81,7 +84,7 @@ impl Server {
     /// The server's clock at the start, in microseconds.
     pub(super) const EPOCH: u64 = 1_800_000_000_000_000;
 
-    pub(super) fn new(quotas: Vec<Quota>, service_micros: u64, is_traced: bool) -> Self {
+    pub(super) fn new(quotas: Vec<Quota>, link: Link) -> Self {
         let key_prefix = |(quota, limit): (&Quota, &str)| {
             let script = if quota.form == Form::FixedWindow { "fixed_window2" } else { "bucket2" };
             format!("ratelimit:api:{limit}:{script}:")
@@ -89,7 +92,7 @@ impl Server {
         Self {
             key_prefixes: quotas.iter().zip(LIMIT_NAMES).map(key_prefix).collect(),
             quotas,
-            service_micros,
+            link,
             store: Store::default(),
             snapshot: None,
             has_script: false,
@@ -108,7 +111,7 @@ impl Server {
             executions: Vec::new(),
             wrong: None,
             has_lost_data: false,
-            is_traced,
+            is_traced: false,
         }
     }
 
@@ -151,7 +154,8 @@ impl Server {
         let start = command.arrived_at.max(self.busy_until).max(self.paused_until);
         let connection = &connections[command.connection];
         let (reply, call, note) = self.run(&command, start, connection);
-        Some(Done { connection: command.connection, at: start, reply, call, note })
+        let at = start.max(self.busy_until);
+        Some(Done { connection: command.connection, at, reply, call, note })
     }
 
     fn run(&mut self, command: &Command, at: u64, connection: &Connection) -> (Vec<u8>, Option<usize>, String) {
@@ -191,13 +195,7 @@ impl Server {
                 self.has_script = true;
                 let call = self.calls.len();
                 let refused = self.refused.iter().position(|input| Some(&&input[..]) == arguments.last());
-                self.calls.push(CallRecord {
-                    connection: command.connection,
-                    sent_at: command.written_at,
-                    ran_at: at,
-                    is_repeated: refused.map(|index| self.refused.swap_remove(index)).is_some(),
-                    answered_at: None,
-                });
+                let is_repeated = refused.map(|index| self.refused.swap_remove(index)).is_some();
                 let before = self.executions.len();
                 let input = Input::read(arguments.last().expect("the input"), &self.quotas);
                 let names = &arguments[3..arguments.len() - 1];
@@ -218,10 +216,21 @@ impl Server {
                     executions: &mut self.executions,
                 };
                 let reply = self.store.run(&input, run);
-                let steps: u64 = input.steps.iter().map(|step| u64::from(step.repeats)).sum();
-                self.busy_until = at + self.service_micros * steps;
+                let operations: u64 = input.steps.iter().map(|step| u64::from(step.repeats)).sum();
+                let late = self.executions[before..].iter().filter(|done| done.verdict == Verdict::Late).count();
+                self.busy_until = at + self.link.per_call + self.link.per_operation * (operations - late as u64);
+                let (connection, sent_at) = (command.connection, command.written_at);
+                self.calls.push(CallRecord {
+                    connection,
+                    sent_at,
+                    ran_at: at,
+                    ended_at: self.busy_until,
+                    operations,
+                    is_repeated,
+                    answered_at: None,
+                });
                 let note =
-                    if self.is_traced { self.describe(call, command.connection, before, steps) } else { String::new() };
+                    if self.is_traced { self.describe(call, connection, before, operations) } else { String::new() };
                 (bulk_string(&reply), Some(call), note)
             }
             _ => panic!("the client sent an unknown command: {}", String::from_utf8_lossy(name)),

@@ -195,8 +195,7 @@ impl Store {
         let key = &self.keys[key];
         let mut value = key.usage.pack(quota);
         if key.has_holds() {
-            value.splice(0..0, to_f64(key.costs.total()).to_le_bytes());
-            value.push(0);
+            value = [&to_f64(key.costs.total()).to_le_bytes()[..], &value, &[0]].concat();
         }
         reply.values[index] = Some(value);
     }

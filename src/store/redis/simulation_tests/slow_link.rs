@@ -1,37 +1,24 @@
 //! A round trip above half of the deadline: opening a connection takes longer than a decision may wait.
 
 use super::callers::Answer;
+use super::quota::{Form, Quota};
 use super::run_scenario;
-use super::scenario::{Call, Fault, FaultKind, Kind, LeaseEnd, Scenario};
+use super::scenario::{Call, Fault, FaultKind, Scenario};
+use super::world::Link;
 
 /// Returns the answers of a client with this fault, which replaces its limits at these times. It decides every 100 ms from
 /// the start until 1 s, and then once at 3 s.
 fn answers(faults: Vec<Fault>, replaces: Vec<(u64, usize)>) -> Vec<Answer> {
     let times = (0..10).map(|index| index * 100).chain([3_000]);
-    let call = |(index, at)| Call {
-        at,
-        client: 0,
-        key: 0,
-        cost: 1 + index,
-        kind: Kind::Decide,
-        leaves_after: None,
-        yields: 0,
-        is_after_recovery: false,
-    };
+    let calls = (1..).zip(times).map(|(cost, at)| Call::decision(at, cost)).collect();
+    let quota = Quota { units: 1_000, period: 1_000_000, form: Form::FixedWindow };
     let scenario = Scenario {
-        deadline: 50,
-        hold_expiry: 400,
-        lease: None,
-        lease_end: LeaseEnd::Idle,
-        clients: 1,
         // A round trip of 30 ms.
-        link: (15, 0),
-        service_micros: 0,
-        calls: (0_u64..).zip(times).map(call).collect(),
+        link: Link { delay: 15_000, ..Link::default() },
         faults_end: faults.iter().map(|fault| fault.at).max().unwrap_or(0),
         faults,
         replaces,
-        ..Scenario::new(1)
+        ..Scenario::of_calls(quota, calls)
     };
     let run = run_scenario(scenario, false);
     run.observed.into_iter().map(|call| call.answer).collect()

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::world::World;
 use crate::Error;
 use crate::limiter::BoxFuture;
+use crate::store::redis::RedisServer;
 #[cfg(feature = "redis-tls")]
 use crate::store::redis::connect::RedisTls;
 use crate::store::redis::connect::{
@@ -18,11 +19,19 @@ use crate::store::redis::connect::{
 };
 
 /// Opens connections of one limiter.
-pub(super) struct SimulatedConnector {
-    pub(super) world: World,
-    pub(super) client: usize,
+struct SimulatedConnector {
+    world: World,
+    client: usize,
     /// The settings of the connection.
-    pub(super) settings: Client,
+    settings: Client,
+}
+
+impl World {
+    /// The server for the limiter of one process.
+    pub(crate) fn server(&self, client: usize) -> RedisServer {
+        let settings = Client::open("redis://127.0.0.1").expect("an address");
+        RedisServer::from_connector(Arc::new(SimulatedConnector { world: self.clone(), client, settings }))
+    }
 }
 
 /// One end of a connection, at the client.

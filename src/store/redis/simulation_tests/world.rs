@@ -1,8 +1,10 @@
 //! The network and the server of one simulation, driven by events in virtual time.
 
+mod counts;
 mod faults;
+mod link;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -11,13 +13,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+pub(super) use self::link::Connection;
+use self::link::Data;
+pub(crate) use self::link::Link;
+use super::quota::Quota;
 use super::scenario::{Fault, FaultKind, Scenario};
 use super::server::Server;
 use crate::random::Random;
 
 /// The network and the server. Clones share them.
 #[derive(Clone)]
-pub(super) struct World {
+pub(crate) struct World {
     state: Arc<Mutex<WorldState>>,
     /// An event was added before all others.
     changed: Arc<Notify>,
@@ -26,14 +32,19 @@ pub(super) struct World {
 pub(super) struct WorldState {
     started_at: Instant,
     random: Random,
-    /// In milliseconds: the least delay of each direction, and the most that is added to it.
-    link: (u64, u64),
+    link: Link,
+    /// Delays are whole milliseconds, and some data arrives in two parts.
+    in_scenario: bool,
     faults: Vec<Fault>,
     events: BTreeMap<(u64, u64), Event>,
     event_count: u64,
+    /// The time of the last event by which the server is ready for the next command.
+    server_ready: u64,
     pub(super) connections: Vec<Connection>,
     /// The number of attempts to open a connection.
     pub(super) connects: u64,
+    /// The number of writes of requests.
+    pub(super) requests: u64,
     pub(super) server: Server,
     /// Data that is sent now arrives at this time at the earliest.
     delayed_until: u64,
@@ -60,77 +71,53 @@ enum Event {
     Snapshot,
 }
 
-pub(super) struct Connection {
-    pub(super) client: usize,
-    /// The master that the connection leads to.
-    pub(super) master: u64,
-    to_server: Pipe,
-    to_client: Pipe,
-    /// What has arrived at the server, and is no complete command yet.
-    pub(super) received: Vec<u8>,
-    /// What has arrived at the client, and was not read yet.
-    pub(super) readable: VecDeque<u8>,
-    pub(super) reader: Option<Waker>,
-    /// The client reads the end of the connection after the readable bytes.
-    pub(super) has_ended: bool,
-    pub(super) is_closed_by_client: bool,
-}
-
-#[derive(Default)]
-struct Pipe {
-    data: VecDeque<Data>,
-    last_arrival: u64,
-    loses_data: bool,
-}
-
-impl Pipe {
-    fn next_arrival(&mut self, at: u64) -> Option<Data> {
-        let has_arrived = self.data.front().is_some_and(|data| data.arrives_at <= at);
-        if has_arrived { self.data.pop_front() } else { None }
-    }
-}
-
-struct Data {
-    arrives_at: u64,
-    bytes: Vec<u8>,
-    /// When the sender wrote the data.
-    written_at: u64,
-    /// The call whose reply ends with this data.
-    call: Option<usize>,
-    /// The connection ends after this data.
-    is_last: bool,
-}
-
 impl World {
-    pub(super) fn new(scenario: &Scenario, is_traced: bool) -> Self {
-        let mut state = WorldState {
+    /// Returns a world without faults, whose events a new task handles.
+    pub(crate) fn new(link: Link, quotas: Vec<Quota>) -> Self {
+        let state = WorldState {
             started_at: Instant::now(),
-            random: Random::new(scenario.seed ^ 0x5eed),
-            link: scenario.link,
-            faults: scenario.faults.clone(),
+            random: Random::new(1),
+            link,
+            in_scenario: false,
+            faults: Vec::new(),
             events: BTreeMap::new(),
             event_count: 0,
+            server_ready: 0,
             connections: Vec::new(),
             connects: 0,
-            server: Server::new(scenario.quotas.clone(), scenario.service_micros, is_traced),
+            requests: 0,
+            server: Server::new(quotas, link),
             delayed_until: 0,
             half_open_until: 0,
             cut_in_request: None,
             cuts: Vec::new(),
             stalls: Vec::new(),
-            trace: is_traced.then(Vec::new),
+            trace: None,
         };
+        let world = Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) };
+        tokio::spawn(world.clone().run());
+        world
+    }
+
+    /// Returns the world of a scenario.
+    pub(super) fn of(scenario: &Scenario, is_traced: bool) -> Self {
+        let world = Self::new(scenario.link, scenario.quotas.clone());
+        let mut state = world.state();
+        (state.random, state.in_scenario) = (Random::new(scenario.seed ^ 0x5eed), true);
+        (state.trace, state.server.is_traced) = (is_traced.then(Vec::new), is_traced);
+        state.faults.clone_from(&scenario.faults);
         for (index, fault) in scenario.faults.iter().enumerate() {
             if let FaultKind::FailOver(lag) = fault.kind {
                 state.add_event(fault.at.saturating_sub(lag) * 1000, Event::Snapshot);
             }
             state.add_event(fault.at * 1000, Event::FaultBegins(index));
         }
-        Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) }
+        drop(state);
+        world
     }
 
     /// Handles events, forever.
-    pub(super) async fn run(self) {
+    async fn run(self) {
         loop {
             let next = self.state().handle_due();
             match next {
@@ -257,30 +244,22 @@ impl WorldState {
     fn open(&mut self, client: usize) -> usize {
         let index = self.connections.len();
         self.note(|| format!("client {client}: connection {index} opened"));
-        self.connections.push(Connection {
-            client,
-            master: self.server.master,
-            to_server: Pipe::default(),
-            to_client: Pipe::default(),
-            received: Vec::new(),
-            readable: VecDeque::new(),
-            reader: None,
-            has_ended: false,
-            is_closed_by_client: false,
-        });
+        self.connections.push(Connection { client, master: self.server.master, ..Connection::default() });
         index
     }
 
     /// A random delay of one direction, in microseconds.
     fn delay(&mut self) -> u64 {
-        let (least, jitter) = self.link;
-        (least + self.random.below(jitter + 1)) * 1000
+        let step = if self.in_scenario { 1000 } else { 1 };
+        self.link.delay + self.random.below(self.link.jitter / step + 1) * step
     }
 
     /// Sends data of the client. Returns how many bytes the socket's buffer accepts.
     pub(super) fn send_to_server(&mut self, index: usize, bytes: &[u8]) -> usize {
-        let accepted = if self.random.percent(5) { 1 + self.random.index(bytes.len()) } else { bytes.len() };
+        let accepted =
+            if self.in_scenario && self.random.percent(5) { 1 + self.random.index(bytes.len()) } else { bytes.len() };
         let is_request = bytes.len() > 60 && !bytes.starts_with(b"*4\r\n$6\r\nCLIENT");
+        self.requests += u64::from(is_request);
         let cut = if is_request { self.cut_in_request.take() } else { None };
         let sent = cut.map_or(accepted, |bytes| accepted.min(bytes));
         let data =
@@ -294,13 +273,13 @@ impl WorldState {
     }
 
     fn send(&mut self, index: usize, mut data: Data, to_server: bool) {
-        let (now, delay) = (self.now(), self.delay());
+        let delay = self.delay();
         let connection = &mut self.connections[index];
         let pipe = if to_server { &mut connection.to_server } else { &mut connection.to_client };
         if pipe.loses_data {
             return;
         }
-        data.arrives_at = (now.max(data.written_at) + delay).max(pipe.last_arrival).max(self.delayed_until);
+        data.arrives_at = (data.written_at + delay).max(pipe.last_arrival).max(self.delayed_until);
         pipe.last_arrival = data.arrives_at;
         let arrives_at = data.arrives_at;
         pipe.data.push_back(data);
@@ -350,12 +329,15 @@ impl WorldState {
                 call = None;
                 self.note(|| format!("connection {index}: cut after {} bytes of the reply", bytes.len()));
             }
+            let is_slow = |(every, _): &(usize, u64)| done.call.is_some_and(|call| (call + 1).is_multiple_of(*every));
+            let extra = self.link.slow_reply.filter(is_slow).map_or(0, |(_, extra)| extra);
             // A reply may arrive in two parts.
-            let first = if self.random.percent(20) { self.random.index(bytes.len().max(1)) } else { 0 };
+            let first =
+                if self.in_scenario && self.random.percent(20) { self.random.index(bytes.len().max(1)) } else { 0 };
             let rest = bytes.split_off(first);
             for (bytes, call) in [(bytes, None), (rest, call)] {
                 if !bytes.is_empty() {
-                    let data = Data { arrives_at: 0, bytes, written_at: done.at, call, is_last: false };
+                    let data = Data { arrives_at: 0, bytes, written_at: done.at + extra, call, is_last: false };
                     self.send(index, data, false);
                 }
             }
@@ -363,7 +345,8 @@ impl WorldState {
                 self.end_connection(index);
             }
         }
-        if let Some(ready) = self.server.ready_at(at) {
+        if let Some(ready) = self.server.ready_at(at).filter(|ready| *ready > self.server_ready) {
+            self.server_ready = ready;
             self.add_event(ready, Event::ServerReady);
         }
     }

@@ -1,6 +1,10 @@
-//! Asks the example `envoy_rls` what Envoy asks. `scripts/gateways` runs it behind a real Envoy, and
-//! `scripts/foreign-clients` asks it by Python's grpcio.
+//! Asks the service what Envoy asks. `scripts/gateways` runs it behind a real Envoy, and `scripts/foreign-clients` asks it
+//! by Python's grpcio.
 
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -12,8 +16,6 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::Status;
 use tonic::transport::Channel;
-
-use crate::example_scenarios::{File, Running};
 
 const LIMITS: &str = r#"
 domain = "edge"
@@ -67,20 +69,45 @@ fn with_hits(mut descriptor: RateLimitDescriptor, hits: u64) -> RateLimitDescrip
     descriptor
 }
 
-/// The example, and a client.
+/// Writes a file of limits, for one process of the tests.
+fn file_with(name: &str, limits: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
+    fs::write(&path, limits).expect("written");
+    path
+}
+
+fn program(arguments: &[&Path]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_envoy_rls"));
+    command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// The service as a process, which is killed when the test ends, and a client.
 struct Service {
     client: RateLimitServiceClient<Channel>,
-    _server: Running,
-    _file: File,
+    process: Child,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // The process may have ended before.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 impl Service {
     async fn start(name: &str) -> Self {
-        let file = File::with(name, LIMITS);
-        let server = Running::start("envoy_rls", &[&file.0]);
-        let address = format!("http://{}", server.address());
+        Self::run(&[&file_with(name, LIMITS)]).await
+    }
+
+    async fn run(arguments: &[&Path]) -> Self {
+        let mut process = program(arguments).spawn().expect("the example");
+        let mut lines = BufReader::new(process.stdout.as_mut().expect("piped")).lines();
+        let line = lines.next().expect("a line").expect("text");
+        let address = line.strip_prefix("listening on ").expect("an address").to_owned();
         let client = RateLimitServiceClient::connect(address).await.expect("a connection");
-        Self { client, _server: server, _file: file }
+        Self { client, process }
     }
 
     async fn ask(
@@ -106,7 +133,7 @@ fn field<'a>(response: &'a RateLimitResponse, name: &str) -> Option<&'a str> {
 
 #[tokio::test]
 async fn envoy_example_decides_all_descriptors_together() {
-    let mut service = Service::start("envoy-together").await;
+    let mut service = Service::start("together").await;
     let both = |client| [address(client), login(client)];
     assert_eq!(service.codes(&both("a"), 0).await, (Code::Ok, vec![(Code::Ok, 2), (Code::Ok, 1)]));
     assert_eq!(service.codes(&both("b"), 0).await, (Code::Ok, vec![(Code::Ok, 2), (Code::Ok, 0)]));
@@ -133,7 +160,7 @@ async fn envoy_example_decides_all_descriptors_together() {
 
 #[tokio::test]
 async fn envoy_example_charges_the_hits_of_requests_and_descriptors() {
-    let mut service = Service::start("envoy-hits").await;
+    let mut service = Service::start("hits").await;
     let model = |hits| with_hits(descriptor(&[("model", "large")]), hits);
     assert_eq!(service.codes(&[address("a"), model(60)], 2).await, (Code::Ok, vec![(Code::Ok, 1), (Code::Ok, 40)]));
     assert_eq!(service.codes(&[model(50)], 0).await.0, Code::OverLimit);
@@ -146,7 +173,7 @@ async fn envoy_example_charges_the_hits_of_requests_and_descriptors() {
 
 #[tokio::test]
 async fn envoy_example_allows_what_no_limit_describes() {
-    let mut service = Service::start("envoy-free").await;
+    let mut service = Service::start("free").await;
     let others = [
         descriptor(&[("path", "/"), ("remote_address", "a")]),
         descriptor(&[("remote_address", "a"), ("path", "/login")]),
@@ -166,7 +193,7 @@ async fn envoy_example_allows_what_no_limit_describes() {
 
 #[tokio::test]
 async fn envoy_example_refuses_what_it_cannot_count() {
-    let mut service = Service::start("envoy-refused").await;
+    let mut service = Service::start("refused").await;
     let negative = RateLimitDescriptor { is_negative_hits: true, ..address("a") };
     let limit = RateLimitOverride { requests_per_unit: 9, unit: 1 };
     let overridden = RateLimitDescriptor { limit: Some(limit), ..address("a") };
@@ -199,21 +226,20 @@ fn envoy_example_names_the_invalid_field() {
     .enumerate()
     {
         assert!(LIMITS.contains(from), "{from}");
-        let file = File::with(&format!("envoy-invalid-{index}"), &LIMITS.replace(from, to));
-        let (succeeded, printed) = Running::start("envoy_rls", &[&file.0]).wait_for_end();
-        assert!(!succeeded && printed[0].contains(expected), "{printed:#?}");
+        let file = file_with(&format!("invalid-{index}"), &LIMITS.replace(from, to));
+        let Output { status, stderr, .. } = program(&[&file]).output().expect("the example");
+        let printed = String::from_utf8(stderr).expect("text");
+        assert!(!status.success() && printed.lines().next().is_some_and(|line| line.contains(expected)), "{printed}");
     }
 }
 
 /// The file beside the example.
 #[tokio::test]
 async fn envoy_example_reads_its_own_file() {
-    let server = Running::start("envoy_rls", &[]);
-    let address = format!("http://{}", server.address());
-    let mut client = RateLimitServiceClient::connect(address).await.expect("a connection");
+    let mut service = Service::run(&[]).await;
     let descriptors = vec![descriptor(&[("remote_address", "a")]), descriptor(&[("model", "large")])];
     let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    let answer = client.should_rate_limit(request).await.expect("an answer").into_inner();
+    let answer = service.client.should_rate_limit(request).await.expect("an answer").into_inner();
     let left: Vec<_> = answer.statuses.iter().map(|status| status.limit_remaining).collect();
     assert_eq!(left, [4, 9_999]);
 }

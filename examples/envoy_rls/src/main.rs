@@ -1,9 +1,9 @@
 //! A rate limit service for Envoy: the method `ShouldRateLimit` of `envoy.service.ratelimit.v3.RateLimitService`.
 //!
 //! ```text
-//! cargo run --example envoy_rls
-//! cargo run --example envoy_rls -- my-limits.toml
-//! REDIS_URL=redis://127.0.0.1 cargo run --example envoy_rls    # any number of processes, with one limit
+//! cargo run -p envoy_rls
+//! cargo run -p envoy_rls -- my-limits.toml
+//! REDIS_URL=redis://127.0.0.1 cargo run -p envoy_rls    # any number of processes, with one limit
 //! ```
 //!
 //! Without an argument the limits are those of `examples/envoy_rls/limits.toml`. Envoy sends the descriptors of each
@@ -29,7 +29,7 @@ use crate::service::Service;
 
 #[tokio::main]
 async fn main() -> Result<(), AnyError> {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/envoy_rls/limits.toml");
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("limits.toml");
     let path = env::args_os().nth(1).map_or_else(default, PathBuf::from);
     let limits = Limits::read(&path).unwrap_or_else(|error| {
         eprintln!("{}: {error}", path.display());
