@@ -13,7 +13,8 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::example_scenarios::{File, Running};
+use crate::example_scenarios::{File, run, start};
+use crate::process::Process;
 
 const LIMITS: &str = r#"
 domain = "edge"
@@ -70,14 +71,14 @@ fn with_hits(mut descriptor: RateLimitDescriptor, hits: u64) -> RateLimitDescrip
 /// The example, and a client.
 struct Service {
     client: RateLimitServiceClient<Channel>,
-    _server: Running,
+    _server: Process,
     _file: File,
 }
 
 impl Service {
     async fn start(name: &str) -> Self {
         let file = File::with(name, LIMITS);
-        let server = Running::start("envoy_rls", &[&file.0]);
+        let server = start("envoy_rls", &[&file.0]);
         let address = format!("http://{}", server.address());
         let client = RateLimitServiceClient::connect(address).await.expect("a connection");
         Self { client, _server: server, _file: file }
@@ -200,7 +201,7 @@ fn envoy_example_names_the_invalid_field() {
     {
         assert!(LIMITS.contains(from), "{from}");
         let file = File::with(&format!("envoy-invalid-{index}"), &LIMITS.replace(from, to));
-        let (succeeded, printed) = Running::start("envoy_rls", &[&file.0]).wait_for_end();
+        let (succeeded, printed) = run("envoy_rls", &[&file.0]);
         assert!(!succeeded && printed[0].contains(expected), "{printed:#?}");
     }
 }
@@ -208,7 +209,7 @@ fn envoy_example_names_the_invalid_field() {
 /// The file beside the example.
 #[tokio::test]
 async fn envoy_example_reads_its_own_file() {
-    let server = Running::start("envoy_rls", &[]);
+    let server = start("envoy_rls", &[]);
     let address = format!("http://{}", server.address());
     let mut client = RateLimitServiceClient::connect(address).await.expect("a connection");
     let descriptors = vec![descriptor(&[("remote_address", "a")]), descriptor(&[("model", "large")])];

@@ -5,4 +5,6 @@ mod example_scenarios;
 mod examples;
 mod grpc;
 mod impatient;
+#[path = "../servers/process.rs"]
+mod process;
 mod restart;

@@ -5,11 +5,14 @@ mod basics;
 mod batch_work;
 mod cancellation;
 mod cell;
+#[path = "../servers/certificates.rs"]
+mod certificates;
 mod chained;
 mod child;
 mod circuit_breaker;
 mod clock;
 mod cluster;
+#[path = "../servers/cluster_server.rs"]
 mod cluster_server;
 mod conditions;
 mod config;
@@ -54,6 +57,8 @@ mod open_loop;
 mod order;
 mod overload;
 mod panics;
+#[path = "../servers/process.rs"]
+mod process;
 mod process_death;
 mod proxy;
 #[path = "../../src/random.rs"]
@@ -67,7 +72,9 @@ mod script_model;
 mod script_values;
 mod secure;
 mod sentinel;
+#[path = "../servers/sentinel_server.rs"]
 mod sentinel_server;
+#[path = "../servers/server.rs"]
 mod server;
 mod shares;
 mod shutdown;
