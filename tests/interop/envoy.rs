@@ -78,7 +78,7 @@ struct Service {
 impl Service {
     async fn start(name: &str) -> Self {
         let file = File::with(name, LIMITS);
-        let server = start("envoy_rls", &[&file.0]);
+        let server = start("envoy_rls", &[&file.path]);
         let address = format!("http://{}", server.address());
         let client = RateLimitServiceClient::connect(address).await.expect("a connection");
         Self { client, _server: server, _file: file }
@@ -201,7 +201,7 @@ fn envoy_example_names_the_invalid_field() {
     {
         assert!(LIMITS.contains(from), "{from}");
         let file = File::with(&format!("envoy-invalid-{index}"), &LIMITS.replace(from, to));
-        let (succeeded, printed) = run("envoy_rls", &[&file.0]);
+        let (succeeded, printed) = run("envoy_rls", &[&file.path]);
         assert!(!succeeded && printed[0].contains(expected), "{printed:#?}");
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::process::{Process, example, request};
+use crate::process::{Folder, Process, example, request};
 
 /// Starts an example whose output includes its errors.
 pub(crate) fn start(name: &str, arguments: &[&Path]) -> Process {
@@ -127,26 +127,24 @@ fn llm_tokens_example_charges_actual_costs() {
 }
 
 /// A file that is deleted at the end of the test.
-pub(crate) struct File(pub(crate) PathBuf);
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    _folder: Folder,
+}
 
 impl File {
     pub(crate) fn with(name: &str, text: &str) -> Self {
-        let file = Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.toml", std::process::id())));
+        let folder = Folder::new(name);
+        let file = Self { path: folder.path().join("limits.toml"), _folder: folder };
         file.save(text);
         file
     }
 
     /// Replaces the file atomically, as editors do.
     fn save(&self, text: &str) {
-        let new = self.0.with_extension("new");
+        let new = self.path.with_extension("new");
         fs::write(&new, text).expect("written");
-        fs::rename(new, &self.0).expect("renamed");
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        fs::rename(new, &self.path).expect("renamed");
     }
 }
 
@@ -157,7 +155,7 @@ fn limit(settings: &str) -> String {
 #[test]
 fn config_example_reloads_a_changed_file() {
     let file = File::with("config", &limit("algorithm = \"fixed-window\"\nquota = \"5/h\""));
-    let server = start("config", &[&file.0]);
+    let server = start("config", &[&file.path]);
     let address = server.address();
     let get = || request(address, "GET", "/", "");
     let line = || server.line().expect("a line");
@@ -170,13 +168,13 @@ fn config_example_reloads_a_changed_file() {
 
     // A raised limit keeps the usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/h\""));
-    assert_eq!(line(), format!("loaded the limits from {}", file.0.display()));
+    assert_eq!(line(), format!("loaded the limits from {}", file.path.display()));
     check(&get(), 100, 97);
 
     // An invalid file is an error with its position and changes nothing.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/fortnight\""));
     let printed: Vec<_> = (0..5).map(|_| line()).collect();
-    let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.0.display());
+    let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.path.display());
     assert_eq!(printed[0], start);
     assert_eq!(printed[2], "4 | quota = \"100/fortnight\"");
     assert!(printed[4].starts_with("quota: \"100/fortnight\": a quota's period must end in "), "{printed:#?}");
@@ -186,7 +184,7 @@ fn config_example_reloads_a_changed_file() {
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"4/h\""));
     // TOML's errors end in an empty line.
     let reloaded = [line(), line()].concat();
-    assert_eq!(reloaded, format!("loaded the limits from {}", file.0.display()));
+    assert_eq!(reloaded, format!("loaded the limits from {}", file.path.display()));
     let rejected = get();
     assert_eq!(status(&rejected), 429);
     check(&rejected, 4, 0);
@@ -195,7 +193,7 @@ fn config_example_reloads_a_changed_file() {
 #[test]
 fn config_example_fails_for_an_invalid_file() {
     let file = File::with("wrong", &limit("algorithm = \"gcra\"\nquota = \"5/h\"\nburst = 0"));
-    let (succeeded, printed) = run("config", &[&file.0]);
+    let (succeeded, printed) = run("config", &[&file.path]);
     assert!(!succeeded);
     assert!(printed.iter().any(|line| line.starts_with("burst: invalid burst: 0")), "{printed:#?}");
 

@@ -54,6 +54,9 @@ mod lua;
 mod near_events;
 mod near_limit;
 mod open_loop;
+#[allow(dead_code, reason = "the program in `oracle` uses all of it")]
+#[path = "../../oracle/src/model.rs"]
+mod oracle_model;
 mod order;
 mod overload;
 mod panics;
