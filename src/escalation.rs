@@ -196,7 +196,7 @@ impl Escalation {
     /// All blocks after the last duration have its number.
     pub(crate) fn step(&self, counted: &Decision) -> Option<usize> {
         let blocks = counted.limits().iter().find(|limit| limit.name() == BLOCKS).filter(|_| counted.is_allowed())?;
-        let used = usize::try_from(blocks.limit() - blocks.remaining()).unwrap_or(usize::MAX);
+        let used = usize::try_from(blocks.limit().saturating_sub(blocks.remaining())).unwrap_or(usize::MAX);
         Some(used.clamp(1, self.block_for.len()))
     }
 
@@ -216,3 +216,22 @@ fn is_period(duration: Duration) -> Result<(), Error> {
 
 /// A limit that counts by a part of the key.
 type LimitBy<F, SubKey> = Limit<FixedWindow, KeyedBy<F, SubKey>>;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::decision::{LimitSnapshot, Verdict};
+
+    /// A limiter of an application may return any numbers.
+    #[test]
+    fn more_remaining_blocks_than_the_limit_are_the_first_block() {
+        let escalation = Escalation::new("login", Quota::per_minute(5));
+        let step = |remaining| {
+            let snapshot = LimitSnapshot::new(10, None).with_remaining(remaining);
+            let status = LimitStatus::new(BLOCKS, Verdict::Allowed, snapshot);
+            escalation.step(&Decision::from_limit(Timestamp::EPOCH, status))
+        };
+        assert_eq!([11, 10, 9, 8, 7, 6, 0].map(step), [1, 1, 1, 2, 3, 3, 3].map(Some));
+    }
+}

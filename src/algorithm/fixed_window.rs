@@ -122,6 +122,7 @@ impl Algorithm for FixedWindow {
             let used = window.used.saturating_add(options.cost);
             let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
             // A window that a shorter period cut goes on in the present one.
+            // Otherwise the original end is kept, which `open` cuts at each reading.
             if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
         } else {
             let (start, end) = self.window_at(at);

@@ -185,6 +185,7 @@ impl Algorithm for SlidingLog {
             while let Some((_, weight)) = other.next_if(|hit| hit.0 == time) {
                 of_other = of_other.saturating_add(weight);
             }
+            // Neither sum shrinks, and `counted` is their previous maximum.
             let more = of_own.max(of_other) - counted;
             counted += more;
             let is_full = hits.len() >= self.entries();

@@ -352,6 +352,7 @@ fn lasts_until_start<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clon
     for reading in enforced(readings.clone()) {
         match reading.immediate {
             Verdict::Allowed => {}
+            // Denied for good, whatever the others schedule.
             Verdict::ExceedsLimit => return true,
             _ if reading.wait() > longest => (longest, second) = (reading.wait(), longest),
             _ => second = second.max(reading.wait()),
@@ -359,6 +360,7 @@ fn lasts_until_start<'a>(readings: impl Iterator<Item = &'a LimitReading> + Clon
     }
     longest.is_zero()
         || enforced(readings).all(|reading| {
+            // The longest wait of the other limits. If two limits share the longest wait, `second` equals it.
             let others = if reading.wait() == longest { second } else { longest };
             others.is_zero() || reading.charged_for() >= others
         })

@@ -102,6 +102,7 @@ impl Costs {
     pub(crate) fn max(self, other: Self) -> Self {
         let mut units = self.units;
         for (unit, cost) in other.units.entries() {
+            // `add` adds up: with the difference the sum is the larger cost.
             units.add(unit, cost.saturating_sub(self.units.of(unit)));
         }
         Self { number: self.number.max(other.number), units }
@@ -204,6 +205,7 @@ impl UnitCosts {
                 self.0.copy_within(index..Costs::MAX_UNITS - 1, index + 1);
                 self.0[index] = pack(cost);
             }
+            // The largest number of a unit, so the words stay sorted. `check` makes an error of it.
             _ => self.0[Costs::MAX_UNITS - 1] = u64::from(Unit::TOO_MANY.0) << COST_BITS,
         }
     }

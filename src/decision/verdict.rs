@@ -63,6 +63,7 @@ impl PackedVerdict {
             Verdict::AllowedAfter(delay) => {
                 Self(Self::DELAYED | crate::clock::micros_floor(delay).min(Self::MAX_MICROS))
             }
+            // 0 is `Allowed`.
             Verdict::Denied { retry_after } => Self(crate::clock::micros_floor(retry_after).clamp(1, Self::MAX_MICROS)),
             Verdict::ExceedsLimit => Self(Self::EXCEEDS_LIMIT),
         }

@@ -157,6 +157,7 @@ impl<A, B> Chained<A, B> {
                     held.and_then(|held| held.split().1)
                 };
                 let mut held = Held::join(held, second.held);
+                // In a chain inside another chain, a further limiter may still deny.
                 if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
                     held.charge_fixed_costs();
                 }
@@ -263,6 +264,7 @@ where
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return Acquisition::Ready(Err(error)),
         };
+        // Provisional: fixed costs stay held, too, until the second limiter has decided.
         match self.first.acquire(key, options.provisional()) {
             Acquisition::Pending(future) => {
                 let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });

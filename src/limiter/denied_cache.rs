@@ -242,6 +242,7 @@ impl<C: Clock> CacheState<C> {
     /// Returns the slot that has the key's denial, or the one whose denial expires sooner.
     fn pick_slot(&self, candidates: CandidateSlots, now: Timestamp) -> usize {
         let expires_at = |slot: usize| match self.slots[slot].load().as_deref() {
+            // Before all others, so that the cache has one denial of a key.
             Some(denial) if denial.hash == candidates.hash => Timestamp::EPOCH,
             Some(denial) if denial.is_valid(now) => denial.expires_at,
             Some(_) | None => now,
@@ -252,6 +253,8 @@ impl<C: Clock> CacheState<C> {
 
     /// Removes the denial of a key, and keeps requests that are in flight from caching theirs.
     fn invalidate(&self, candidates: CandidateSlots) {
+        // Sequentially consistent, as the accesses in `insert`: each side writes, then reads what the other has
+        // written. With weaker orderings both could miss the other one.
         self.epoch(candidates).fetch_add(1, Ordering::SeqCst);
         self.remove(candidates);
     }

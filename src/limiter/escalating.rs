@@ -188,6 +188,7 @@ where
             Acquisition::Ready(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
                 let mut future = self.count::<Key>(key.to_owned(), outcome);
                 // Counts in memory are ready.
+                // No wake-up is lost: the caller polls a pending future again, with its own waker.
                 match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready(result) => return Acquisition::Ready(result),
                     Poll::Pending => State::Counting(future),

@@ -293,6 +293,7 @@ impl Held {
     ///
     /// As for [`settle`](Self::settle).
     pub fn release(mut self) -> LimiterFuture<()> {
+        // Dropping the guard of fixed costs would charge them.
         match self.parts.as_mut().and_then(|parts| parts.fixed.take()) {
             None => self.end(Costs::from(0)),
             Some(fixed) => fixed.release().join(self.end(Costs::from(0))).map_result(both_ok),
@@ -349,6 +350,7 @@ impl Held {
     }
 
     fn end(&mut self, actual: Costs) -> LimiterFuture<()> {
+        // Fixed costs are charged when `parts` is dropped.
         let settle = self.settle.take();
         let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
         let settled = settle.map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop());
@@ -361,6 +363,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // Does nothing after an end, which has taken `settle`.
         let whole = self.costs();
         self.end(whole).detach();
     }

@@ -94,6 +94,7 @@ fn poll_slow<Request, P: Parts<Request>>(
         let next = match state.as_mut().project() {
             Projection::Forwarded { response, settlement } => {
                 let result = ready!(response.poll(cx));
+                // With the response of the service, before the responder changes it.
                 let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
                 let (context, tracker) = response_context.take().expect(POLLED_AFTER_COMPLETION);
                 let result = result.map(|response| P::Responder::map_response(context, response));

@@ -124,6 +124,7 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     let (id, asked) = match cause {
         WaitCause::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
         WaitCause::Scheduled(decision, held) => {
+            // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
             let at = Instant::now() + decision.delay();
             let held = StartHold::new(held, || arrival.ask.queues());
             let id = arrival.ask.queue_of(&decision);

@@ -204,6 +204,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
         let Deferred { request: ref inner, ref config, cost, started_at, .. } = request;
+        // The queue sets the delay that each of its asks accepts.
         let options = acquire_options::<Request, P>(config, inner, cost, None);
         match join_after::<Request, P>(config, inner, key, options, cause, started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),

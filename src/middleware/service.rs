@@ -210,6 +210,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     cost: P::Cost,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
+    // Always a key: the callers have checked that. Without a copy, they cannot pass the key alone.
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
     let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {

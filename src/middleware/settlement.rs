@@ -70,6 +70,8 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
                 self.wake_queues();
                 None
             }
+            // The client may leave while the store records: the queues are woken in any case. A queue that is created
+            // meanwhile asks by itself, since held costs make its first wait an estimate.
             Err(future) => Some(match self.queues.take().filter(|_| any_queue()) {
                 None => future,
                 Some(ids) => future.map(move |()| capacity_released(ids.as_slice())).complete_on_drop(),

@@ -33,8 +33,10 @@ impl FirstRequests {
         if requests.load(Ordering::Relaxed) >= Self::MAX_REQUESTS {
             return None;
         }
+        // Concurrent requests may exceed the maximum by a few, which only lengthens the search.
         requests.fetch_add(1, Ordering::Relaxed);
         let warning = warning()?;
+        // Never 0, which is the mark of no key.
         let hash = FixedState::default().hash_one(key) | 1;
         match of_first.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
             Err(first) if first != hash => {

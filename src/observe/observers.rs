@@ -89,6 +89,8 @@ impl Observers {
     pub(crate) fn warn_once(&self, kind: WarningKind, message: impl FnOnce() -> Option<String>) {
         let Some(registered) = &self.0 else { return };
         let bit = kind as u8;
+        // Once warned, no message is looked for. Of threads that find one at the same time, the first to set the bit
+        // emits it.
         if registered.warned.load(Ordering::Relaxed) & bit == 0
             && let Some(message) = message()
             && registered.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0

@@ -20,6 +20,7 @@ impl Bounds {
     }
 
     pub(super) fn used(&self) -> usize {
+        // Relaxed: the sum orders no other access, and the bound may be exceeded by a frame for each thread.
         self.used.load(Ordering::Relaxed)
     }
 }

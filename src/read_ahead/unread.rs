@@ -96,6 +96,7 @@ impl<B: Body<Data = Bytes>> Unread<B> {
         self.before = after;
         self.memory.subtract(bytes);
         if self.buffered.is_empty() {
+            // Frees the memory, which no longer counts.
             self.buffered = VecDeque::new();
         }
         Poll::Ready(frame)

@@ -79,7 +79,8 @@ impl Location {
         }
     }
 
-    /// Returns the candidate sets in the order in which every thread locks them. Another order could deadlock.
+    /// Returns the candidate sets in the order in which every thread locks them: of two threads with the same
+    /// sets, one succeeds. In different orders both could fail, again and again.
     pub(super) fn lock_order(&self) -> [usize; 2] {
         if self.candidate_sets[0] < self.candidate_sets[1] { [0, 1] } else { [1, 0] }
     }
@@ -184,6 +185,7 @@ impl<'a, C: AtomicState> LockedEntry<'a, C> {
     /// Unlocks the set, with nothing changed: concurrent readings stay valid.
     pub(crate) fn unlock_unchanged(self) {
         self.set.unlock_unchanged(self.version, &self.token);
+        // `drop` would unlock again, with a new version.
         std::mem::forget(self);
     }
 
@@ -202,6 +204,7 @@ impl<'a, C: AtomicState> LockedEntry<'a, C> {
 impl<C: AtomicState> Drop for LockedEntry<'_, C> {
     #[inline]
     fn drop(&mut self) {
+        // A set that the fast path locks has no flags, and the fast path sets none.
         self.set.unlock(self.version, &self.token);
     }
 }
@@ -342,6 +345,8 @@ impl<C: AtomicState> Table<C> {
             return second.validate(location.versions[1]).then_some(Reading { horizon: 0, held });
         }
         location.position = Position::Absent;
+        // Between the loads of the versions and their validation: a state that is dropped meanwhile makes the reading
+        // invalid, so its horizon is not missed.
         let [horizon, of_second] = location.candidate_sets.map(|set| self.horizons.of(set));
         first.cell(0).read_zero(state);
         let is_absent = first.validate(location.versions[0]) && second.validate(location.versions[1]);

@@ -39,6 +39,7 @@ pub(super) struct EvictionState<C> {
     /// [`WhenFull::CarryOver`]. Guarded by the set's lock.
     pub(super) inherited_debts: Box<[C]>,
     /// Until then no search is made, because one has failed. Zero if a key was removed since.
+    // Relaxed: a thread that misses a change searches in vain, or gives up a search for at most `MAX_HINT`.
     full_until: RelaxedU64,
     /// The number of evicted live keys. No decision reads it.
     evicted: RelaxedU64,
@@ -130,6 +131,7 @@ impl<C: AtomicState> Table<C> {
     fn merge_debts(&self, location: &Location, policy: &impl EvictionPolicy<C::State>) -> Option<C::State> {
         // An evicted key left its debt in one set only: that of its slot. It may come back to either set.
         let [first, second] = location.candidate_sets.map(|set| &self.eviction.inherited_debts[set]);
+        // Not compared with the time: a debt that has drained is an idle state, and a key with it decides as a new one.
         if first.idle_at() == 0 && second.idle_at() == 0 {
             return None;
         }
@@ -166,6 +168,7 @@ impl<C: AtomicState> Table<C> {
     /// Returns an error if an absent key would be denied because the table is full.
     #[inline]
     pub(crate) fn is_full_for(&self, location: &Location, now: u64, when_full: WhenFull) -> Result<(), TableFull> {
+        // Under the other policies an eviction frees a slot, unless every key has a held amount.
         if location.is_absent()
             && (when_full == WhenFull::Deny || self.all_are_held(location.candidate_sets.into_iter()))
         {

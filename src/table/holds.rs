@@ -76,6 +76,7 @@ impl Holds {
                 self.keys.fetch_sub(1, Relaxed);
                 false
             }
+            // A hold of zero has no entry.
             Entry::Vacant(_) => false,
         }
     }
@@ -100,6 +101,11 @@ impl Holds {
         self.shards.iter().map(of).sum::<usize>() * 8 / 7 * (size_of::<(u64, u64)>() + 1) + size_of::<Self>()
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn lock_all(&self) -> impl Sized + '_ {
+        self.shards.each_ref().map(Mutex::lock)
+    }
+
     #[allow(clippy::cast_possible_truncation, reason = "only the low bits count")]
     fn shard(&self, fingerprint: u64) -> MutexGuard<'_, Amounts> {
         self.shards[fingerprint as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,6 +121,7 @@ impl std::hash::Hasher for Fingerprints {
         self.0
     }
 
+    // The trait demands it. A `u64` is hashed by `write_u64`.
     fn write(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(byte);

@@ -35,7 +35,9 @@ impl<C: AtomicState> Table<C> {
         let (mut next, mut full_until) = (0, u64::MAX);
         while let Some(&Reached { set: from, .. }) = reached.get(next) {
             for slot in all_slots() {
+                // Read without locks: `move_key` finds out whether the search was overtaken.
                 let fingerprint = self.sets[from].fingerprint(slot);
+                // Another thread has freed this slot meanwhile. In a root nothing needs to move: the caller retries.
                 if fingerprint == 0 {
                     return Some(moves_to(&reached, next, Vec::new()));
                 }
@@ -70,8 +72,10 @@ impl<C: AtomicState> Table<C> {
         let found = source.find(fingerprint).zip(target.find_free(now, &self.holds));
         if let Some((old, new)) = found {
             self.claim(to, new, fingerprint, token);
+            // Both sets have the key for a moment. No reading is valid meanwhile, as both are locked.
             target.cell(new).copy_from(source.cell(old));
             source.clear_slot(old, token);
+            // `HELD` follows the key. `BLOCKED` is set in both sets of a blocked key already.
             if source.flags() & HELD != 0 {
                 source.update_held(&self.holds, token);
                 target.update_held(&self.holds, token);

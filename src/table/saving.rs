@@ -37,6 +37,7 @@ impl Relocations {
 
     /// Notes a key that has moved between two locked sets, if a thread reads the table.
     pub(super) fn note(&self, fingerprint: u64, _: &LockToken) {
+        // Not a load, which could miss the flag: see "Protocol".
         if self.readers.fetch_add(0, Ordering::AcqRel) > 0 {
             self.keys().push(fingerprint);
         }
@@ -68,6 +69,7 @@ impl TableReading<'_> {
 impl Drop for TableReading<'_> {
     fn drop(&mut self) {
         self.relocations.readers.fetch_sub(1, Ordering::AcqRel);
+        // A relocation that saw the flag before may still note its key. The next reading then passes this key twice.
         drop(self.take_relocated());
     }
 }
@@ -131,6 +133,7 @@ impl<C: AtomicState> Table<C> {
             self.read_set(index, set, now, &mut found);
             found.items(index).try_for_each(&mut f)?;
         }
+        // A key that moves from here on was read where it was.
         for fingerprint in reading.take_relocated() {
             self.read_key(fingerprint, now, &mut found);
             found.items(0).try_for_each(&mut f)?;
@@ -205,6 +208,7 @@ impl<C: AtomicState> Table<C> {
     /// Lets new keys of a set, or of all sets, inherit at least this debt. A table that carries no debt ignores it.
     pub(crate) fn inherit_debt(&self, set: Option<usize>, debt: &C::State, policy: &impl EvictionPolicy<C::State>) {
         let all = 0..self.eviction.inherited_debts.len();
+        // A damaged file can name a set that does not exist: its range is empty.
         let sets = set.map_or(all.clone(), |set| set..set.saturating_add(1).min(all.end));
         for set in sets {
             let (Some(locked), Some(cell)) = (self.sets.get(set), self.eviction.inherited_debts.get(set)) else {
@@ -220,6 +224,12 @@ impl<C: AtomicState> Table<C> {
     /// was not saved.
     pub(crate) fn raise_horizons(&self, time: u64) {
         (0..self.sets.len()).for_each(|set| self.horizons.raise(set, time));
+    }
+
+    /// Locks all that keys of several sets share, for a test that decisions do not lock any of it.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn lock_shared(&self) -> impl Sized + '_ {
+        (self.holds.lock_all(), self.relocations.keys(), self.relocations.one_reader.lock())
     }
 
     /// Removes all keys and debts of a table that no other thread uses yet.

@@ -82,6 +82,7 @@ impl<C: AtomicState> Set<C> {
     /// Locks the set, unless anything in it has changed since `version` was loaded.
     #[inline]
     pub(super) fn try_lock(&self, version: u64) -> Option<LockToken> {
+        // Relaxed on failure: the caller reads nothing of the set before it has loaded the version again.
         let is_locked = version & LOCKED == 0
             && self.version.compare_exchange(version, version | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         is_locked.then_some(LockToken(()))
@@ -102,6 +103,7 @@ impl<C: AtomicState> Set<C> {
     /// Unlocks after a change, with the flags of `version`.
     #[inline]
     pub(super) fn unlock(&self, version: u64, _: &LockToken) {
+        // 61 bits count changes: at one per nanosecond, the sum overflows after 73 years.
         self.version.store(version + NEXT_VERSION, Ordering::Release);
     }
 
@@ -113,6 +115,7 @@ impl<C: AtomicState> Set<C> {
 
     /// Sets or clears a flag.
     pub(super) fn set_flag(&self, flag: u64, value: bool, _: &LockToken) {
+        // Only the thread that holds the lock stores the version, so no change is lost between the load and the store.
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(if value { version | flag } else { version & !flag }, Ordering::Release);
     }
@@ -182,6 +185,8 @@ impl<C: AtomicState> Set<C> {
 
     /// Empties a slot, without raising the horizon.
     pub(super) fn clear_slot(&self, slot: u8, _: &LockToken) {
+        // A horizon is for usage that drains unseen. Here the state lives on in another set, or its usage is dropped on
+        // purpose (a reset, an eviction), or kept as an inherited debt.
         self.fingerprints[usize::from(slot)].store(0, Ordering::Release);
         self.cell(slot).clear();
     }

@@ -278,6 +278,7 @@ impl<C: AtomicState> Table<C> {
         let mut backoff = Backoff::new();
         loop {
             let mut location = Location::EMPTY;
+            // The snapshot is dropped at once. It may be the guard of a mutex, which `change` locks.
             let horizon = self.read_state(hash, &mut location, &mut C::empty());
             if location.is_absent() && insert.is_none() {
                 return Ok(());

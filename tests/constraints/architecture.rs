@@ -408,17 +408,59 @@ fn algorithms_read_no_clock_and_take_no_lock() {
     }
 }
 
+/// The files and folders of decisions in memory.
+const IN_MEMORY: [&str; 8] =
+    ["algorithm", "decision", "escalation.rs", "limit", "quota.rs", "store/custom", "store/memory", "table"];
+
 /// Expired entries are reused or removed by decisions themselves.
 #[test]
 fn decisions_in_memory_start_no_thread_and_no_task() {
-    const IN_MEMORY: [&str; 8] =
-        ["algorithm", "decision", "escalation", "limit", "quota", "store/custom", "store/memory", "table"];
     let sources = sources();
+    let is_missing = |folder: &&&str| !sources.iter().any(|source| source.path.starts_with(folder));
+    assert_eq!(IN_MEMORY.iter().find(is_missing), None, "a folder without sources is not checked");
     for source in sources.iter().filter(|source| IN_MEMORY.iter().any(|folder| source.path.starts_with(folder))) {
         for name in ["spawn", "thread", "runtime", "tokio", "sleep"] {
             assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
         }
     }
+}
+
+/// The files of a limiter in memory with locks, and how many each declares.
+///
+/// No decision without held costs and ids takes those of several keys: `src/store/memory/lock_tests.rs`. A set of the
+/// table has a lock of its own, which is a bit of its version.
+const LOCKS: &[(&str, usize)] = &[
+    // Of one key, or of some keys that cross their mark.
+    ("algorithm/state/hit_log.rs", 1),
+    ("limit/warn_at.rs", 1),
+    // Of names, while a limiter is built.
+    ("decision/status.rs", 1),
+    ("decision/unit.rs", 1),
+    ("store/memory/hasher.rs", 1),
+    // Of keys with held costs, ids or blocks.
+    ("store/memory/blocks.rs", 1),
+    ("store/memory/deadlines.rs", 1),
+    ("store/memory/reservations.rs", 1),
+    ("store/memory/save/held_algorithms.rs", 1),
+    ("table/holds.rs", 1),
+    // While limits are replaced, or counts are saved.
+    ("store/memory/replace.rs", 1),
+    ("table/saving.rs", 2),
+];
+
+#[test]
+fn locks_of_a_limiter_in_memory_are_listed() {
+    let declared = |source: &Source| {
+        let lines = source.code.lines().filter(|line| !line.contains("&Mutex<"));
+        lines.flat_map(|line| ["Mutex<", "RwLock<"].map(|lock| line.matches(lock).count())).sum::<usize>()
+    };
+    let sources = sources();
+    let in_memory = sources.iter().filter(|source| IN_MEMORY.iter().any(|folder| source.path.starts_with(folder)));
+    let found: BTreeMap<_, _> = in_memory.map(|source| (source.path.as_path(), declared(source))).collect();
+    let found: Vec<_> = found.into_iter().filter(|(_, count)| *count > 0).collect();
+    let mut listed: Vec<_> = LOCKS.iter().map(|(path, count)| (Path::new(path), *count)).collect();
+    listed.sort_unstable();
+    assert_eq!(found, listed, "place a new lock in `LOCKS`, and in src/store/memory/lock_tests.rs");
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::{Request, Response};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+use tower::limit::ConcurrencyLimit;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::BoxError;
 use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpGateSignal, RetryAfter};
@@ -211,6 +212,19 @@ async fn request_that_leaves_or_is_not_polled_does_not_block_others() {
     let at = arrivals.lock().unwrap()[1];
     assert_eq!((at.0, at.1.as_secs()), (3, 2));
     assert_eq!(stuck.await.unwrap().status(), 200, "it starts when it is polled");
+}
+
+/// The caller keeps a service that it has made ready. A request that waits for its start needs the only permit, too.
+#[tokio::test(start_paused = true)]
+async fn waiting_request_holds_no_permit_of_the_inner_service() {
+    let rejection = response(429, &[("retry-after", "1")]);
+    let (server, _) = scripted([(Duration::ZERO, rejection)], Duration::ZERO);
+    let mut client = GateLayer::new().layer_on(ConcurrencyLimit::new(server, 1));
+    for status in [429, 200] {
+        let response = client.ready().await.expect("no error").call(request(0));
+        let response = timeout(60 * SECOND, response).await.expect("the permit is free");
+        assert_eq!(response.expect("no error").status(), status);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -82,6 +82,7 @@ local function peek(s, now, max_delay, p)
   if p[9] == 1 then
     delay = tat - at
     if wait > 0 then wait = wait + clock_lag else wait = 0 end
+    -- No bound: no delay is that long.
     if max_delay < 0 then max_delay = MAX_PERIOD * 2 end
   elseif wait <= 0 then
     return 0
@@ -217,6 +218,7 @@ function make_slow()
       return at, 0
     end
     -- The usage in units of 1 / ticks of a token: (tat - at) * tokens - fraction.
+    -- The product may exceed 2^53, so the fraction is subtracted after the division.
     local whole, rest = scaled(tat - at, tokens, ticks)
     rest = rest - fraction
     if rest < 0 and whole == 0 then

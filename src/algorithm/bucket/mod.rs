@@ -151,10 +151,13 @@ impl Bucket {
         let &[ticks, fraction, rate, last_charged_at] = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(last_charged_at);
+        // Further ahead than any charge can lead: the clock has stepped back, and `fill` drops the state.
         if options.cost != 1 || at - now > self.time_to_full {
             return None;
         }
-        if if queued { options.is_forced() } else { !options.is_immediate() } {
+        // A queue schedules an idle key at once, whatever delay the caller accepts.
+        let is_common = if queued { !options.is_forced() } else { options.is_immediate() };
+        if !is_common {
             return None;
         }
         // As `Tat::plus`. Nothing saturates here.
@@ -173,6 +176,7 @@ impl Bucket {
             return None;
         }
         let usage = ticks - at;
+        // As in `Fill::wait`. Wrapping, because a damaged state may have any fraction (`algorithms: extremes`).
         let carry = u64::from(fraction.wrapping_add(self.tolerance.fraction) >= tokens);
         if usage <= self.tolerance.ticks + carry {
             return charge(ticks, fraction);
@@ -234,6 +238,7 @@ impl Bucket {
             delay => (delay + clock_lag, self.beyond_horizon(fill, now, cost)),
         };
         let max_delay = max_delay.map_or(u64::MAX, micros_floor);
+        // A place must be free, the start near enough, and its end within the maximum period.
         (delay, capacity_after.max(delay.saturating_sub(max_delay)).max(beyond))
     }
 
@@ -256,6 +261,7 @@ impl Bucket {
     pub(crate) fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.convert_rate(self.fill(state, now.as_micros())));
         let at = own.at.max(other.at);
+        // The fraction is subtracted, so the larger one is earlier.
         let order = |tat: Tat| (tat.ticks, std::cmp::Reverse(tat.fraction));
         let tat = if order(other.tat) > order(own.tat) { other.tat } else { own.tat };
         *state = self.state(tat, at);
@@ -310,6 +316,7 @@ impl Bucket {
     #[cold]
     fn fill_under_old_quota(&self, fill: Fill, last_charged_at: u64) -> Fill {
         let (old, at) = (fill.rate, fill.at);
+        // No quota: the state is damaged.
         if old.tokens == 0 || old.ticks == 0 {
             return self.full_at(at);
         }
@@ -344,6 +351,7 @@ impl Bucket {
         let usage = u128::from(tat.ticks - at) * u128::from(old.tokens) - u128::from(tat.fraction);
         let (tokens, rest) = (usage / u128::from(old.ticks), usage % u128::from(old.ticks));
         // In units of 1 / self.tokens tick, rounded up: tokens * ticks + rest * ticks / old.ticks.
+        // `rest` is below `old.ticks`, and `Rate::new` bounds both ticks by 2^53, so their product fits.
         let ticks = u128::from(self.rate.ticks);
         let units = tokens.saturating_mul(ticks).saturating_add((rest * ticks).div_ceil(u128::from(old.ticks)));
         let unit = u128::from(self.rate.tokens);

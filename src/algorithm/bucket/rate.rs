@@ -115,6 +115,7 @@ impl Tat {
         if self.fraction >= span.fraction {
             Self { ticks, fraction: self.fraction - span.fraction }
         } else {
+            // A time subtracts its fraction, and a span adds its own: below zero, one tick more lends `tokens` parts.
             Self { ticks: ticks.saturating_add(1), fraction: self.fraction + tokens - span.fraction }
         }
     }

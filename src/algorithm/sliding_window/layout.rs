@@ -23,6 +23,7 @@ impl Layout {
     }
 
     pub(super) const fn word(self) -> u64 {
+        // `MAX_BLOCKS` fits in six bits, and the longest period in the other 58.
         self.width << 6 | self.blocks
     }
 

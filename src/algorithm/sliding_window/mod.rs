@@ -175,6 +175,7 @@ impl SlidingWindow {
             Start::After(delay) => micros_floor(delay),
             Start::Within(_) => {
                 let used = view.live().map(|live| u128::from(live.count)).sum();
+                // `decide` has denied a cost above the limit.
                 let spare = self.quota.limit() - options.cost;
                 let admits_at = self.admits_at(view.at, spare, used, view.live());
                 if admits_at > view.at {

@@ -31,6 +31,7 @@ impl<'a> Ring<'a> {
             return None;
         }
         let (current, counts) = (layout.block_at(at, newest), counts.get(..index(layout.kept()))?);
+        // Wrapping: also false if the newest block of a damaged state is in the future.
         (current.wrapping_sub(newest) <= layout.blocks).then_some(Self {
             layout,
             counts,
@@ -92,6 +93,7 @@ impl<'a> Ring<'a> {
             let Some((head, counts)) = state.split_at_mut_checked(HEAD) else { return };
             let layout = Layout::from_word(word);
             let (mut slot, mut total) = (index(head[1] % layout.kept()), head[4]);
+            // At most `blocks` times: see `new`.
             for _ in head[1]..current {
                 slot = if slot == index(layout.blocks) { 0 } else { slot + 1 };
                 let expired = counts.get_mut(slot).map(std::mem::take).unwrap_or_default();

@@ -60,6 +60,7 @@ end
 local function write(s, counts, at, current, p)
   local width, live_blocks = p[2], p[3] + 1
   local idle_at = 0
+  -- Oldest first: the newest block with a count sets the end.
   for age = p[3], 0, -1 do
     local block = current - age
     local count = counts[age]

@@ -100,6 +100,8 @@ impl Totals {
     /// Returns the hits that count in the weighted form.
     pub(super) fn weighted(&self, Layout { width, .. }: Layout) -> u64 {
         let left = u128::from(width - (self.at - self.current * width));
+        // Rounded up, because a part of a hit must count: `admits_at` waits until the exact product is small enough.
+        // No overflow: at most 61 counts of 64 bits, times less than 2^53 microseconds.
         let oldest = quotient(self.oldest * left + u128::from(width - 1), u128::from(width));
         saturating_u64(self.used.saturating_sub(self.oldest)).saturating_add(oldest)
     }

@@ -76,12 +76,14 @@ impl State for HitLog {
             // Only surcharges exceed the maximum. They count with the newest hit, for longer.
             Some((time, weight)) if *time == at || full => {
                 *time = at;
+                // Not more than fits, so that `total` stays the sum of the weights.
                 let added = cost.min(u64::MAX - *weight);
                 *weight += added;
                 self.total += u128::from(added);
             }
             _ => {
                 if self.hits.len() == self.hits.capacity() {
+                    // Doubles as a vector does, but never beyond `max_hits`: `max_heap_bytes` promises that.
                     let more = self.hits.len().max(4).min(max_hits.saturating_sub(self.hits.len()));
                     self.hits.reserve_exact(more);
                 }
@@ -204,6 +206,7 @@ impl AtomicState for AtomicHitLog {
         read: impl FnOnce(&HitLog) -> R,
     ) -> R {
         if matches!(present, HitLogSnapshot::Zero(_)) {
+            // An absent key: nothing was read from this slot.
             *present = HitLogSnapshot::Locked(self.lock());
         }
         present.apply(next);
@@ -220,6 +223,7 @@ impl AtomicState for AtomicHitLog {
     }
 
     fn copy_from(&self, other: &Self) {
+        // One mutex after the other: a reader of one log never waits for the other one.
         let moved = std::mem::take(&mut *other.lock());
         self.idle_at.store(moved.idle_at, Ordering::Release);
         *self.lock() = moved;

@@ -75,6 +75,7 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
 
     #[inline]
     fn edit(&self) -> WordsGuard<'_, N> {
+        // Relaxed: the caller has locked the set, which acquires what the writer before has stored.
         WordsGuard { words: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 

@@ -84,6 +84,7 @@ impl Queue {
         let options = AcquireOptions { max_delay, ..options };
         let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
         self.waiters.add_ask(class);
+        // Before `pace.asked`, which adds this ask to those under way.
         self.forecast.asked(self.units_of_next(class), now);
         self.pace.asked(class.cost);
         Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases })
@@ -194,6 +195,7 @@ impl Queue {
     /// Ends the wait of the request of an ask.
     fn end(&mut self, order: &AskOrder, rejection: Rejection, effects: &mut Effects) {
         if let Some(waiter) = self.remove(self.waiters.place(order.ticket.sequence), effects) {
+            // A request that has left a moment ago needs no rejection.
             let _ = waiter.ticket.reply(Box::new(Err(rejection)), &mut effects.wakers);
         }
     }

@@ -71,6 +71,7 @@ impl Future for Driver {
                     },
                 },
                 Next::Sleep(until) => {
+                    // A sleeping task must not keep the layer alive.
                     drop(queues);
                     let span = until.map(|until| until.saturating_duration_since(now));
                     this.sleep.set(span.and_then(|span| sleep(span.min(MAX_SLEEP))));
@@ -136,6 +137,7 @@ impl Queues {
                 (Some(token), None)
             }
         };
+        // After the lock: a runtime that shuts down drops the task at once, and `driver_dropped` takes the lock.
         if let Some(token) = token {
             runtime::spawn(Driver::new(Arc::downgrade(self), id, token));
         }
@@ -151,6 +153,7 @@ impl Queues {
                 let mut shard = self.lock(id);
                 let Some(queue) = driven_by(&mut shard, id, token) else { return Next::Finished };
                 let next = queue.step(now, &mut effects);
+                // Under the lock under which nothing was found to do: a release after that finds the waker.
                 match (&next, &mut queue.driver_waker) {
                     (Next::Finished, _) => self.remove(&mut shard, id),
                     (_, Some(known)) => known.clone_from(waker),
@@ -181,6 +184,7 @@ impl Queues {
             let sequence = order.ticket.sequence;
             *other != id
                 && self.may_exist(*other)
+                // The lock on the own shard is released: with two locks, two drivers could wait for each other.
                 && self.lock(*other).get(other).is_some_and(|queue| queue.waiters.has_before(sequence))
         };
         order.ticket.ask.queues().as_slice().iter().copied().find(is_earlier)

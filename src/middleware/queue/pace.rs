@@ -114,6 +114,7 @@ impl Pace {
 
     /// Gives up all asks under way.
     pub(super) fn abort(&mut self) {
+        // Their futures are dropped with the driver, so no answer comes that would count down from zero.
         (self.under_way, self.cost_under_way) = (0, 0);
     }
 

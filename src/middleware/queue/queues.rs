@@ -100,6 +100,7 @@ impl Queues {
         let reply = ticket.close();
         let mut effects = Effects::default();
         match reply.map(|reply| *reply) {
+            // The start came while the request left: the next request uses it.
             Some(Ok(start)) => self.take_back(ticket.queue(), start),
             Some(_) => {}
             None => {
@@ -140,6 +141,7 @@ impl Queues {
 
     /// Registers for operations on limiters, before the first request waits.
     fn listen(self: &Arc<Self>) {
+        // Relaxed: `listen` locks the list, and the swap only selects one thread.
         if !self.is_listening.swap(true, Ordering::Relaxed) {
             let listener: Weak<Self> = Arc::downgrade(self);
             listen(listener);
@@ -161,6 +163,7 @@ impl Queues {
         if ended > 0 {
             self.waiting.fetch_sub(ended, Ordering::AcqRel);
         }
+        // Releases held costs, which wakes queues: that locks shards.
         drop(unused);
         debug_assert!(moved.is_empty(), "the driver moves requests");
         wakers.into_iter().for_each(Waker::wake);

@@ -239,6 +239,7 @@ impl Queue {
         if let Some(order) = self.next_ask(now) {
             return Next::Ask(order);
         }
+        // After the asks: a start at the deadline is in time, and so is an ask that is due then.
         self.expire(now, effects);
         if self.is_finished() {
             return Next::Finished;
@@ -252,6 +253,7 @@ impl Queue {
     /// the arrival of the first request.
     pub(super) fn released(&mut self) -> Option<(Option<Instant>, Waker)> {
         self.pace.released();
+        // The driver stores it again in its next step, and must not be woken twice for one.
         let waker = self.driver_waker.take()?;
         Some((self.waiters.first_arrival(), waker))
     }
@@ -292,6 +294,7 @@ impl Queue {
             || Rejection::Unavailable(Error::unavailable("waiting failed: the limiter did not reply in time")),
             Rejection::OverLimit,
         );
+        // A request that has left a moment ago needs no rejection.
         let _ = waiter.ticket.reply(Box::new(Err(rejection)), &mut effects.wakers);
         true
     }

@@ -60,6 +60,8 @@ impl Line {
                 (first, Some(last))
                     if self.asked.len() > self.asks_and_starts || first.is_some_and(|first| first < last) =>
                 {
+                    // One too many, or a later one than an open one: the next round moves the open one into the free
+                    // place.
                     self.asked.remove(&last);
                     self.open.insert(last);
                 }
@@ -236,6 +238,7 @@ impl Waiters {
             first.map(|first| self.first_open.remove(&first));
             self.first_open.extend(line.open.first());
         }
+        // Then no request is asked either: `sort` has moved it to the open ones.
         if line.asks_and_starts == 0 && line.open.is_empty() {
             self.lines.remove(&class);
         }

@@ -33,9 +33,11 @@ impl Waiting {
             if self.queues.ensure_driver(queue) {
                 return Poll::Pending;
             }
+            // `is_done` stays false: dropping `self` leaves the queue.
             return Poll::Ready(Err(Rejection::Unavailable(Error::no_timer())));
         };
         self.is_done = true;
+        // Read again: the request may have moved before the reply.
         let queue = (Arc::clone(&self.queues), self.ticket.queue());
         Poll::Ready(reply.map(|start| GrantedStart { start: Some(start), queue: Some(queue) }))
     }

@@ -145,6 +145,7 @@ impl PolicyCache {
     #[cold]
     fn insert(&mut self, limits: &[LimitFields<'_>]) -> Option<Policy> {
         let policy = Policy::of(limits)?;
+        // Until the cache is full, `oldest` is its length.
         match self.policies.get_mut(self.oldest) {
             Some(oldest) => *oldest = policy.clone(),
             None => self.policies.push(policy.clone()),
@@ -274,6 +275,8 @@ impl PolicyItem {
         lines.any(|line| {
             let mut is_quoted = false;
             let mut members = line.as_bytes().split(|&byte| {
+                // An escaped quote in a member of another program is misread. Then the warning may be wrong, and
+                // nothing else.
                 is_quoted ^= byte == b'"';
                 byte == b',' && !is_quoted
             });

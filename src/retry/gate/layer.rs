@@ -145,8 +145,12 @@ where
         let reader = self.config.reader.clone();
         match self.gates.arrive(key) {
             Ok(pass) => GateFuture::start(self.inner.call(request), pass, reader),
-            // A waiting request holds no readiness of the inner service.
-            Err(waiter) => GateFuture::wait(self.inner.clone(), request, waiter, self.config.max_wait, reader),
+            Err(waiter) => {
+                // A waiting request holds no readiness of the inner service. The instance that `poll_ready` made ready
+                // goes: it may hold a permit, for which the request would wait later without end.
+                self.inner = self.inner.clone();
+                GateFuture::wait(self.inner.clone(), request, waiter, self.config.max_wait, reader)
+            }
         }
     }
 }

@@ -155,6 +155,7 @@ impl Closed {
             return Vec::new();
         }
         let wakers = gate.start_next(now);
+        // Not before the first response after the pause: an open gate would let any number of requests start.
         if gate.waiting.is_empty() && gate.starting.is_empty() && gate.window > 1 {
             self.by_key.remove(&key);
         }

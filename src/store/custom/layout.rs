@@ -53,6 +53,7 @@ impl Block {
 impl<S: State> Stored<S> {
     /// Returns the state of a never-seen key.
     pub(super) fn zero() -> Self {
+        // As many words as the longest window has. `to_stored` leaves out those that stay zero.
         Self { state: S::from_numbers(&[0; Counters::MAX_WORDS]), block: Block::NONE }
     }
 

@@ -93,6 +93,8 @@ impl Blocks {
             let mut latest = [0; 2];
             table.for_each_live(now.as_micros(), |fingerprint, end, _| {
                 for set in states.candidate_sets(fingerprint) {
+                    // The lock on `flagged` keeps other threads from writing blocks, so the walk leaves out no blocked
+                    // key.
                     if let Some(index) = sets.iter().position(|of_key| *of_key == set) {
                         latest[index] = end.max(latest[index]);
                     }
@@ -121,6 +123,8 @@ impl Blocks {
             let end = flagged.entry(set).or_default();
             *end = block[0].max(*end);
         }
+        // Last: a decision that sees the flag finds the block. This also changes the versions, so decisions that were
+        // read before start again.
         states.set_blocked(hash);
     }
 
@@ -153,7 +157,7 @@ impl Blocks {
         }
     }
 
-    fn flagged(&self) -> MutexGuard<'_, HashMap<usize, u64>> {
+    pub(super) fn flagged(&self) -> MutexGuard<'_, HashMap<usize, u64>> {
         self.flagged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Deadlines {
 }
 
 #[derive(Default)]
-struct Holds {
+pub(super) struct Holds {
     keys: BTreeMap<u64, Flights>,
     /// The first and the last deadline of each key.
     ends: BTreeSet<(u64, u64)>,
@@ -144,12 +144,14 @@ impl Deadlines {
     fn finish(&self, holds: &mut Holds) {
         holds.allocated -= holds.ended.free(Self::MAX_FREED);
         let earliest = holds.ends.first().map_or(u64::MAX, |first| first.0);
+        // The latest deadline was set one duration before it at the earliest. Before that by one more duration,
+        // `latest_end` says that the clock has stepped back.
         let stale = holds.ends.last().map_or(0, |last| last.0.saturating_sub(holds.max_duration.saturating_mul(2)));
         self.earliest.store(earliest, Ordering::Release);
         self.stale_before.store(stale, Ordering::Release);
     }
 
-    fn holds(&self) -> MutexGuard<'_, Holds> {
+    pub(super) fn holds(&self) -> MutexGuard<'_, Holds> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

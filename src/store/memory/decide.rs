@@ -99,6 +99,7 @@ where
     };
     let (wait, snapshot) = match step {
         Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, state, next, algorithm, now)?),
+        // `from_wait` reads zero as allowed, and an algorithm of a user's own may deny for no time.
         Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
         _ if !COMPLETE => return Err(EntryError::Uncommon),
         step => {
@@ -184,6 +185,7 @@ where
 }
 
 /// Decides one request on an absent key.
+// Not retried here if another thread was faster: the transaction reads and retries by itself.
 // In line: row "insertion" of docs/performance.md.
 #[inline(always)]
 fn try_insert<Key, C, P, S>(

@@ -108,6 +108,7 @@ impl Node {
 }
 
 /// Splits a tree into the nodes up to a deadline, with that, and the nodes after it.
+// Recursive, as `merge`: the depth of a treap is logarithmic, in whatever order the deadlines come.
 fn split(tree: Tree, deadline: Deadline) -> (Tree, Tree) {
     let Some(mut node) = tree else { return (None, None) };
     if node.deadline <= deadline {

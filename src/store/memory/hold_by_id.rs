@@ -31,7 +31,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             let peeked = L::peek(&shared.tables, self.context(key, options.without_cost()));
             return Ok(peeked.into_repeat().into());
         }
-        if shared.reservations.is_full(&mut records, record.0, true) {
+        if !shared.reservations.make_room(&mut records, record.0, true) {
             let decision = L::peek(&shared.tables, context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
@@ -67,6 +67,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                     let nothing_held = HeldLimit { held: 0, expired_at: None, ..limit };
                     if excess == 0 { Ok(()) } else { shared.settle_limits::<Key, L>(&[nothing_held], |_| excess) }
                 };
+                // Charges every limit, also after one has failed. Returns the first error.
                 limits.into_iter().map(charged).fold(Ok(()), Result::and)
             }
         }
@@ -97,6 +98,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if credit.is_some() {
             records.repeated(record, charged);
         } else if !options.hold && !records.is_remembered(record) {
+            // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.
             shared.reservations.record(&mut records, record, once, context.now, charged);
         }
         Ok((decision, limits, options.hold.then_some(ChargedFor { record, once })))

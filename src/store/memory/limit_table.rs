@@ -206,6 +206,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     #[inline]
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();
+        // An algorithm that selects itself is the same for all keys, so `max_reset` is known.
         if TypeId::of::<C>() == TypeId::of::<C::Algorithm>() {
             idle_at > now.as_micros().wrapping_add(self.max_reset)
         } else {
@@ -286,6 +287,7 @@ where
         let (mut location, mut state) = (Location::EMPTY, CellOf::<C>::empty());
         let Reading { horizon, held } = self.table.read(hash, &mut location, &mut state);
         let now = clamp_to_horizon(Timestamp::from_micros(horizon), context.now, algorithm);
+        // Read once more, so possibly of a later state. Then locking fails, and the transaction reads again.
         let idle_at = location.slot().map_or(horizon, |slot| self.table.idle_at(slot));
         let is_ahead = is_ahead_of_clock(idle_at, context.now, algorithm);
         let ahead_by = if is_ahead { micros_floor(algorithm.max_reset()).max(1) } else { 0 };
@@ -294,6 +296,7 @@ where
             Some(state) if self.table.is_current(&location) => {
                 self.evaluate(algorithm, &state, held, context, mode, (&location, now))
             }
+            // An eviction has changed the debt since the reading. So rare that a recursion does.
             Some(_) => return self.read(context, mode),
         };
         LimitRead { location, now, ahead_by, reading }

@@ -31,6 +31,8 @@ pub use self::limits::MemoryLimits;
 pub use self::replace::DynLimit;
 pub use self::usage::{KeyId, TopKey, Usage};
 
+#[cfg(all(test, not(loom)))]
+mod lock_tests;
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]

@@ -111,7 +111,7 @@ struct DynTables<Key: ?Sized, S> {
 pub struct DynLimits<Key: ?Sized, S> {
     now: ArcSwap<DynTables<Key, S>>,
     /// Serialises replacements: each takes over the tables of the one before.
-    replace_lock: Mutex<()>,
+    pub(super) replace_lock: Mutex<()>,
     capacity: Capacity,
 }
 
@@ -120,6 +120,8 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynLimits<Key, S> {
     pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
         let _one = self.replace_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let tables = build(limits, self.capacity, &self.now.load_full().tables)?;
+        // Decisions under way finish with the limits that they have loaded. Kept tables are shared, so their charges
+        // count.
         self.now.store(Arc::new(tables));
         Ok(())
     }
@@ -166,6 +168,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
             {
                 let lists_all = options.lists_all(Verdict::Allowed);
                 let mut charges = Charges::none(lists_all || tables.has_shadows);
+                // `first` only fills the array.
                 let mut others = [&**first; INLINE_LIMITS];
                 for (other, limit) in others.iter_mut().zip(rest) {
                     *other = &**limit;

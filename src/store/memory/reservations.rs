@@ -98,6 +98,8 @@ impl Reservations {
     /// Returns whether a hold has expired.
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Timestamp) -> bool {
+        // Relaxed: a thread that misses the new time leaves due holds to the next call. Records are read under their
+        // lock.
         let next = self.next_due.load(Ordering::Relaxed);
         next != u64::MAX && next <= now().as_micros()
     }
@@ -117,16 +119,16 @@ impl Reservations {
         self.next_due.store(next, Ordering::Relaxed);
     }
 
-    /// Returns whether a key has as many ids as it may have, or all keys together have.
-    pub(super) fn is_full(&self, records: &mut Records, key: u64, is_hold: bool) -> bool {
+    /// Makes room for an id of a key, as "Memory" describes. Returns `false` if there is none.
+    pub(super) fn make_room(&self, records: &mut Records, key: u64, is_hold: bool) -> bool {
         if records.counts.get(&key).is_some_and(|count| *count >= self.max_ids) {
-            return true;
-        }
-        if records.by_id.len() < self.max_total {
             return false;
         }
+        if records.by_id.len() < self.max_total {
+            return true;
+        }
         let first = records.requests.pop_first().or_else(|| if is_hold { records.ended.pop_first() } else { None });
-        first.map(|(_, first)| records.forget(first)).is_none()
+        first.map(|(_, first)| records.forget(first)).is_some()
     }
 }
 
@@ -135,6 +137,7 @@ impl Records {
     pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<&[HeldLimit]> {
         let first = self.held.first_entry().filter(|first| first.key().0 <= now.as_micros())?;
         let (at, key) = (first.key().0, first.remove());
+        // Always present: a record is forgotten only after its hold has ended.
         let record = self.by_id.get_mut(&key)?;
         record.phase = Phase::Expired;
         self.ended.insert((record.forgotten_at, record.number), key);
@@ -182,6 +185,7 @@ impl Records {
         self.last_number += 1;
         let number = self.last_number;
         let expires_at = now.as_micros().saturating_add(reserve.micros());
+        // For as long again after the expiry, a late settlement finds the record and charges only the excess.
         let forgotten_at = expires_at.saturating_add(reserve.micros());
         self.held.insert((expires_at, number), key);
         *self.counts.entry(key.0).or_default() += 1;
@@ -232,7 +236,7 @@ impl Reservations {
             record.costs = record.costs.max(costs);
             return;
         }
-        if self.is_full(records, key.0, false) {
+        if !self.make_room(records, key.0, false) {
             return;
         }
         records.last_number += 1;
@@ -267,7 +271,7 @@ mod tests {
         }
         for number in 0..holds {
             let key = (100 + number, id(number));
-            if !reservations.is_full(&mut records, key.0, true) {
+            if reservations.make_room(&mut records, key.0, true) {
                 records.insert(key, Remember::hold(id(number)), NOW, Costs::from(1), Vec::new());
             }
         }
@@ -300,11 +304,11 @@ mod tests {
         };
         record(15);
         assert_eq!(remembered(&reservations), (vec![], 8), "a request displaces no hold, not even a settled one");
-        assert!(!reservations.is_full(&mut reservations.lock(), 200, true), "a hold displaces a settled one");
+        assert!(reservations.make_room(&mut reservations.lock(), 200, true), "a hold displaces a settled one");
         assert_eq!(remembered(&reservations).1, 7);
         record(15);
         assert_eq!(remembered(&reservations), (vec![15], 7));
-        assert!(!reservations.is_full(&mut reservations.lock(), 200, true));
+        assert!(reservations.make_room(&mut reservations.lock(), 200, true));
         assert_eq!(remembered(&reservations), (vec![], 7), "a request makes room for a hold");
     }
 }

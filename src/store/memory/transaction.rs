@@ -5,7 +5,8 @@
 //! An optimistic transaction reads every limit without a lock. To deny, it validates that all readings were valid at
 //! one moment. To charge, it locks exactly what it read, in the limits' order, and starts again if anything has
 //! changed. All locks are held before the first charge, and until the last one. So no other thread sees a part of the
-//! charges. The common order of limits and of sets prevents deadlock.
+//! charges. A lock that is not free is not waited for, so there is no deadlock. The common order of limits and of sets
+//! lets one of two transactions succeed.
 
 use std::convert::Infallible;
 use std::hash::BuildHasher;
@@ -37,6 +38,8 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
         let context = &context;
         if plan.verdict.is_allowed()
             && readings(steps).any(|reading| reading.counting == Counting::DecidesOnly)
+            // Such a limit charges nothing, so `LockedLimits::plan` asks for no slot, and would not notice that there
+            // is none.
             && let Some(full) = find_full(limits, steps, context, |reading| reading.counting == Counting::DecidesOnly)
         {
             return (table_full_decision(full, context.now), Vec::new());
@@ -54,6 +57,8 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
             match charged {
                 Some(Ok(())) => break plan,
                 Some(Err(LimitFull { index })) => {
+                    // The locks were dropped with `locked`. `make_space` waits for locks, so it must be called without
+                    // any.
                     if let Err(full) = limits[index].make_space(context, &steps[index].read) {
                         let reading = &steps[index].read.reading;
                         // Without a slot in the table of shares, the request borrows.
@@ -227,6 +232,7 @@ fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Si
             return;
         };
         let now = context.read_clock();
+        // The first time was fresh: the states really are from a clock that was ahead, and do not count.
         if now.saturating_since(context.now) <= Duration::from_micros(max_reset) {
             return;
         }
@@ -320,6 +326,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
             };
             token = Some(locked);
         }
+        // Without limits there is no token, and nothing to charge.
         Some(Self { limits, steps, token: token?, key: PhantomData })
     }
 

@@ -86,6 +86,26 @@ fn snapshot_of_a_window_with_more_blocks_keeps_the_usage() {
     }
 }
 
+/// Usage that has drained before the restart, or is older than the new window, is no error.
+#[test]
+fn snapshot_of_a_window_with_more_blocks_may_be_old() {
+    let clock = ManualClock::new();
+    let before = Memory::<u64, _>::builder(SlidingWindow::new(HOURLY).blocks(60)).clock(clock.clone());
+    let before = before.build().expect("a limit");
+    assert!(before.check(&1, 2).is_allowed());
+    let mut file = Vec::new();
+    before.save(&mut file).expect("saved");
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    for (quota, later) in [(Quota::per_minute(100), minutes(10)), (HOURLY, minutes(110))] {
+        clock.advance(later);
+        for blocks in [1, 2, 30, 60] {
+            let after = Memory::<u64, _>::builder(SlidingWindow::new(quota).blocks(blocks)).clock(clock.clone());
+            let after = after.restore(&*file).build().expect("restored");
+            assert_eq!(after.check(&1, 0).remaining(), Some(100), "{quota:?}, {blocks} blocks");
+        }
+    }
+}
+
 /// Holds of limits whose algorithm the key chooses are settled by the algorithm of their key, and only while they last.
 #[test]
 fn snapshot_settles_holds_of_each_tier() {

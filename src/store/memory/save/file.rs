@@ -222,6 +222,7 @@ impl<'a> Bytes<'a> {
     }
 
     fn words(&mut self, count: u64) -> Option<Vec<u64>> {
+        // Allocates only for bytes that are there, whatever count a file names.
         let bytes = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?;
         Some(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
     }

@@ -37,7 +37,7 @@ impl<A> HeldAlgorithms<A> {
         self.lock().capacity() * (size_of::<(u64, A)>() + 1)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, A>> {
+    pub(in crate::store::memory) fn lock(&self) -> MutexGuard<'_, HashMap<u64, A>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

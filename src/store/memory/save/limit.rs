@@ -121,10 +121,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         for record in saved.records() {
             match record {
                 Record::Key { fingerprint, words } => {
-                    let state = self.restore_state(&words, &zero, now, saved)?;
-                    if state.idle_at() <= now.as_micros() {
-                        idle_before = idle_before.max(state.idle_at());
-                    } else {
+                    if let Some(state) = self.restore_state(&words, &zero, now, &mut idle_before, saved)? {
                         self.table.insert(fingerprint, &state, now.as_micros(), &policy).map_err(|_| {
                             saved.failed(
                                 "the table has no slot for each saved key, and eviction is disabled \
@@ -134,11 +131,10 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
                     }
                 }
                 Record::Debt { set, words } => {
-                    let debt = self.restore_state(&words, &zero, now, saved)?;
-                    if same_sets {
-                        self.table.inherit_debt(Some(set), &debt, &policy);
-                    } else {
-                        policy.carry_over(&mut all_debts, &debt);
+                    match self.restore_state(&words, &zero, now, &mut idle_before, saved)? {
+                        Some(debt) if same_sets => self.table.inherit_debt(Some(set), &debt, &policy),
+                        Some(debt) => policy.carry_over(&mut all_debts, &debt),
+                        None => {}
                     }
                 }
                 Record::Block { .. } => {}
@@ -148,29 +144,38 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             // In a table of another size an evicted key can have any two sets.
             self.table.inherit_debt(None, &all_debts, &policy);
         }
+        // The file leaves out keys that were idle when it was written: if the clock steps back behind that time, they
+        // must not decide as if they had never been charged.
         self.table.raise_horizons(idle_before);
         Ok(())
     }
 
+    /// Returns the state of a record with this table's number of words, or `None` if it is idle. Then `idle_before` is no
+    /// earlier than the time since which it is.
     fn restore_state(
         &self,
         words: &[u64],
         zero: &StateOf<C>,
         now: Timestamp,
+        idle_before: &mut u64,
         saved: SavedLimit<'_>,
-    ) -> Result<StateOf<C>, Error> {
+    ) -> Result<Option<StateOf<C>>, Error> {
         let invalid =
             || saved.failed("a state of the file is not one of the algorithm; start empty (`restore_or_empty`)");
         let mut state = StateOf::<C>::from_stored(words).ok_or_else(invalid)?;
+        if state.idle_at() <= now.as_micros() {
+            *idle_before = state.idle_at().max(*idle_before);
+            return Ok(None);
+        }
         if state.fit(zero) {
-            return Ok(state);
+            return Ok(Some(state));
         }
         // A window with more blocks has written the state: the algorithm counts its usage in its own blocks.
+        let algorithm = self.limit.algorithm().fixed().ok_or_else(invalid)?;
         let mut converted = zero.clone();
-        if let Some(algorithm) = self.limit.algorithm().fixed() {
-            algorithm.carry_over_debt(&mut converted, &state, now);
-        }
-        if converted.idle_at() > 0 && converted.fit(zero) { Ok(converted) } else { Err(invalid()) }
+        algorithm.carry_over_debt(&mut converted, &state, now);
+        // Nothing is left if the usage is older than the window.
+        Ok((converted.idle_at() > now.as_micros()).then_some(converted))
     }
 
     /// Blocks the keys that were blocked.

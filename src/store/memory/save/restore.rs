@@ -56,6 +56,7 @@ where
     L: MemoryLimits<Key, S>,
     S: BuildHasher + 'static,
 {
+    // First: the fingerprints of the file are hashes with this seed.
     adopt(hasher, &counts.seed)?;
     let mut filled = Ok(());
     L::for_each(tables, &mut |table| {

@@ -198,6 +198,7 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &Arc<LimitSet>, hol
             }
             OperationKind::Update(updates) => {
                 for update in updates {
+                    // The first update of a session in the batch carries all of its settlements.
                     update.load(updated.insert(update.session_id()));
                 }
             }

@@ -142,6 +142,7 @@ async fn send_to_slot(
             continue;
         }
         let Some(batch) = new_batch(route.config, vec![operation], None) else { continue };
+        // For observers and the breaker an error of one counts for all. Each operation has its own result.
         result = send(route, slot, batch, TryAgain::Wait).await.0.and(result);
     }
     result

@@ -121,9 +121,11 @@ impl InFlightLimit {
         let least = self.least.get().unwrap_or(0).max(1) as f64;
         let target = least + least.min(self.deadline - least).max(0.0) / 4.0;
         self.starts_slowly &= mean <= target;
+        // A mean of zero makes this infinite, and never NaN: `clamp` bounds it.
         let limit = if self.starts_slowly { self.limit * 2.0 } else { self.limit * (target / mean) + Self::QUEUED };
         // A limit that was not reached says nothing about a larger one.
         if limit < self.limit || round.was_limited {
+            // At most halved: one slow round says little. `QUEUED` keeps the limit above zero.
             self.limit = limit.clamp(self.limit / 2.0, Self::MAX);
         }
     }

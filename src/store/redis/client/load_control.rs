@@ -164,6 +164,7 @@ impl LoadControl {
         let now = Instant::now();
         self.operations_in_flight = self.operations_in_flight.saturating_sub(call.operations);
         if let (Ok(index), true) = (self.sent_at.binary_search(&call.at), replied || !mistake!(LostCallStaysInFlight)) {
+            // Calls that were sent at the same instant are interchangeable.
             self.sent_at.remove(index);
         }
         self.calls_with_holds -= usize::from(call.has_holds && (replied || !mistake!(LostCallKeepsPermit)));

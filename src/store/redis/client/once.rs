@@ -43,6 +43,7 @@ impl OnceOperation {
         let limits = numbers.len();
         self.encode_record(numbers, keys);
         if template.credits.is_empty() {
+            // Without credits the server does not decide on an id that it knows, and answers with what was charged.
             numbers.resize(numbers.len() + limits, -1.0);
         } else {
             numbers.extend(template.credits.iter().copied().map(to_f64));
@@ -125,6 +126,7 @@ impl OnceRequest {
         };
         let charged = self.target.limits.limits.iter().map(charged_on).collect();
         let template = Arc::new(self.template(Operation::Record, AcquireOptions::cost(0), Vec::new()));
+        // `once` of a hold has none. They count from the settlement.
         let repeats = self.once.remember.repeats;
         let once = OnceOperation { repeats, ..self.once.clone() };
         let record = RecordOperation { template, once, charged };
@@ -149,10 +151,12 @@ impl Client {
                         attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
                     }
                     Completion::Repeated(Repeated::Changed) => {
+                        // Another request with the id was decided in between, or its record expired.
                         conflicts += 1;
                         attempt =
                             if conflicts < OnceRequest::MAX_CONFLICTS { Attempt::First } else { Attempt::WithoutId };
                     }
+                    // The second time it is the error of `into_outcome`.
                     Completion::SessionExpired if !has_lost_session => has_lost_session = true,
                     Completion::Decided(decision, Some(grant)) if request.options.hold => {
                         let held = into_guard(&client, grant, Some(request));

@@ -156,6 +156,7 @@ impl QueuedOperation {
     }
 
     pub(crate) fn complete(self, result: OperationResult) {
+        // If the caller has gone, the result is dropped, and a grant in it releases its hold.
         let _ = self.reply.send(result);
     }
 

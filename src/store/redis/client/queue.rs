@@ -207,6 +207,7 @@ impl OperationQueue {
     pub(crate) fn fail_all(&self, error: &Error) {
         let mut state = self.state();
         let (pending, renewals) = (std::mem::take(&mut state.pending), std::mem::take(&mut state.renewals));
+        // Unlocked before the results are sent: a caller that wakes may add its next operation.
         (state.weight, state.holds) = (0, 0);
         drop(state);
         for operation in pending.into_iter().chain(renewals) {

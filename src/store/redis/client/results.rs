@@ -134,6 +134,7 @@ impl QueuedOperation {
             state.held = state.held.saturating_add_signed(-released);
         }
         if update.session.is_in_flight {
+            // For requests in flight, this number is the held cost for which the server has no room.
             update.finish(is_known, charged.unsigned_abs());
             return Some(Ok(()));
         }
@@ -158,6 +159,7 @@ impl QueuedOperation {
         let is_full = limit.script.state_encoding() == StateEncoding::Full;
         let mut view = [0; 3];
         if held >= 0 && !is_full {
+            // The script sends the figures only of a lease that it has applied.
             let numbers = View::read(|| reply.next_i64())?.into_numbers();
             view = numbers.map(|number| u64::try_from(number).unwrap_or(0));
         }

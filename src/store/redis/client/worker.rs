@@ -96,6 +96,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
                 continue;
             }
+            // A call may end after the notification was consumed. The loop looks at the queue in any case.
             match select(calls.next(), pin!(wait_for_operations(queue))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,

@@ -117,6 +117,7 @@ impl Topology {
 
     /// Records that a slot has moved to another node.
     pub(super) fn set_slot_owner(&self, slot: u16, node: usize) {
+        // Each call of a batch may find the same move: only the first one copies the map.
         if self.slot_owner(slot) != node {
             self.0.slot_map.rcu(|map| {
                 let mut map = SlotMap::clone(map);
@@ -170,6 +171,7 @@ impl Topology {
         if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
             return None;
         }
+        // Before the refresh begins, so that calls that fail meanwhile start no other one.
         *last_refresh = Some(Instant::now());
         drop(last_refresh);
         let topology = self.clone();

@@ -18,6 +18,8 @@ impl Failure {
     /// Classifies an error of the redis crate or of the server.
     pub(crate) fn from_redis(error: RedisError) -> Self {
         let (message, reconnect, server_responded) = classify(&error);
+        // An error without a code is not from the server. Errors that count as a response may be from the middle of a
+        // script.
         let is_rejected = error.code().is_some() && !server_responded;
         Self { error: Error::unavailable(message).with_source(error), reconnect, server_responded, is_rejected }
     }

@@ -76,6 +76,7 @@ impl SharedConnection {
         let (info, lifetime) = provider.authenticate(info).await?;
         let mut connection = Self::connect(&Client::open(info)?).await?;
         if let Some(lifetime) = lifetime {
+            // A clone of the inner connection. The renewal of a clone of `Self` would own itself, and never end.
             let renewal = tokio::spawn(provider.keep_authenticated(connection.connection.clone(), lifetime));
             connection.renewal = Some(Arc::new(AbortOnDrop(renewal.abort_handle())));
         }
@@ -115,6 +116,7 @@ impl SharedConnection {
         let socket: Arc<dyn PeekSocket> = Arc::new(socket);
         let (watched, (ended, end)) = (Arc::downgrade(&socket), watch::channel(()));
         let task = tokio::spawn(async move {
+            // Dropped with the future, also if it is aborted.
             let (_socket, _ended) = (socket, ended);
             driver.await;
         });

@@ -78,6 +78,7 @@ impl CircuitBreaker {
     /// Returns what a call in this runtime must do, if the node was not probed for `patience`.
     pub(super) fn attend(&self, runtime: Id, patience: Duration) -> Attendance {
         let mut state = self.lock();
+        // A success may have closed the breaker since `check`.
         if !self.open.load(Ordering::Acquire) {
             return Attendance::default();
         }

@@ -46,6 +46,7 @@ impl PendingHold {
     ) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
         let credits = credits.iter().copied().chain(std::iter::repeat(0));
+        // Drained, so that `drop` finds no session without a reply.
         for (((session, held), limit), credit) in self.sessions.drain(..).zip(held).zip(limits).zip(credits) {
             let Some((session, max_duration)) = session else { continue };
             let deadline = if let Some(held) = held.filter(|held| *held > 0) {

@@ -104,6 +104,7 @@ impl HoldRegistry {
                 params.extend(max_duration.map(micros_floor));
             }
             let key = (Arc::<[u8]>::from(key(index)), params);
+            // `join` counts a pending hold, so it must succeed for one session only.
             let open = self.sessions().schedule.open.get(&key).filter(|open| open.join(self.expiry)).cloned();
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
             let target = || Arc::new(SessionTarget::new(limits, index, own, algorithm, self.expiry));
@@ -152,6 +153,7 @@ impl HoldRegistry {
     /// Starts a renewal task in this runtime if no task has looked at the sessions for a while: their runtimes may be
     /// parked. Each operation calls this.
     pub(crate) fn attend(self: &Arc<Self>) {
+        // Relaxed: the time is an estimate. The list of runtimes, under the lock, decides.
         let looked_at = self.looked_at.load(Ordering::Relaxed);
         if looked_at != Self::NO_SESSIONS && self.micros().saturating_sub(looked_at) > micros_floor(self.tick() * 2) {
             self.ensure_task(self.sessions());
@@ -206,6 +208,7 @@ impl HoldRegistry {
         let due = sessions.schedule.take_due(max, self.expiry);
         if due.is_empty() && sessions.schedule.is_empty() {
             sessions.schedule.open.clear();
+            // Under the lock under which no session was found: a session that comes after this starts another task.
             sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
             self.looked_at.store(Self::NO_SESSIONS, Ordering::Relaxed);
             return None;

@@ -349,6 +349,7 @@ impl Session {
         let newly_uncounted = uncounted.saturating_sub(state.uncounted);
         state.uncounted = uncounted;
         let (acknowledged, sums) = (&mut state.acknowledged, &snapshot.sums);
+        // Replies to updates of several runtimes may come in any order.
         acknowledged.released = acknowledged.released.max(sums.released);
         acknowledged.charged = acknowledged.charged.max(sums.charged);
         acknowledged.surcharge = acknowledged.surcharge.max(sums.surcharge);

@@ -37,6 +37,7 @@ impl SessionUpdate {
     /// Settlements that arrive while the update is queued thus travel with it.
     pub(crate) fn load(&mut self, is_first: bool) {
         self.snapshot = if is_first { self.session.snapshot() } else { None };
+        // From here on the server may receive the update.
         self.end = UpdateEnd::Lost;
     }
 

@@ -146,6 +146,7 @@ impl LeaseBook {
         let (now, mut renewals) = (self.clock.now(), Vec::new());
         let mut guard = self.leases();
         let Leases { leases, live } = &mut *guard;
+        // The order of the locks is `leases`, then `due`.
         let mut visited = std::mem::take(&mut *self.due.lock().unwrap_or_else(PoisonError::into_inner));
         if all {
             visited.clone_from(live);

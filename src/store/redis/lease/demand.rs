@@ -90,10 +90,12 @@ impl LeaseBook {
 
     /// Begins to count the demand on a key, if its set has a slot of a cold key.
     fn watch(&self, part: &LeasePart, now: u64) {
+        // Decisions do not wait for the task: the next one on the key tries again.
         let Ok(leases) = self.leases.try_lock() else { return };
         let mut set = self.set_of(part.fingerprint);
         let free = set.find(|(index, slot)| leases.is_free(*index) && slot.is_cold(now));
         if let Some((_, slot)) = free
+            // Under the lock, because another thread may have given the key a slot.
             && self.find(part.fingerprint).is_none()
         {
             slot.assign(part.fingerprint);
@@ -114,6 +116,7 @@ impl LeaseBook {
             return false;
         }
         let mut leases = self.leases();
+        // Before the lock, another thread may have begun the lease, or given the slot to another key.
         if slot.fingerprint() != part.fingerprint || !leases.is_free(index) {
             return slot.is_leased();
         }

@@ -112,6 +112,7 @@ impl HeldLease {
         if self.is_in_flight || (now < self.next_at && !is_closing) {
             return LeaseDue::Nothing;
         }
+        // Sent again as it was, as long as its grant could still be spent. Later, a new report carries its sums.
         if let Some(report) = self.ledger.pending()
             && now < report.sent_at + terms.usable
             && !is_closing
@@ -126,6 +127,7 @@ impl HeldLease {
             return LeaseDue::Nothing;
         }
         slot.clear_due();
+        // For the demand only. The report counts by the remainder that `begin_generation` returns.
         let spent = self.ledger.spent_since(slot.remaining());
         let demand = slot.take_demand().saturating_add(spent);
         if self.ledger.is_settled() && (is_closing || self.is_ending || demand < MIN_DEMAND) {
@@ -134,6 +136,7 @@ impl HeldLease {
         }
         self.pay_report(spent);
         let want = if is_closing || self.is_ending { 0 } else { self.want(demand, elapsed, terms) };
+        // After the deadline no unit can be spent, so all are released.
         let keep = if slot.has_passed(now) { 0 } else { want };
         let (remaining, kept) = slot.begin_generation(keep);
         (self.counted_at, self.wanted, self.is_in_flight) = (now, want, true);

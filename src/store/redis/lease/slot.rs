@@ -109,6 +109,7 @@ impl LeaseSlot {
             if units & REMAINDER < cost || self.fingerprint() != fingerprint {
                 return None;
             }
+            // At most the remainder, so the generation stays.
             let after = units - cost;
             match self.units.compare_exchange_weak(units, after, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(TakenUnits { cost, after }),
@@ -133,6 +134,7 @@ impl LeaseSlot {
     /// Begins a new generation with at most `keep` of the remainder. Returns the remainder before, and what is kept.
     pub(super) fn begin_generation(&self, keep: u64) -> (u64, u64) {
         let next = |units: u64| {
+            // Wraps after 2^32 reports, and no decision is suspended for as long as these take.
             let generation = (units / GENERATION + 1) & REMAINDER;
             generation * GENERATION + (units & REMAINDER).min(keep)
         };
@@ -148,6 +150,7 @@ impl LeaseSlot {
     /// Adds granted units. With them, all units may be spent until `deadline`.
     pub(super) fn grant(&self, units: u64, deadline: u64) {
         self.deadline.fetch_max(deadline, Ordering::AcqRel);
+        // No carry into the generation: a lease has at most `MAX_UNITS`, with those that decisions may give back.
         let granted = self.units.fetch_add(units, Ordering::AcqRel) & REMAINDER;
         let low_mark = u32::try_from((granted + units) / 4).unwrap_or(u32::MAX);
         self.low_mark.store(low_mark, Ordering::Relaxed);
@@ -170,6 +173,7 @@ impl LeaseSlot {
     /// Marks the slot as due. Returns whether it was not.
     #[inline]
     pub(super) fn mark_due(&self) -> bool {
+        // Read first: while little is left each decision comes here, and swaps would move the line between processors.
         !self.is_due.load(Ordering::Relaxed) && !self.is_due.swap(true, Ordering::Relaxed)
     }
 

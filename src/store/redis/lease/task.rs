@@ -30,6 +30,7 @@ impl LeaseBook {
         }
         let (Ok(runtime), true) = (Handle::try_current(), runtime::has_timer()) else { return };
         let number = last + 1;
+        // Of several callers, one starts the task.
         if self.task.compare_exchange(last, number, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             self.task_ran_at.store(now.max(1), Ordering::Relaxed);
             // The reports of the last task may wait in its runtime, which sends nothing.
@@ -116,6 +117,7 @@ impl RenewalTask {
 impl Drop for RenewalTask {
     fn drop(&mut self) {
         if self.book.task.load(Ordering::Acquire) == self.number {
+            // If another task has begun since the comparison, the next call replaces it as well, which does no harm.
             self.book.task_ran_at.store(0, Ordering::Relaxed);
         }
     }

@@ -184,6 +184,7 @@ end
 
 -- Fails a decision.
 local function fail(result)
+  -- One for each limit, and one in place of the flags.
   for _ = 0, limits do
     result_count = result_count + 1
     results[result_count] = result
@@ -269,8 +270,10 @@ local function decide(template, operation)
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
+      -- A shadow counts only what it would allow.
       charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
     end
+    -- Before the charges, because holds can fail, and nothing may be charged then.
     local problems
     if template.record and not template.repeats then
       problems = reservations.hold(template, operation, charged_limits, verdicts)
@@ -279,6 +282,7 @@ local function decide(template, operation)
     end
     if problems then
       for l = 1, limits do
+        -- In place of the verdicts.
         results[result_count + l] = problems[l] or 0
       end
       result_count = result_count + limits + 1
@@ -461,6 +465,7 @@ for index = 1, key_count do
       expires = last + TTL_SLACK
     end
     local extends = expires ~= expiries[index]
+    -- Redis counts from the whole millisecond before `now`, so one more than rounding up.
     local ttl = uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1
     if last <= now then
       call('DEL', key)

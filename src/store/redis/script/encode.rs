@@ -28,6 +28,7 @@ impl StepEncoder {
         // `NO_KEY` wraps to 0.
         self.step.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
         if self.step == self.previous {
+            // The count ends the step before. A batch has fewer operations than a `u16` counts.
             let repeats = self.encoded.len() - 2;
             let count = u16::from_le_bytes([self.encoded[repeats], self.encoded[repeats + 1]]) + 1;
             self.encoded[repeats..].copy_from_slice(&count.to_le_bytes());

@@ -192,6 +192,7 @@ local function make_holds()
     if not h then
       h = {
         cost = 0, leased = 0, due = MAX_EXACT, latest = 0, span = 0, most = 0, duration = 0, yields_until = 0, count = 0,
+        -- The value that was read goes into the reply: nothing was held.
         entries = {}, lasts_until = 0, is_reported = true,
       }
       holds[index] = h
@@ -208,6 +209,7 @@ local function make_holds()
       local holding = id ~= 0 and charged_limits[l]
       if holding and not kernels[l].charge then
         problem = UNSUPPORTED
+      -- A batch may create an entry and hold in it again, both with the negative id.
       elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED

@@ -22,6 +22,7 @@ impl LimitSet {
 
     /// Whether a server has run the script. The server may have lost it since then.
     pub(crate) fn is_loaded(&self) -> bool {
+        // Relaxed: a thread that misses the store sends the script once more.
         self.is_loaded.load(Ordering::Relaxed)
     }
 

@@ -55,6 +55,7 @@ local function make_reservations(held_costs)
       return false
     end
     local record = { unpack(format(count), value) }
+    -- `unpack` has added the position behind the words.
     record[count + 1] = nil
     for word = 1, count do
       if not (record[word] >= -1 and record[word] <= MAX_EXACT) then
@@ -211,6 +212,7 @@ local function make_reservations(held_costs)
       record[#record + 1] = holds_cost and (not p.is_shadow or own == 0 or own < -1) and p.cost or -1
     end
     local problems = held_costs.check_hold(hold, operation, charged_limits)
+    -- The last check, because it writes.
     if not problems and not count_id(template, forgotten_at) then
       problems = {}
       for l = 1, limits do

@@ -82,6 +82,7 @@ impl ScriptVerdict {
                 views.push(view.map(Option::unwrap_or_default));
             }
         }
+        // One value decides for all limits. There is one, as one of them, or a view of a limit, is invalid.
         if is_invalid {
             values[0] = Failure::InvalidState.result();
         }
@@ -236,6 +237,7 @@ impl ScriptVerdict {
             let all = if is_view {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
+                // A hold charges no state: its cost is in `held`.
                 let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
