@@ -128,14 +128,6 @@ simulated_client() {
     SIMULATION_SEEDS=5000 cargo test --workspace --all-features --lib simulation_tests::seeds
 }
 
-# `scripts/oracle` takes minutes, so only its model is checked, and the format of its processes.
-oracle_model() {
-    need python3 python3
-    component fmt rustfmt
-    scripts/oracle --list
-    cargo fmt --manifest-path oracle/Cargo.toml --check
-}
-
 # check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
 # is in another folder, because cargo locks the folder: such a step would stop the tests.
 check() {
@@ -158,7 +150,6 @@ step servers "The playground in a browser" scripts/playground
 check "Format" formatted
 check "Links" linked
 check "No registries, no paths of one machine" impersonal
-check "Model of the oracle" oracle_model
 # First the steps that mostly use one processor: at the end, no other queue runs.
 check "Each feature alone" each_feature
 check "Lease model" lease_model

@@ -2,8 +2,9 @@
 //!
 //! Uses only items that all compared revisions of the crate have. The case `leased` starts a Redis.
 
-#[path = "redis/server.rs"]
-#[allow(dead_code, reason = "the other benchmark uses all of it")]
+#[path = "../../tests/servers/process.rs"]
+mod process;
+#[path = "../../tests/servers/server.rs"]
 mod server;
 
 use std::convert::Infallible;

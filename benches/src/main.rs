@@ -20,14 +20,20 @@
 //! ratio is the value of this crate divided by the value of the other contestant.
 
 mod baseline;
+#[path = "../../tests/servers/cluster_server.rs"]
+mod cluster_server;
 mod harness;
 mod insertion;
 mod memory;
 mod paths;
 mod peers;
+#[path = "../../tests/servers/process.rs"]
+mod process;
 #[path = "../../src/random.rs"]
 mod random;
 mod redis;
+#[path = "../../tests/servers/server.rs"]
+mod server;
 mod service;
 mod wire;
 

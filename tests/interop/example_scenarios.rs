@@ -3,91 +3,21 @@
 //! `cargo test` builds the examples beside this binary.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::process::Stdio;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Only a hanging process exceeds this time-out.
-const TIMEOUT: Duration = Duration::from_secs(20);
+use crate::process::{Folder, Process, example, request};
 
-/// A running example and its output. It is killed when the test ends, also by a panic.
-pub(crate) struct Running {
-    child: Child,
-    lines: Receiver<String>,
+/// Starts an example whose output includes its errors.
+pub(crate) fn start(name: &str, arguments: &[&Path]) -> Process {
+    Process::start(example(name).args(arguments).stderr(Stdio::piped()))
 }
 
-impl Running {
-    /// Cargo puts tests in `target/PROFILE/deps` and examples in `target/PROFILE/examples`.
-    pub(crate) fn start(name: &str, arguments: &[&Path]) -> Self {
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
-        let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-        assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
-
-        let mut command = Command::new(path);
-        command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the example");
-        let (sender, lines) = channel();
-        let printed: [Box<dyn Read + Send>; 2] =
-            [Box::new(child.stdout.take().expect("piped")), Box::new(child.stderr.take().expect("piped"))];
-        for printed in printed {
-            let sender = sender.clone();
-            thread::spawn(move || {
-                for line in BufReader::new(printed).lines().map_while(Result::ok) {
-                    // The receiver is dropped at the end of the test.
-                    let _ = sender.send(line);
-                }
-            });
-        }
-        Self { child, lines }
-    }
-
-    /// Returns the next line of output.
-    fn line(&self) -> String {
-        self.lines.recv_timeout(TIMEOUT).expect("a line of output")
-    }
-
-    /// Returns the address from the first line.
-    pub(crate) fn address(&self) -> SocketAddr {
-        let line = self.line();
-        let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
-        address.parse().expect("an address")
-    }
-
-    /// Waits for the end of the process and returns its success and its output.
-    pub(crate) fn wait_for_end(mut self) -> (bool, Vec<String>) {
-        let mut printed = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
-            printed.push(line);
-        }
-        (self.child.wait().expect("the end of the process").success(), printed)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The process may have ended before.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Sends one request on a connection of its own. `fields` are lines that end in CRLF.
-fn send(address: SocketAddr, method: &str, path: &str, fields: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{fields}content-length: 0\r\n\r\n"
-    )
-    .expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
+/// Runs an example to its end. Returns its success and its output.
+pub(crate) fn run(name: &str, arguments: &[&Path]) -> (bool, Vec<String>) {
+    let (status, printed) = start(name, arguments).output();
+    (status.success(), printed)
 }
 
 fn status(answer: &str) -> u16 {
@@ -104,9 +34,9 @@ const ALICE: &str = "authorization: Bearer secret-of-alice\r\n";
 
 #[test]
 fn behind_proxy_example_limits_by_client_address() {
-    let server = Running::start("behind_proxy", &[]);
+    let server = start("behind_proxy", &[]);
     let address = server.address();
-    let get = |fields: &str| send(address, "GET", "/", fields);
+    let get = |fields: &str| request(address, "GET", "/", fields);
     let of = |client: &str| get(&format!("x-forwarded-for: {client}\r\n"));
 
     assert!(of("192.0.2.1").ends_with("Hello, 192.0.2.1!\n"));
@@ -127,9 +57,9 @@ fn behind_proxy_example_limits_by_client_address() {
 
 #[test]
 fn forward_auth_example_answers_proxies() {
-    let server = Running::start("forward_auth", &[]);
+    let server = start("forward_auth", &[]);
     let address = server.address();
-    let ask = |path: &str, client: &str| send(address, "GET", path, &format!("x-forwarded-for: {client}\r\n"));
+    let ask = |path: &str, client: &str| request(address, "GET", path, &format!("x-forwarded-for: {client}\r\n"));
 
     for path in ["/auth", "/auth/nginx", "/auth"] {
         assert_eq!(status(&ask(path, "192.0.2.1")), 200, "both endpoints share the limit");
@@ -145,10 +75,10 @@ fn forward_auth_example_answers_proxies() {
 
 #[test]
 fn github_example_limits_by_token_and_tier() {
-    let server = Running::start("github", &[]);
+    let server = start("github", &[]);
     let address = server.address();
     let limit_and_remaining = |fields: &str| {
-        let answer = send(address, "GET", "/", fields);
+        let answer = request(address, "GET", "/", fields);
         assert_eq!(status(&answer), 200, "{answer}");
         let reset: u64 = field(&answer, "x-ratelimit-reset").parse().expect("seconds since the epoch");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
@@ -167,13 +97,13 @@ fn github_example_limits_by_token_and_tier() {
     assert_eq!(limit_and_remaining("authorization: secret-of-alice\r\n"), numbers("60", "57"));
 
     // The upgrade keeps her usage.
-    assert_eq!(status(&send(address, "POST", "/upgrade", ALICE)), 200);
+    assert_eq!(status(&request(address, "POST", "/upgrade", ALICE)), 200);
     assert_eq!(limit_and_remaining(ALICE), numbers("15000", "14997"));
 
     for remaining in (0..57).rev() {
         assert_eq!(limit_and_remaining(""), numbers("60", &remaining.to_string()));
     }
-    let rejected = send(address, "GET", "/", "");
+    let rejected = request(address, "GET", "/", "");
     assert_eq!((status(&rejected), field(&rejected, "x-ratelimit-remaining")), (429, "0"));
     assert!(field(&rejected, "retry-after").parse::<u32>().expect("seconds") > 3_000);
     assert_eq!(limit_and_remaining(ALICE), numbers("15000", "14996"));
@@ -181,7 +111,7 @@ fn github_example_limits_by_token_and_tier() {
 
 #[test]
 fn llm_tokens_example_charges_actual_costs() {
-    let (succeeded, printed) = Running::start("llm_tokens", &[]).wait_for_end();
+    let (succeeded, printed) = run("llm_tokens", &[]);
     assert!(succeeded, "{printed:#?}");
     assert_eq!(
         printed,
@@ -197,26 +127,24 @@ fn llm_tokens_example_charges_actual_costs() {
 }
 
 /// A file that is deleted at the end of the test.
-pub(crate) struct File(pub(crate) PathBuf);
+pub(crate) struct File {
+    pub(crate) path: PathBuf,
+    _folder: Folder,
+}
 
 impl File {
     pub(crate) fn with(name: &str, text: &str) -> Self {
-        let file = Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.toml", std::process::id())));
+        let folder = Folder::new(name);
+        let file = Self { path: folder.path().join("limits.toml"), _folder: folder };
         file.save(text);
         file
     }
 
     /// Replaces the file atomically, as editors do.
     fn save(&self, text: &str) {
-        let new = self.0.with_extension("new");
+        let new = self.path.with_extension("new");
         fs::write(&new, text).expect("written");
-        fs::rename(new, &self.0).expect("renamed");
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        fs::rename(new, &self.path).expect("renamed");
     }
 }
 
@@ -227,9 +155,10 @@ fn limit(settings: &str) -> String {
 #[test]
 fn config_example_reloads_a_changed_file() {
     let file = File::with("config", &limit("algorithm = \"fixed-window\"\nquota = \"5/h\""));
-    let server = Running::start("config", &[&file.0]);
+    let server = start("config", &[&file.path]);
     let address = server.address();
-    let get = || send(address, "GET", "/", "");
+    let get = || request(address, "GET", "/", "");
+    let line = || server.line().expect("a line");
     let check = |answer: &str, limit: u32, remaining: u32| {
         assert_eq!(field(answer, "ratelimit-policy"), format!("\"x\";q={limit};w=3600"));
         assert!(field(answer, "ratelimit").starts_with(&format!("\"x\";r={remaining};")), "{answer}");
@@ -239,13 +168,13 @@ fn config_example_reloads_a_changed_file() {
 
     // A raised limit keeps the usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/h\""));
-    assert_eq!(server.line(), format!("loaded the limits from {}", file.0.display()));
+    assert_eq!(line(), format!("loaded the limits from {}", file.path.display()));
     check(&get(), 100, 97);
 
     // An invalid file is an error with its position and changes nothing.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/fortnight\""));
-    let printed: Vec<_> = (0..5).map(|_| server.line()).collect();
-    let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.0.display());
+    let printed: Vec<_> = (0..5).map(|_| line()).collect();
+    let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.path.display());
     assert_eq!(printed[0], start);
     assert_eq!(printed[2], "4 | quota = \"100/fortnight\"");
     assert!(printed[4].starts_with("quota: \"100/fortnight\": a quota's period must end in "), "{printed:#?}");
@@ -254,8 +183,8 @@ fn config_example_reloads_a_changed_file() {
     // The limit is lowered to the present usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"4/h\""));
     // TOML's errors end in an empty line.
-    let reloaded = [server.line(), server.line()].concat();
-    assert_eq!(reloaded, format!("loaded the limits from {}", file.0.display()));
+    let reloaded = [line(), line()].concat();
+    assert_eq!(reloaded, format!("loaded the limits from {}", file.path.display()));
     let rejected = get();
     assert_eq!(status(&rejected), 429);
     check(&rejected, 4, 0);
@@ -264,11 +193,11 @@ fn config_example_reloads_a_changed_file() {
 #[test]
 fn config_example_fails_for_an_invalid_file() {
     let file = File::with("wrong", &limit("algorithm = \"gcra\"\nquota = \"5/h\"\nburst = 0"));
-    let (succeeded, printed) = Running::start("config", &[&file.0]).wait_for_end();
+    let (succeeded, printed) = run("config", &[&file.path]);
     assert!(!succeeded);
     assert!(printed.iter().any(|line| line.starts_with("burst: invalid burst: 0")), "{printed:#?}");
 
-    let (succeeded, printed) = Running::start("config", &[Path::new("/no/such/file.toml")]).wait_for_end();
+    let (succeeded, printed) = run("config", &[Path::new("/no/such/file.toml")]);
     assert!(!succeeded);
     assert!(printed[0].starts_with("/no/such/file.toml: "), "{printed:#?}");
 }
@@ -276,8 +205,8 @@ fn config_example_fails_for_an_invalid_file() {
 /// The configuration file beside the example.
 #[test]
 fn config_example_serves_its_default_file() {
-    let server = Running::start("config", &[]);
-    let answer = send(server.address(), "GET", "/", "");
+    let server = start("config", &[]);
+    let answer = request(server.address(), "GET", "/", "");
     assert_eq!(status(&answer), 200);
     assert_eq!(field(&answer, "ratelimit-policy"), "\"address\";q=5;w=10, \"all\";q=1000;w=60");
 }

@@ -2,52 +2,22 @@
 //!
 //! `cargo test` builds the examples beside this binary.
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::path::Path;
 
-/// The path of an example. Cargo puts tests in `target/PROFILE/deps` and examples in `target/PROFILE/examples`.
-fn executable(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test's own path");
-    let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
-    let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
-    path
-}
+use crate::process::{Process, example, request};
 
-/// A process that is killed when the test ends, also by a panic.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The process may have ended before.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(name: &str) -> Running {
-    start_with(name, &[])
-}
-
-fn start_with(name: &str, arguments: &[&str]) -> Running {
-    let mut command = Command::new(executable(name));
-    command.args(arguments);
-    // A free port for servers.
-    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
-    Running(command.spawn().unwrap_or_else(|error| panic!("{name}: {error}")))
+fn start(name: &str) -> (Process, SocketAddr) {
+    let process = Process::start(&mut example(name));
+    let address = process.address();
+    (process, address)
 }
 
 /// Runs an example that ends by itself and returns its output.
 fn printed_by(name: &str) -> Vec<String> {
-    let mut running = start(name);
-    let mut printed = String::new();
-    running.0.stdout.take().expect("piped").read_to_string(&mut printed).expect("text");
-    let status = running.0.wait().expect("the end of the process");
-    assert!(status.success(), "{name}: {status}\n{printed}");
-    printed.lines().map(str::to_owned).collect()
+    let (status, printed) = Process::start(&mut example(name)).output();
+    assert!(status.success(), "{name}: {status}\n{printed:#?}");
+    printed
 }
 
 #[test]
@@ -172,11 +142,7 @@ fn tenants_example_prints_who_is_served() {
 
 #[test]
 fn axum_example_allows_rejects_and_exempts() {
-    let mut server = start("axum");
-    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("a line with the address").expect("text");
-    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
-    let address: SocketAddr = address.parse().expect("an address");
+    let (_process, address) = start("axum");
 
     for _ in 0..5 {
         let allowed = get(address, "/");
@@ -211,12 +177,8 @@ fn tonic_example_rejects_and_retries() {
 
 #[test]
 fn tonic_example_serves_alone() {
-    let mut server = start_with("tonic", &["serve"]);
-    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("a line with the address").expect("text");
-    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
-    let stream = TcpStream::connect(address.parse::<SocketAddr>().expect("an address"));
-    stream.expect("a connection");
+    let process = Process::start(example("tonic").arg("serve"));
+    TcpStream::connect(process.address()).expect("a connection");
 }
 
 #[test]
@@ -235,40 +197,32 @@ fn reqwest_example_waits_and_retries() {
 
 #[test]
 fn gate_example_rejects_fewer_requests() {
-    let mut command = Command::new(executable("gate"));
-    let output = command.env("SECONDS", "0.3").output().expect("the example");
-    let printed = String::from_utf8(output.stdout).expect("text");
-    assert!(output.status.success(), "{printed}");
-    // Name: the example ("gate"). Its numbers depend on the machine; tests with virtual time check the gate itself.
-    let lines: Vec<_> = printed.lines().collect();
-    assert_eq!(lines.len(), 7, "{printed}");
+    let (status, lines) = Process::start(example("gate").env("SECONDS", "0.3")).output();
+    assert!(status.success() && lines.len() == 7, "{lines:#?}");
+    // Its numbers depend on the machine; tests with virtual time check the gate itself.
     for (line, (load, gate)) in
         lines[1..].iter().zip([0.9, 2.0, 10.0].iter().flat_map(|load| [(load, "without"), (load, "with")]))
     {
         let columns: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(columns[..2], [load.to_string().as_str(), gate], "{printed}");
+        assert_eq!(columns[..2], [load.to_string().as_str(), gate], "{line}");
         let sum: f64 = columns[2..].iter().map(|count| count.parse::<f64>().expect("a count")).sum();
-        assert!((9_998.0..=10_002.0).contains(&sum), "{printed}");
+        assert!((9_998.0..=10_002.0).contains(&sum), "{line}");
     }
 }
 
 #[test]
 fn admin_example_shows_blocks_and_resets_a_client() {
-    let mut server = start("admin");
-    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("a line with the address").expect("text");
-    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
-    let address: SocketAddr = address.parse().expect("an address");
+    let (_process, address) = start("admin");
     let ends = |answer: String, text: &str| assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
 
     ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: 5 requests left");
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
     assert!(get(address, "/admin").contains("TopKey"));
-    ends(send(address, "PUT", "/admin/127.0.0.1/block/3600"), "127.0.0.1: blocked for 3600 s");
+    ends(request(address, "PUT", "/admin/127.0.0.1/block/3600", ""), "127.0.0.1: blocked for 3600 s");
     assert!(get(address, "/").starts_with("HTTP/1.1 429 "));
     ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: denied for 3600 s");
     // The keys of the layer and of the endpoint are equal for a mapped address too.
-    ends(send(address, "DELETE", "/admin/::ffff:127.0.0.1"), "::ffff:127.0.0.1: reset");
+    ends(request(address, "DELETE", "/admin/::ffff:127.0.0.1", ""), "::ffff:127.0.0.1: reset");
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
 }
 
@@ -289,11 +243,7 @@ fn in_flight_example_rejects_the_third_stream_and_frees_the_place_of_a_dropped_c
 /// `observe/dashboard.rs` tests the example's page in a browser.
 #[test]
 fn observe_example_serves_metrics_and_dashboard() {
-    let mut server = start("observe");
-    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("a line with the address").expect("text");
-    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
-    let address: SocketAddr = address.parse().expect("an address");
+    let (_process, address) = start("observe");
 
     let answers: Vec<_> = (0..30).map(|_| get(address, "/")).collect();
     let count =
@@ -318,16 +268,5 @@ fn observe_example_serves_metrics_and_dashboard() {
 }
 
 fn get(address: SocketAddr, path: &str) -> String {
-    send(address, "GET", path)
-}
-
-/// Sends one request on a connection of its own.
-fn send(address: SocketAddr, method: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    // Only a hanging server exceeds this time-out.
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-    write!(stream, "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
+    request(address, "GET", path, "")
 }

@@ -4,4 +4,6 @@ mod example_scenarios;
 mod examples;
 mod grpc;
 mod impatient;
+#[path = "../servers/process.rs"]
+mod process;
 mod restart;

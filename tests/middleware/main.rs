@@ -39,6 +39,8 @@ mod keys;
 mod limits;
 mod over_http;
 mod pending;
+#[path = "../servers/process.rs"]
+mod process;
 mod queue_rules;
 mod queues;
 #[path = "../../src/random.rs"]

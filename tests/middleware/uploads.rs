@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,6 +25,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadLayer, TokioClock};
 
+use crate::process::{Folder, Process, free_port, wait_until};
 use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -338,19 +339,16 @@ async fn goodput_of_waiting_uploads() {
 
 /// nginx that buffers requests, in front of the server.
 struct Nginx {
-    process: Child,
-    folder: PathBuf,
+    _process: Process,
+    _folder: Folder,
     address: SocketAddr,
 }
 
 impl Nginx {
-    /// Returns `None` without nginx.
-    async fn start(program: &Path, server: SocketAddr) -> Option<Self> {
-        // A free port: nginx does not print one that the system chooses.
-        let address = TcpListener::bind("127.0.0.1:0").await.ok()?.local_addr().ok()?;
-        let folder = std::env::temp_dir().join(format!("ratelimit-nginx-{}-{}", std::process::id(), address.port()));
-        std::fs::create_dir_all(&folder).ok()?;
-        let at = folder.display();
+    fn start(program: &Path, server: SocketAddr) -> Self {
+        // nginx does not print a port that the system chooses.
+        let (address, folder) = (SocketAddr::from(([127, 0, 0, 1], free_port())), Folder::new("nginx"));
+        let at = folder.path().display();
         let config = format!(
             "daemon off; master_process off; worker_processes 1; pid {at}/pid; error_log {at}/error.log;\n\
              events {{ worker_connections 4096; }}\n\
@@ -359,26 +357,12 @@ impl Nginx {
              uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;\n\
              server {{ listen {address}; location / {{ proxy_pass http://{server}; }} }} }}\n"
         );
-        std::fs::write(folder.join("nginx.conf"), config).ok()?;
+        let file = folder.path().join("nginx.conf");
+        std::fs::write(&file, config).expect("the settings");
         let mut command = Command::new(program);
-        let command = command.arg("-p").arg(&folder).arg("-c").arg(folder.join("nginx.conf")).stderr(Stdio::null());
-        let process = command.spawn().ok()?;
-        let nginx = Self { process, folder, address };
-        for _ in 0..200 {
-            if TcpStream::connect(address).await.is_ok() {
-                return Some(nginx);
-            }
-            sleep(BETWEEN_PACKETS).await;
-        }
-        None
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let process = Process::start(command.arg("-p").arg(folder.path()).arg("-c").arg(file).stderr(Stdio::null()));
+        wait_until("nginx listens", || std::net::TcpStream::connect(address).is_ok());
+        Self { _process: process, _folder: folder, address }
     }
 }
 
@@ -419,7 +403,7 @@ async fn measure(server: Server, sends: Sends, program: PathBuf) -> (String, Str
         let _server = AbortOnDrop(spawn(async move { axum::serve(listener, app).await.expect("it serves") }));
         let mut proxy = None;
         if let Some(program) = nginx {
-            let started = Nginx::start(program, address).await.expect("nginx starts");
+            let started = Nginx::start(program, address);
             address = started.address;
             proxy = Some(started);
         }

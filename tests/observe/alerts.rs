@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use crate::documented::{metrics_in, text};
+use crate::process::Folder;
 
 /// The YAML block of the page.
 fn rules() -> String {
@@ -108,9 +109,8 @@ fn promtool(directory: &std::path::Path, arguments: &[&str]) -> String {
 #[test]
 #[ignore = "needs promtool: scripts/dashboard runs it"]
 fn alert_rules_fire_on_failures_only() {
-    let directory = std::env::temp_dir().join(format!("tower-ratelimit-alerts-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).expect("a directory");
-    let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).expect("a file");
+    let folder = Folder::new("alerts");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("a file");
     let rules = rules();
     write("alerts.yml", &rules);
     let mut series = String::new();
@@ -135,10 +135,9 @@ fn alert_rules_fire_on_failures_only() {
              alert_rule_test:\n{alerts}"
         ),
     );
-    let checked = promtool(&directory, &["check", "rules", "alerts.yml"]);
+    let checked = promtool(folder.path(), &["check", "rules", "alerts.yml"]);
     assert_eq!(rules.matches("alert:").count(), FIRING.len(), "each alert is tested");
     let found = rules.matches("- alert:").count() + rules.matches("- record:").count();
     assert!(checked.contains(&format!("{found} rules found")), "{checked}");
-    promtool(&directory, &["test", "rules", "test.yml"]);
-    let _ = std::fs::remove_dir_all(&directory);
+    promtool(folder.path(), &["test", "rules", "test.yml"]);
 }

@@ -1,66 +1,23 @@
 //! The page of the example in a browser. `scripts/dashboard` installs a browser and runs this test.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::BufReader;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A temporary folder, removed on drop.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let folder = std::env::temp_dir().join(format!("tower-ratelimit-dashboard-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Starts the example. Its output stays open, because the example continues to print.
-fn example() -> (Running, BufReader<ChildStdout>, SocketAddr) {
-    let test = std::env::current_exe().expect("this test's own path");
-    let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
-    let mut command = Command::new(profile.join("examples").join("observe"));
-    let mut running =
-        Running(command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the example"));
-    let mut line = String::new();
-    let mut printed = BufReader::new(running.0.stdout.take().expect("piped"));
-    printed.read_line(&mut line).expect("a line");
-    let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
-    let address = address.parse().expect("an address");
-    (running, printed, address)
-}
+use crate::process::{Folder, Process, example, request};
 
 fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("the server listens");
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("text");
-    answer
+    request(address, "GET", path, "")
 }
 
 /// Opens a page, runs its scripts for some seconds of virtual time, and returns the output of the arguments `act`.
-fn chromium(folder: &Folder, act: &[&str], page: &str) -> Vec<u8> {
+fn chromium(folder: &Folder, act: &[&str], page: &str) -> String {
     let name = ["chromium", "chromium-browser", "google-chrome"];
     let browser = name.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     let mut command =
@@ -73,24 +30,13 @@ fn chromium(folder: &Folder, act: &[&str], page: &str) -> Vec<u8> {
             "--window-size=1000,900",
             "--virtual-time-budget=4000",
         ])
-        .arg(format!("--user-data-dir={}", folder.0.join("profile").display()))
+        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
         .args(act)
         .arg(page)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut running = Running(command.spawn().expect("a browser"));
-    let mut stdout = running.0.stdout.take().expect("piped");
-    let reading = std::thread::spawn(move || {
-        let mut read = Vec::new();
-        stdout.read_to_end(&mut read).map(|_| read)
-    });
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while running.0.try_wait().expect("its state").is_none() {
-        assert!(Instant::now() < deadline, "the browser does not exit");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    reading.join().expect("read").expect("its output")
+    Process::start(&mut command).output().1.join("\n")
 }
 
 /// Sends requests for `/`, one after another, until it is dropped.
@@ -140,7 +86,8 @@ fn colours(image: &Path) -> (u32, u32, usize) {
 #[test]
 #[ignore = "needs chromium: scripts/dashboard runs it"]
 fn dashboard_shows_the_decisions() {
-    let (_running, _printed, address) = example();
+    let observe = Process::start(&mut example("observe"));
+    let address = observe.address();
     let (mut allowed, mut rejected) = (0, 0);
     for _ in 0..30 {
         match &get(address, "/")[..13] {
@@ -158,9 +105,9 @@ fn dashboard_shows_the_decisions() {
         allowed += 1;
     }
 
-    let folder = Folder::new();
+    let folder = Folder::new("dashboard");
     let url = format!("http://{address}/dashboard");
-    let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
+    let page = chromium(&folder, &["--dump-dom"], &url);
     assert_eq!(shown(&page, "state"), "live, each second");
     assert_eq!(shown(&page, "allowed"), allowed.to_string());
     assert_eq!(shown(&page, "rejected"), rejected.to_string());
@@ -183,17 +130,17 @@ fn dashboard_shows_the_decisions() {
     // Columns grow while requests come, and views of the page are not counted. The virtual time of the page is faster
     // than that of the server: one visit may see no allowed request, so the test repeats it.
     let traffic = Traffic::start(address);
-    let visit = || String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
+    let visit = || chromium(&folder, &["--dump-dom"], &url);
     let page = std::iter::repeat_with(visit).take(20).find(|page| page.contains("fill=\"var(--allowed)\""));
     let page = page.expect("columns grow while requests come");
     assert_eq!(shown(&page, "exempt"), "3");
 
-    let image = folder.0.join("dashboard.png");
+    let image = folder.path().join("dashboard.png");
     chromium(&folder, &[&format!("--screenshot={}", image.display())], &url);
     drop(traffic);
     let (width, height, many) = colours(&image);
     assert_eq!((width, height), (1000, 900));
-    let blank = folder.0.join("blank.png");
+    let blank = folder.path().join("blank.png");
     chromium(&folder, &[&format!("--screenshot={}", blank.display())], "about:blank");
     assert_eq!(colours(&blank).2, 1, "a blank page has one colour");
     assert!(many > 50, "{many} colours: the page is almost blank");

@@ -7,12 +7,13 @@ mod events;
 mod logs;
 mod near_limit;
 mod observed;
+#[path = "../servers/process.rs"]
+mod process;
 mod prometheus;
 mod proxies;
 #[path = "../../src/random.rs"]
 mod random;
-#[allow(dead_code, reason = "the tests of Redis use all of it")]
-#[path = "../redis/server.rs"]
+#[path = "../servers/server.rs"]
 mod server;
 mod settlements;
 mod standard_error;

@@ -1,20 +1,20 @@
 //! The limiter of `examples/postgres` on a real PostgreSQL. The tests need Debian's package `postgresql`, so they are
 //! ignored unless `scripts/postgres` runs them.
 
+#[path = "../servers/process.rs"]
+mod process;
 #[path = "../../src/random.rs"]
 mod random;
-#[allow(dead_code, reason = "the tests of Redis use all of it")]
-#[path = "../redis/server.rs"]
+#[path = "../servers/server.rs"]
 mod redis_server;
+#[path = "../servers/postgres.rs"]
 mod server;
 #[path = "../../examples/postgres/store.rs"]
 mod store;
 mod throughput;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
@@ -24,6 +24,7 @@ use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
 
+use self::process::{Process, example, ignored_test, request};
 use self::server::Server;
 use self::store::Postgres;
 
@@ -52,31 +53,16 @@ fn create_table(server: &Server) {
     runtime().block_on(async { limiter(&server.config(), "any", limits).create_table().await }).expect("a table");
 }
 
-/// A running child process, killed when dropped.
-struct Running(Child);
-
-impl Running {
-    /// Runs an ignored test of this binary.
-    fn test(name: &str, config: &str, task: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads", "1"]);
-        command.env(SERVER, config).env("TASK", task).stdout(Stdio::piped());
-        Self(command.spawn().expect("a process"))
-    }
-
-    /// Returns the numbers behind `reported: ` up to the end of the process.
-    fn reported(&mut self) -> Vec<u64> {
-        let lines = BufReader::new(self.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
-        let number = |line: String| line.split_once("reported: ")?.1.parse().ok();
-        lines.filter_map(number).collect()
-    }
+/// Runs an ignored test of this binary in a child process.
+fn run_test(name: &str, config: &str, task: &str) -> Process {
+    let mut command = ignored_test(name);
+    Process::start(command.env(SERVER, config).env("TASK", task).stdout(Stdio::piped()))
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Returns the status at the end of the process, and the numbers behind `reported: `.
+fn reported(process: Process) -> (ExitStatus, Vec<u64>) {
+    let (status, lines) = process.output();
+    (status, lines.iter().filter_map(|line| line.split_once("reported: ")?.1.parse().ok()).collect())
 }
 
 /// The server and the task of a child process. `None` if no test has started it.
@@ -89,11 +75,11 @@ fn child_task() -> Option<(String, String)> {
 fn four_processes_at_once_decide_as_memory() {
     let server = Server::start();
     create_table(&server);
-    let start = |task: u64| Running::test("checking_process", &server.config(), &task.to_string());
-    let mut processes: Vec<_> = (0..4).map(start).collect();
-    for process in &mut processes {
-        let reported = process.reported();
-        assert!(process.0.wait().expect("its end").success());
+    let start = |task: u64| run_test("checking_process", &server.config(), &task.to_string());
+    let processes: Vec<_> = (0..4).map(start).collect();
+    for process in processes {
+        let (status, reported) = reported(process);
+        assert!(status.success());
         let [allowed, delayed, denied, borrowed, peeks, operations] = reported[..] else { panic!("{reported:?}") };
         println!("allowed {allowed}, delayed {delayed}, denied {denied}, borrowed {borrowed}, peeks {peeks}");
         assert!(borrowed > 50, "{reported:?}");
@@ -137,19 +123,14 @@ fn shared_limits() -> StoreLimits<str> {
 fn four_processes_of_which_one_is_killed_admit_exactly_the_quota() {
     let server = Server::start();
     create_table(&server);
-    let start = |task: u64| Running::test("acquiring_process", &server.config(), &task.to_string());
+    let start = |task: u64| run_test("acquiring_process", &server.config(), &task.to_string());
     let mut processes: Vec<_> = (0..4).map(start).collect();
     // The process has made some decisions, and is making others.
     let mut killed = processes.pop().expect("four processes");
-    let mut lines = BufReader::new(killed.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.contains("reported: 40")));
-    let mut of_killed = 40;
-    killed.0.kill().expect("a running process");
-    killed.0.wait().expect("its end");
-    for line in lines {
-        of_killed = line.split_once("reported: ").and_then(|(_, n)| n.parse().ok()).unwrap_or(of_killed);
-    }
-    let of_others: u64 = processes.iter_mut().map(|process| process.reported().pop().expect("a number")).sum();
+    killed.find(|line| line.contains("reported: 40").then_some(()));
+    killed.kill();
+    let of_killed = reported(killed).1.pop().unwrap_or(40);
+    let of_others: u64 = processes.into_iter().map(|process| reported(process).1.pop().expect("a number")).sum();
     let total = of_killed + of_others;
     println!("{of_others} by three processes, {of_killed} reported by the killed one, quota {QUOTA}");
     // The killed process may have charged calls that it has not reported.
@@ -237,24 +218,14 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
 }
 
 /// Runs an example until it listens.
-fn serve(name: &str, config: &str) -> (Running, SocketAddr) {
-    let test = std::env::current_exe().expect("this test's own path");
-    let example = test.parent().and_then(Path::parent).expect("the profile's folder").join("examples").join(name);
-    let mut command = Command::new(example);
-    command.args(config.split(' ')).env("PORT", "0").stdout(Stdio::piped());
-    let mut running = Running(command.spawn().expect("`cargo build --examples` builds it"));
-    let mut lines = BufReader::new(running.0.stdout.as_mut().expect("piped")).lines().map_while(Result::ok);
-    let address = lines.find_map(|line| line.strip_prefix("listening on http://")?.parse().ok());
-    (running, address.expect("an address"))
+fn serve(name: &str, config: &str) -> (Process, SocketAddr) {
+    let process = Process::start(example(name).args(config.split(' ')));
+    let address = process.address();
+    (process, address)
 }
 
 fn get(address: SocketAddr) -> String {
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(LONG)).expect("a time-out");
-    stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("a request");
-    let mut response = String::new();
-    stream.read_to_string(&mut response).expect("a response");
-    response
+    request(address, "GET", "/", "")
 }
 
 #[test]

@@ -32,13 +32,9 @@ async fn tcp_address_works() {
 
 #[tokio::test]
 async fn unix_socket_address_works() {
-    let path = std::env::temp_dir().join(format!("tower-ratelimit-{}.sock", std::process::id()));
-    let path = path.to_str().expect("text");
-    let server = Server::with(&["--unixsocket", path]);
-    check_works(&format!("unix://{path}")).await;
+    let server = Server::with(&["--unixsocket", "redis.sock"]);
+    check_works(&format!("unix://{}", server.folder.file("redis.sock"))).await;
     assert_eq!(server.keys().len(), 1);
-    drop(server);
-    let _ = std::fs::remove_file(path);
 }
 
 #[tokio::test]

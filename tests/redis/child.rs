@@ -1,10 +1,10 @@
 //! Child processes of the tests: this test binary, which runs one ignored test with a task.
 
-use std::process::{Child as Process, Command};
+use std::process::Command;
 
 use tower_ratelimit::RedisServer;
 
-use crate::server::send_signal;
+use crate::process::ignored_test;
 
 /// The environment variables with the task of a child process and its Redis address, or those of a cluster.
 const TASK: &str = "TOWER_RATELIMIT_TEST_TASK";
@@ -12,8 +12,7 @@ const ADDRESS: &str = "TOWER_RATELIMIT_TEST_REDIS";
 
 /// Returns the command that runs this ignored test of this binary.
 pub(crate) fn command(test: &str, task: &str, address: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"]);
+    let mut command = ignored_test(test);
     command.env(TASK, task).env(ADDRESS, address);
     command
 }
@@ -29,24 +28,4 @@ pub(crate) fn child_task() -> Option<(String, RedisServer)> {
         RedisServer::open(&addresses)
     };
     Some((task, server.expect("an address")))
-}
-
-/// A running child process, killed when dropped.
-pub(crate) struct Child(pub(crate) Process);
-
-impl Child {
-    pub(crate) fn spawn(command: &mut Command) -> Self {
-        Self(command.spawn().expect("a process"))
-    }
-
-    pub(crate) fn signal(&self, signal: &str) {
-        send_signal(&self.0, signal);
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

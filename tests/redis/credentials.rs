@@ -9,8 +9,9 @@ use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisCredentials, RedisServer};
 
-use crate::cluster_server::{Cluster, wait_until};
+use crate::cluster_server::Cluster;
 use crate::helpers::{AMPLE, acquire, is_allowed, redis_limiter};
+use crate::process::wait_until;
 use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 

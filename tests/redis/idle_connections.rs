@@ -4,8 +4,9 @@ use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Quota, Redis, RedisServer};
 
-use crate::cluster_server::{Cluster, wait_until};
+use crate::cluster_server::Cluster;
 use crate::helpers::{acquire, is_allowed, redis_limiter};
+use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;

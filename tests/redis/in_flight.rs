@@ -1,10 +1,9 @@
 //! Limits on requests in flight that processes share: renewal, death, and stops of processes.
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{ChildStdin, Stdio};
+use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Builder;
@@ -16,8 +15,9 @@ use tower_ratelimit::{
     AcquireOptions, Clock, Detail, FixedWindow, InFlight, Limit, Limiter as _, ManualClock, Quota, Redis, RedisServer,
 };
 
-use crate::child::{Child, child_task, command};
+use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
+use crate::process::Process;
 use crate::server::Server;
 
 /// A short hold expiry.
@@ -247,61 +247,47 @@ fn in_flight_process() {
     println!("log: done 0 0");
 }
 
-/// The lines of one child: what, the number of the request, the time.
-type Log = Arc<Mutex<Vec<(String, u64, u128)>>>;
-
-struct Process {
-    child: Child,
-    input: ChildStdin,
-    log: Log,
+struct Requests {
+    process: Process,
+    /// Of each line: what, the number of the request, the time.
+    log: Vec<(String, u64, u128)>,
 }
 
-impl Process {
+impl Requests {
     fn start(server: &Server) -> Self {
         let mut command = command("in_flight::in_flight_process", "in-flight", &server.address());
-        let mut child = Child::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-        let input = child.0.stdin.take().expect("piped");
-        let output = BufReader::new(child.0.stdout.take().expect("piped"));
-        let log = Log::default();
-        let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let Some((_, entry)) = line.split_once("log: ") else { continue };
-                let mut words = entry.split(' ');
-                let what = words.next().unwrap_or_default().to_owned();
-                let mut number = || words.next().and_then(|word| word.parse::<u128>().ok());
-                // The line of a killed process may be incomplete.
-                if let (Some(request), Some(time)) = (number(), number()) {
-                    lines.lock().unwrap().push((what, u64::try_from(request).expect("small"), time));
+        Self { process: Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped())), log: Vec::new() }
+    }
+
+    /// Reads the log up to a line of this kind, or to the end of the process.
+    fn read(&mut self, until: &str) {
+        while let Some(line) = self.process.line() {
+            let Some((_, entry)) = line.split_once("log: ") else { continue };
+            let mut words = entry.split(' ');
+            let what = words.next().unwrap_or_default().to_owned();
+            let mut number = || words.next().and_then(|word| word.parse::<u128>().ok());
+            // The line of a killed process may be incomplete.
+            if let (Some(request), Some(time)) = (number(), number()) {
+                self.log.push((what, u64::try_from(request).expect("small"), time));
+                if self.log.last().is_some_and(|entry| entry.0 == until) {
+                    return;
                 }
             }
-        });
-        Self { child, input, log }
-    }
-
-    fn wait_for(&self, what: &str) {
-        let deadline = Instant::now() + LONG_DEADLINE;
-        while !self.log.lock().unwrap().iter().any(|entry| entry.0 == what) {
-            assert!(Instant::now() < deadline, "no {what}");
-            std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    fn write(&mut self, line: &str) {
-        writeln!(self.input, "{line}").expect("the child's input");
+        assert_eq!(until, "end of the process");
     }
 
     /// Returns the times from the start to the end of each request. One without an end has ended at `cut`, and one that
     /// was in flight at that time has, too: the process was stopped then.
-    fn requests(&self, cut: Option<u128>) -> Vec<(u128, u128)> {
+    fn requests(&mut self, cut: Option<u128>) -> Vec<(u128, u128)> {
+        self.read("end of the process");
         let mut ends: HashMap<u64, u128> = HashMap::new();
-        let log = self.log.lock().unwrap();
-        for (what, request, time) in log.iter() {
+        for (what, request, time) in &self.log {
             if what == "end" {
                 ends.insert(*request, *time);
             }
         }
-        let starts = log.iter().filter(|entry| entry.0 == "start");
+        let starts = self.log.iter().filter(|entry| entry.0 == "start");
         starts
             .map(|(_, request, start)| {
                 let end = ends.get(request).copied();
@@ -326,25 +312,25 @@ fn max_overlap(requests: &[(u128, u128)]) -> usize {
 #[test]
 fn in_flight_is_exact_over_six_processes_of_which_two_are_killed_and_one_is_stopped() {
     let server = Server::start();
-    let mut processes: Vec<_> = (0..6).map(|_| Process::start(&server)).collect();
+    let mut processes: Vec<_> = (0..6).map(|_| Requests::start(&server)).collect();
     for process in &mut processes {
-        process.wait_for("start");
+        process.read("start");
     }
     // Each of these processes then holds one place, in the middle of a request.
     for process in &mut processes[..3] {
-        process.write("linger");
-        process.wait_for("linger");
+        process.process.write("linger");
+        process.read("linger");
     }
     let killed_at = now_in_nanos();
     let began = Instant::now();
-    processes[0].child.signal("-KILL");
-    processes[1].child.signal("-KILL");
-    processes[2].child.signal("-STOP");
+    processes[0].process.signal("-KILL");
+    processes[1].process.signal("-KILL");
+    processes[2].process.signal("-STOP");
     // Meanwhile the other processes go on, and end then.
     std::thread::sleep(EXPIRY / 2);
     for process in &mut processes[3..] {
-        process.write("quit");
-        process.wait_for("done");
+        process.process.write("quit");
+        process.read("done");
     }
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -358,18 +344,18 @@ fn in_flight_is_exact_over_six_processes_of_which_two_are_killed_and_one_is_stop
         };
         // The continued process finds no place for its requests. They run on and end, and nothing is left.
         sleep((EXPIRY * 3).saturating_sub(began.elapsed())).await;
-        processes[2].child.signal("-CONT");
+        processes[2].process.signal("-CONT");
         sleep(EXPIRY / 2).await;
         assert!(start(&limiter, 1).await.held.is_none(), "all places are taken");
         all.release().await.expect("released");
-        processes[2].write("quit");
-        processes[2].wait_for("done");
+        processes[2].process.write("quit");
+        processes[2].read("done");
         wait_for_remaining(&limiter, LIMIT).await;
     });
     // A hold lasts at least two thirds of the expiry after the process was stopped.
     let expired_at = killed_at + (EXPIRY / 2).as_nanos();
     let mut requests = Vec::new();
-    for (index, process) in processes.iter().enumerate() {
+    for (index, process) in processes.iter_mut().enumerate() {
         requests.extend(process.requests(match index {
             0 | 1 => Some(killed_at),
             2 => Some(expired_at),

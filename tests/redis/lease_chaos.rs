@@ -10,8 +10,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -20,11 +19,12 @@ use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
-use crate::child::{Child, child_task, command};
+use crate::child::{child_task, command};
 use crate::cluster_server::{Cluster, MASTERS};
 use crate::helpers::acquire;
 use crate::lease_audit::{Audit, Bucket, Entry, audit};
 use crate::leases;
+use crate::process::{Folder, Process};
 use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::server::Server;
@@ -52,7 +52,7 @@ fn entry(key: u32, decision: &Decision) -> Entry {
 
 /// A process that acquires until it is killed or its time is over.
 struct Worker {
-    process: Child,
+    process: Process,
     log: PathBuf,
 }
 
@@ -61,12 +61,7 @@ impl Worker {
         let log = folder.join(number.to_string());
         let task = format!("{number},{load},{seconds},{}", log.display());
         let mut command = command("lease_chaos::process", &task, address);
-        Self { process: Child::spawn(command.stdout(Stdio::null())), log }
-    }
-
-    fn signal(&self, signal: &str) {
-        // Fails if the process has ended by itself.
-        let _ = Command::new("kill").args([signal, &self.process.0.id().to_string()]).status();
+        Self { process: Process::start(command.stdout(Stdio::null())), log }
     }
 }
 
@@ -145,13 +140,10 @@ fn read_log(path: &Path) -> Vec<Entry> {
 
 /// Runs processes for some seconds, and does something to them every half a second.
 fn run(address: &str, processes: usize, seconds: u64, load: u64, mut fault: impl FnMut(u64, &mut [Worker])) -> Audit {
-    static RUNS: AtomicU64 = AtomicU64::new(0);
-    let number = RUNS.fetch_add(1, Ordering::Relaxed);
-    let folder = std::env::temp_dir().join(format!("tower-ratelimit-leases-{}-{number}", std::process::id()));
-    fs::create_dir_all(&folder).expect("a folder");
+    let folder = Folder::new("leases");
     let mut logs = Vec::new();
     let mut start = |number: usize, seconds| {
-        let worker = Worker::start(address, &folder, number, load / processes as u64, seconds);
+        let worker = Worker::start(address, folder.path(), number, load / processes as u64, seconds);
         logs.push(worker.log.clone());
         worker
     };
@@ -164,18 +156,16 @@ fn run(address: &str, processes: usize, seconds: u64, load: u64, mut fault: impl
         round += 1;
         for (index, worker) in workers.iter_mut().enumerate() {
             let left = seconds.saturating_sub(began.elapsed().as_secs());
-            if worker.process.0.try_wait().expect("its state").is_some() && left > 0 {
+            if worker.process.status().is_some() && left > 0 {
                 // Another process replaces one that was killed.
                 *worker = start(processes * (1 + usize::try_from(round).expect("few")) + index, left);
             }
         }
     }
     for worker in &mut workers {
-        worker.signal("-CONT");
-        let _ = worker.process.0.wait();
+        worker.process.wait();
     }
     let log = logs.iter().flat_map(|path| read_log(path)).collect();
-    fs::remove_dir_all(&folder).expect("removed");
     audit(log, BUCKET)
 }
 
@@ -212,9 +202,9 @@ const SATURATED: u64 = 10 * RATE;
 
 /// Stops a process for so long that its leases expire.
 fn stop(worker: &Worker) {
-    worker.signal("-STOP");
+    worker.process.signal("-STOP");
     std::thread::sleep(DURATION * 3);
-    worker.signal("-CONT");
+    worker.process.signal("-CONT");
 }
 
 #[test]
@@ -226,7 +216,7 @@ fn faults_admit_nothing_beyond_the_bound() {
     let audit = run(&address, processes, seconds, SATURATED, |round, workers| {
         let victim = usize::try_from(round).expect("few") % workers.len();
         match round % 6 {
-            0 => workers[victim].signal("-KILL"),
+            0 => workers[victim].process.signal("-KILL"),
             1 => proxy.cut_next_reply(),
             2 => stop(&workers[victim]),
             3 => server.pause(Duration::from_millis(150)),
@@ -257,7 +247,7 @@ fn moving_slots_admit_nothing_beyond_the_bound() {
     let audit = run(&cluster.addresses().join(","), processes, seconds, SATURATED, |round, workers| {
         let victim = usize::try_from(round).expect("few") % workers.len();
         match round % 5 {
-            0 => workers[victim].signal("-KILL"),
+            0 => workers[victim].process.signal("-KILL"),
             2 => stop(&workers[victim]),
             3 => cluster.nodes[victim % MASTERS].pause(Duration::from_millis(150)),
             _ => {

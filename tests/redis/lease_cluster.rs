@@ -9,9 +9,10 @@ use tokio::time::sleep;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
-use crate::cluster_server::{Cluster, MASTERS, wait_until};
+use crate::cluster_server::{Cluster, MASTERS};
 use crate::fail_over::{FailOver, fail_over_tests};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
+use crate::process::wait_until;
 use crate::server::Server;
 
 const LIMIT: u64 = 4_000;

@@ -10,11 +10,14 @@ mod basics;
 mod batch_work;
 mod cancellation;
 mod cell;
+#[path = "../servers/certificates.rs"]
+mod certificates;
 mod chained;
 mod child;
 mod circuit_breaker;
 mod clock;
 mod cluster;
+#[path = "../servers/cluster_server.rs"]
 mod cluster_server;
 mod conditions;
 mod config;
@@ -56,9 +59,14 @@ mod lua;
 mod near_events;
 mod near_limit;
 mod open_loop;
+#[allow(dead_code, reason = "the program in `oracle` uses all of it")]
+#[path = "../../oracle/src/model.rs"]
+mod oracle_model;
 mod order;
 mod overload;
 mod panics;
+#[path = "../servers/process.rs"]
+mod process;
 mod process_death;
 mod proxy;
 #[path = "../../src/random.rs"]
@@ -72,7 +80,9 @@ mod script_model;
 mod script_values;
 mod secure;
 mod sentinel;
+#[path = "../servers/sentinel_server.rs"]
 mod sentinel_server;
+#[path = "../servers/server.rs"]
 mod server;
 mod shares;
 mod shutdown;

@@ -1,7 +1,6 @@
 //! Four processes hold on one key, while one is killed and one is stopped.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Builder;
@@ -9,8 +8,9 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
 
-use crate::child::{Child, child_task, command};
+use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
+use crate::process::Process;
 use crate::server::Server;
 
 const LIMIT: u64 = 2_000;
@@ -26,33 +26,22 @@ fn limiter(server: RedisServer) -> Redis<str> {
 
 /// A child process that continues on command.
 struct Holder {
-    process: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    process: Process,
 }
 
 impl Holder {
     fn start(server: &Server) -> Self {
         let mut command = command("process_death::process", "hold", &server.address());
-        let mut process = Child::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-        let to = process.0.stdin.take().expect("piped");
-        let from = BufReader::new(process.0.stdout.take().expect("piped"));
-        Self { process, to, from }
+        Self { process: Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped())) }
     }
 
     /// Waits for the child's next result.
     fn next_result(&mut self) -> u64 {
-        loop {
-            let mut line = String::new();
-            assert!(self.from.read_line(&mut line).expect("a line") > 0, "the child has ended");
-            if let Some((_, result)) = line.trim().split_once("reported: ") {
-                return result.parse().expect("a number");
-            }
-        }
+        self.process.find(|line| line.split_once("reported: ")?.1.parse().ok())
     }
 
     fn continue_child(&mut self) {
-        self.to.write_all(b"continue\n").expect("the child's input");
+        self.process.write("continue");
     }
 }
 

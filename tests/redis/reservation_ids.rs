@@ -9,10 +9,11 @@ use tower_ratelimit::{
     SlidingWindow, TokenBucket,
 };
 
-use crate::child::{Child, child_task, command};
+use crate::child::{child_task, command};
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
+use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::reservation_model::{LIMIT, Operation, SPAN, clock, compare, remaining};
@@ -163,7 +164,7 @@ async fn process() {
 async fn reservation_id_outlives_its_process() {
     let server = Server::start();
     let limiter = redis_limiter::<str>(server.open(), "api", FixedWindow::new(HUNDRED));
-    let child = Child::spawn(&mut command("reservation_ids::process", "hold", &server.address()));
+    let child = Process::start(&mut command("reservation_ids::process", "hold", &server.address()));
     while left(&limiter, "alice").await != 30 {
         sleep(Duration::from_millis(10)).await;
     }

@@ -2,81 +2,21 @@
 
 use std::cell::RefCell;
 use std::error::Error as _;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
-use crate::cluster_server::{Cluster, wait_until};
+use crate::certificates::Certificates;
+use crate::cluster_server::Cluster;
 use crate::credentials::{Vault, set_password};
 use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::idle_connections::kill_all;
+use crate::process::{free_port, wait_until};
 use crate::sentinel_server::SentinelDeployment;
-use crate::server::{Server, free_port};
-
-/// An authority, a certificate for the nodes and one for a client, in PEM.
-struct Certificates {
-    directory: PathBuf,
-    authority: String,
-    client: [String; 2],
-}
-
-impl Certificates {
-    fn issue() -> Self {
-        static ISSUED: AtomicU32 = AtomicU32::new(0);
-        let number = ISSUED.fetch_add(1, Ordering::Relaxed);
-        let directory =
-            std::env::temp_dir().join(format!("tower-ratelimit-certificates-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("a directory for the certificates");
-        let key = || KeyPair::generate().expect("a key");
-        // OpenSSL takes a certificate for self-signed if its subject equals its issuer.
-        let named = |name: &str, addresses: &[String]| {
-            let mut params = CertificateParams::new(addresses).expect("addresses");
-            params.distinguished_name.push(DnType::CommonName, name);
-            params
-        };
-        let mut params = named("authority", &[]);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, key()).expect("an authority");
-        let [node, client] = ["node", "client"].map(|name| {
-            let (key, params) = (key(), named(name, &["127.0.0.1".to_owned()]));
-            [params.signed_by(&key, &authority).expect("a certificate").pem(), key.serialize_pem()]
-        });
-        for (file, text) in [("ca.pem", &authority.pem()), ("node.pem", &node[0]), ("node.key", &node[1])] {
-            std::fs::write(directory.join(file), text).expect("a file");
-        }
-        Self { directory, authority: authority.pem(), client }
-    }
-
-    fn trusted(&self) -> RedisTls {
-        RedisTls::new().root_certificates(self.authority.as_str())
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.directory.join(name).to_str().expect("text").to_owned()
-    }
-
-    /// A server with a TLS port and a plain port for the tests.
-    fn server(&self, of_cluster: bool, arguments: &[&str]) -> Server {
-        let port = free_port().to_string();
-        let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| self.file(name));
-        let tls =
-            ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &certificate, "--tls-key-file", &key];
-        let all = [&tls[..], arguments].concat();
-        if of_cluster { Server::node_with(&[&all[..], &["--tls-cluster", "yes"]].concat()) } else { Server::with(&all) }
-    }
-}
-
-impl Drop for Certificates {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
+use crate::server::Server;
 
 /// Requires that two of three requests are allowed on each of these keys.
 async fn check_works(server: RedisServer, keys: u64) {
@@ -98,7 +38,7 @@ async fn health_check_error(server: RedisServer) -> String {
 }
 
 fn by_tls(server: &Server, credentials: &str) -> RedisServer {
-    let port = server.tls_port.expect("a TLS port");
+    let port = server.tls_port().expect("a TLS port");
     RedisServer::open(&format!("rediss://{credentials}127.0.0.1:{port}")).expect("an address")
 }
 
@@ -126,7 +66,7 @@ async fn tls_server_with_a_trusted_certificate_works() {
     let other = by_tls(&server, "").with_tls(&Certificates::issue().trusted()).expect("certificates");
     assert!(health_check_error(other).await.contains("certificate"));
     // The certificate is valid for the address, not for a host name.
-    let port = server.tls_port.expect("a TLS port");
+    let port = server.tls_port().expect("a TLS port");
     let named = RedisServer::open(&format!("rediss://localhost:{port}")).expect("an address");
     let named = health_check_error(named.with_tls(&certificates.trusted()).expect("certificates")).await;
     assert!(named.contains("not valid for name"), "{named}");
@@ -204,7 +144,7 @@ async fn cluster_works_over_tls_and_with_a_password() {
     let cluster = Cluster::masters(3, |_| certificates.server(true, &arguments));
     // One node returns the other nodes and their TLS ports.
     let open = |credentials: &str| {
-        let port = cluster.nodes[1].tls_port.expect("a TLS port");
+        let port = cluster.nodes[1].tls_port().expect("a TLS port");
         RedisServer::cluster([format!("rediss://{credentials}127.0.0.1:{port}")]).expect("an address")
     };
     check_works(open(":secret@").with_tls(&certificates.trusted()).expect("certificates"), 60).await;
@@ -278,7 +218,7 @@ async fn sentinels_and_master_work_over_tls() {
         || {
             let port = free_port();
             ports.borrow_mut().push(port);
-            let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| certificates.file(name));
+            let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| certificates.folder.file(name));
             format!(
                 "tls-port {port}\ntls-ca-cert-file {ca}\ntls-cert-file {certificate}\ntls-key-file {key}\n\
                  tls-replication yes\ntls-auth-clients no\n"

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Quota, Redis, RedisServer};
 
-use crate::cluster_server::wait_until;
 use crate::helpers::{AMPLE, acquire, is_allowed, redis_limiter};
 use crate::load::{DEADLINE, Load, all_answered};
+use crate::process::wait_until;
 use crate::sentinel_server::SentinelDeployment;
 
 async fn loaded(deployment: &SentinelDeployment) -> (Redis<str>, Load) {

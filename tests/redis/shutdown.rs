@@ -16,6 +16,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::redis_limiter;
+use crate::process::Process;
 use crate::server::Server;
 
 /// The scenario that a child process runs, and the address of its Redis.
@@ -39,28 +40,15 @@ fn dropped_runtime_terminates_the_process() {
     }
     let server = Server::start();
     let children = SCENARIOS.map(|(scenario, _)| {
-        let child = Command::new(std::env::current_exe().expect("this test's own path"))
-            .args(["--exact", "shutdown::dropped_runtime_terminates_the_process", "--nocapture"])
-            .env(SCENARIO, scenario)
-            .env(REDIS, server.address())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn();
-        (scenario, child.expect("this test again"))
+        let mut command = Command::new(std::env::current_exe().expect("this test's own path"));
+        command.args(["--exact", "shutdown::dropped_runtime_terminates_the_process", "--nocapture"]);
+        command.env(SCENARIO, scenario).env(REDIS, server.address()).stdin(Stdio::null()).stdout(Stdio::null());
+        (scenario, Process::start(&mut command))
     });
     let deadline = Instant::now() + Duration::from_secs(20);
     let ended = children.map(|(scenario, mut child)| {
-        loop {
-            if let Some(status) = child.try_wait().expect("the state of the process") {
-                return (scenario, status.success());
-            }
-            if Instant::now() > deadline {
-                child.kill().expect("a running process");
-                child.wait().expect("the end of the process");
-                return (scenario, false);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let status = child.status_within(deadline.saturating_duration_since(Instant::now()));
+        (scenario, status.is_some_and(|status| status.success()))
     });
     assert_eq!(ended, SCENARIOS.map(|(scenario, _)| (scenario, true)), "each child ends, without a panic");
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 use super::competitors::{self, Contestant, Keys};
-use super::server::Server;
 use crate::harness::{Harness, median};
 use crate::random::Random;
+use crate::server::Server;
 
 const CALLERS: [usize; 8] = [1, 8, 16, 32, 64, 128, 512, 2048];
 
@@ -29,7 +29,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime) {
     if !CALLERS.iter().any(|callers| harness.wants(&scenario(*callers))) {
         return;
     }
-    let server = Server::start();
+    let server = super::start_server();
     let makers = [competitors::gcra, competitors::cell, competitors::plain, competitors::ping];
     let contestants: Vec<_> = makers.iter().filter_map(|make| make(&server, runtime)).collect();
     println!("| Callers | Client | Per second | Ours to it | p50 us | p99 us | Redis us | Client us |");

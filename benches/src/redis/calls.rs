@@ -11,8 +11,8 @@ use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
 };
 
-use super::server::Server;
 use crate::harness::{Harness, median};
+use crate::server::Server;
 
 const KEYS: u64 = 1024;
 const QUOTA: Quota = Quota::per_minute(1_000_000);
@@ -46,7 +46,7 @@ struct Call {
 
 fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedisLimits<u64>) -> Call {
     const ROUNDS: u64 = 10;
-    server.flush();
+    server.command(&["FLUSHALL"]);
     let clock = ManualClock::new();
     let limiter = Redis::builder(server.open(), name, limits)
         .deadline(Duration::from_secs(5))
@@ -62,10 +62,10 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
     (0..61).for_each(|_| round());
     server.command(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
-    server.slow_log_reset();
+    server.command(&["SLOWLOG", "RESET"]);
     (0..ROUNDS).for_each(|_| round());
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
-    let micros: Vec<f64> = server.slow_log().into_iter().filter_map(script_micros).collect();
+    let micros = script_micros(server);
     Call { decisions: (ROUNDS * KEYS) as f64 / micros.len() as f64, micros: median(micros) }
 }
 
@@ -81,10 +81,15 @@ async fn decide_all_keys(limiter: &Arc<Redis<u64>>) {
     }
 }
 
-/// Returns the time of a slow log entry if the entry is a script call.
-pub(super) fn script_micros(entry: Value) -> Option<f64> {
-    let Value::Array(entry) = entry else { return None };
-    let (Value::Int(micros), Value::Array(command)) = (entry.get(2)?, entry.get(3)?) else { return None };
-    let Value::BulkString(name) = command.first()? else { return None };
-    name.starts_with(b"EVAL").then_some(*micros as f64)
+/// Returns the times of the script calls in the slow log.
+pub(super) fn script_micros(server: &Server) -> Vec<f64> {
+    let entries: Vec<Value> =
+        redis::cmd("SLOWLOG").arg("GET").arg(100_000).query(&mut server.connect()).expect("the slow log");
+    let micros = |entry| {
+        let Value::Array(entry) = entry else { return None };
+        let (Value::Int(micros), Value::Array(command)) = (entry.get(2)?, entry.get(3)?) else { return None };
+        let Value::BulkString(name) = command.first()? else { return None };
+        name.starts_with(b"EVAL").then_some(*micros as f64)
+    };
+    entries.into_iter().filter_map(micros).collect()
 }

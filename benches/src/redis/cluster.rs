@@ -2,18 +2,18 @@
 //!
 //! Decisions per second depend on the machine: with fewer cores than masters and clients, more masters decide no more.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::{AcquireOptions, Gcra, Limit, Limiter, Redis, RedisServer};
 
 use super::competitors::{Contestant, Keys, PLENTY, contestant};
-use super::server::Server;
+use crate::cluster_server::Cluster;
 use crate::harness::Harness;
+use crate::server::Server;
 
 const MASTERS: [(&str, usize); 4] = [("one_redis", 0), ("1_master", 1), ("2_masters", 2), ("3_masters", 3)];
-const SLOTS: usize = 16_384;
 
 pub(super) fn run(harness: &Harness, runtime: &Runtime) {
     // The number of hash tags. Without tags each key has its own cluster slot.
@@ -41,47 +41,32 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime) {
 }
 
 /// The masters of a cluster, or one Redis server without cluster mode.
-struct Nodes {
-    nodes: Vec<Server>,
-    is_cluster: bool,
+enum Nodes {
+    One(Server),
+    Cluster(Cluster),
 }
 
 impl Nodes {
     /// Starts the servers. Zero masters means one Redis server without cluster mode.
     fn start(masters: usize) -> Self {
-        if masters == 0 {
-            return Self { nodes: vec![Server::start()], is_cluster: false };
+        match masters {
+            0 => Self::One(Server::start()),
+            _ => Self::Cluster(Cluster::masters(masters, |_| Server::node_with(&[]))),
         }
-        let nodes: Vec<_> = (0..masters).map(|_| Server::node()).collect();
-        for (index, node) in nodes.iter().enumerate() {
-            let (first, next) = (SLOTS * index / masters, SLOTS * (index + 1) / masters);
-            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
-            node.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]);
-            node.command(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port().to_string()]);
-        }
-        let size = format!("cluster_size:{masters}");
-        let give_up_at = Instant::now() + Duration::from_secs(40);
-        let is_complete = |node: &Server| {
-            let info = node.command(&["CLUSTER", "INFO"]);
-            info.contains("cluster_state:ok") && info.contains(&size)
-        };
-        while !nodes.iter().all(is_complete) {
-            assert!(Instant::now() < give_up_at, "the cluster is not complete after 40 s");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Self { nodes, is_cluster: true }
     }
 
     fn open(&self) -> RedisServer {
-        if self.is_cluster {
-            RedisServer::cluster(self.nodes.iter().map(Server::address)).expect("addresses")
-        } else {
-            self.nodes[0].open()
+        match self {
+            Self::One(server) => server.open(),
+            Self::Cluster(cluster) => cluster.open(),
         }
     }
 
     fn cpu(&self) -> f64 {
-        self.nodes.iter().map(Server::cpu).sum()
+        match self {
+            Self::One(server) => server.cpu(),
+            Self::Cluster(cluster) => cluster.nodes.iter().map(Server::cpu).sum(),
+        }
     }
 
     fn one_limit(&self, name: &'static str, tags: Option<u64>) -> Contestant {

@@ -13,7 +13,7 @@ use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow,
 };
 
-use super::server::Server;
+use crate::server::Server;
 
 /// A named function that decides on a key.
 pub(super) struct Contestant {
@@ -210,9 +210,7 @@ pub(super) fn one_line(server: &Server, runtime: &Runtime) -> Option<Contestant>
 
 /// redis-cell's `CL.THROTTLE`, if `REDIS_CELL` names the module's library.
 pub(super) fn cell(server: &Server, runtime: &Runtime) -> Option<Contestant> {
-    if !server.has_cell() {
-        return None;
-    }
+    std::env::var_os("REDIS_CELL")?;
     let connection = connection(server, runtime);
     contestant("redis_cell", move |key| {
         let mut connection = connection.clone();

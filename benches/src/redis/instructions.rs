@@ -9,13 +9,15 @@ use futures_util::future::join_all;
 use tokio::runtime::Runtime;
 
 use super::competitors::{self, Contestant};
-use super::server::Server;
 use crate::harness::Harness;
+use crate::server::Server;
 
 const CALLERS: [usize; 3] = [1, 8, 64];
 const ROUNDS: [usize; 2] = [100, 600];
 const CONTESTANTS: [(&str, super::Make); 3] =
     [("ours", competitors::gcra), ("redis_cell", competitors::cell), ("plain_script", competitors::plain)];
+
+const CALLGRIND: [&str; 3] = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"];
 
 /// Set for the process that callgrind runs as the client: the server's port, the contestant, the callers, the rounds.
 const CHILD: &str = "REDIS_INSTRUCTIONS_CHILD";
@@ -45,16 +47,18 @@ pub(super) fn run(harness: &Harness) {
                 (count(ROUNDS[1]) - count(ROUNDS[0])) / ((ROUNDS[1] - ROUNDS[0]) * callers) as f64
             };
             let of_server = per_decision(&|rounds| {
-                let server = Server::under_callgrind();
+                let mut server = super::start_server_under(&[&CALLGRIND[..], &["--log-file=callgrind.log"]].concat());
                 decide(&server, contestant, callers, rounds);
-                collected(&server.stop_under_callgrind())
+                server.command(&["SHUTDOWN", "NOSAVE"]);
+                server.wait();
+                collected(&std::fs::read_to_string(server.folder.file("callgrind.log")).expect("callgrind's output"))
             });
-            let server = Server::start();
+            let server = super::start_server();
             let of_client = per_decision(&|rounds| {
-                let mut client = Command::new("valgrind");
-                client.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+                let mut client = Command::new(CALLGRIND[0]);
+                client.args(&CALLGRIND[1..]);
                 client.arg(std::env::current_exe().expect("this program"));
-                client.env(CHILD, format!("{} {contestant} {callers} {rounds}", server.port()));
+                client.env(CHILD, format!("{} {contestant} {callers} {rounds}", server.port));
                 let output = client.output().expect("valgrind (Debian: apt-get install -y valgrind)");
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                 collected(&String::from_utf8_lossy(&output.stderr))

@@ -8,8 +8,8 @@ use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
-use super::server::Server;
 use crate::harness::Harness;
+use crate::server::Server;
 
 const TASK_VARIABLE: &str = "TOWER_RATELIMIT_BENCH_LEASES";
 const PROCESSES: u64 = 8;
@@ -81,7 +81,7 @@ fn measure(mode: &str, demand: u64, seconds: u64) -> Measured {
     }
     measured.latencies.sort_unstable();
     // Each call of the client is one script.
-    measured.calls = server.calls_of("evalsha");
+    measured.calls = server.number_of("cmdstat_evalsha:calls=") as f64;
     measured
 }
 

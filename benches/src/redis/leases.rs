@@ -13,8 +13,8 @@ use trypema::RateLimit;
 use trypema::hybrid::HybridRateLimiterProvider;
 use trypema::redis::RedisKey;
 
-use super::server::Server;
 use crate::harness::{Harness, median};
+use crate::server::Server;
 
 /// A limit above the rate of any contestant.
 const QUOTA: Quota = Quota::per_second(20_000_000);

@@ -7,8 +7,8 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::{AcquireOptions, Limiter, ManualClock, Quota, Redis, SlidingLog};
 
 use super::calls::script_micros;
-use super::server::Server;
 use crate::harness::{Harness, median};
+use crate::server::Server;
 
 const PERIOD: Duration = Duration::from_secs(3600);
 const REPEATS: usize = 15;
@@ -21,7 +21,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
     server.command(&["CONFIG", "SET", "slowlog-max-len", "1000"]);
     let sizes = [1_000, 10_000, 100_000, 1_000_000];
     for hits in sizes.into_iter().take(if harness.is_quick() { 2 } else { 4 }) {
-        server.flush();
+        server.command(&["FLUSHALL"]);
         let log = Log::fill(runtime, server, hits);
         harness.report("redis log", json!({ "hits": hits }), "us", &log.measure());
     }
@@ -68,20 +68,20 @@ impl<'a> Log<'a> {
     fn time(&self, limiter: &Redis<u64>, options: AcquireOptions, is_allowed: bool) -> f64 {
         let copy = format!("{}:copy", self.key);
         if is_allowed {
-            self.server.run(&["COPY", &self.key, &copy]);
+            self.server.command(&["COPY", &self.key, &copy]);
         }
         let micros = (0..REPEATS).map(|_| {
-            self.server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
-            self.server.slow_log_reset();
+            self.server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+            self.server.command(&["SLOWLOG", "RESET"]);
             assert_eq!(self.acquire(limiter, options), is_allowed);
-            self.server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
+            self.server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
             if is_allowed {
-                self.server.run(&["COPY", &copy, &self.key, "REPLACE"]);
+                self.server.command(&["COPY", &copy, &self.key, "REPLACE"]);
             }
-            self.server.slow_log().into_iter().find_map(script_micros).expect("a script call")
+            script_micros(self.server).pop().expect("a script call")
         });
         let micros = median(micros.collect());
-        self.server.run(&["DEL", &copy]);
+        self.server.command(&["DEL", &copy]);
         micros
     }
 

@@ -13,9 +13,9 @@ mod leases;
 mod logs;
 mod neighbour;
 mod overload;
-mod server;
 mod sizes;
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,9 +24,9 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 
 use self::competitors::{Contestant, Keys};
-use self::server::Server;
 use crate::harness::{Harness, median};
 use crate::random::Random;
+use crate::server::{Server, program};
 
 /// Does the work of a child process of a scenario, if this is one.
 pub(crate) fn run_as_child() -> bool {
@@ -73,7 +73,7 @@ pub(crate) fn run(harness: &Harness) {
         || harness.wants("redis call")
         || harness.wants("redis log")
     {
-        let server = Server::start();
+        let server = start_server();
         for (scenario, tasks, keys, makers) in scenarios {
             if harness.wants(scenario) {
                 let contestants: Vec<_> = makers.iter().filter_map(|make| make(&server, &runtime)).collect();
@@ -91,6 +91,18 @@ pub(crate) fn run(harness: &Harness) {
     neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);
+}
+
+/// Starts a server, by another program if one is given. Loads redis-cell if `REDIS_CELL` names its library.
+fn start_server_under(runner: &[&str]) -> Server {
+    let line: Vec<_> = runner.iter().map(OsString::from).chain([program()]).collect();
+    let cell = std::env::var("REDIS_CELL").ok();
+    let arguments: Vec<_> = cell.iter().flat_map(|library| ["--loadmodule", library]).collect();
+    Server::of(&line, &arguments)
+}
+
+fn start_server() -> Server {
+    start_server_under(&[])
 }
 
 type Make = fn(&Server, &Runtime) -> Option<Contestant>;

@@ -8,9 +8,9 @@ use redis::Client;
 use tokio::runtime::Runtime;
 
 use super::competitors::{self, Contestant, Keys};
-use super::server::Server;
 use crate::harness::Harness;
 use crate::random::Random;
+use crate::server::Server;
 
 const CALLERS: usize = 512;
 /// The pause between two GETs of the neighbour.
@@ -20,7 +20,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime) {
     if !harness.wants("redis neighbour") {
         return;
     }
-    let server = Server::start();
+    let server = super::start_server();
     let makers = [
         competitors::gcra,
         competitors::fixed_window,

@@ -16,8 +16,8 @@ use tower_ratelimit::RedisServer;
 
 use self::link::{Link, LinkConfig};
 use self::open_loop::{Goodput, load_limiter, load_plain};
-use super::server::Server;
 use crate::harness::Harness;
+use crate::server::Server;
 
 /// The server's time per call and per key: 10 000 decisions per second in calls of one decision. So the load generator
 /// and the clients need little of the processor.

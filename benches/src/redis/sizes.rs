@@ -7,8 +7,8 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
 
-use super::server::Server;
 use crate::harness::Harness;
+use crate::server::Server;
 
 const KEYS: u64 = 20_000;
 const QUOTA: Quota = Quota::per_hour(100);
@@ -36,17 +36,18 @@ struct Sizes {
 }
 
 fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedisLimits<u64>) -> Sizes {
-    server.flush();
+    server.command(&["FLUSHALL"]);
     let redis = Redis::builder(server.open(), name, limits)
         .deadline(std::time::Duration::from_secs(5))
         .build()
         .expect("limits");
     let redis = Arc::new(redis);
-    let memory = server.info("used_memory");
+    let number_of = |name| server.number_of(name) as f64;
+    let memory = number_of("used_memory:");
     decide_all_keys(runtime, &redis);
-    let key = (server.info("used_memory") - memory) / KEYS as f64;
+    let key = (number_of("used_memory:") - memory) / KEYS as f64;
     // The second pass reads and updates existing states.
-    let wire = || (server.info("total_net_input_bytes"), server.info("total_net_output_bytes"));
+    let wire = || (number_of("total_net_input_bytes:"), number_of("total_net_output_bytes:"));
     let before = wire();
     decide_all_keys(runtime, &redis);
     let after = wire();

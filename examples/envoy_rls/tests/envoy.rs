@@ -2,9 +2,8 @@
 //! by Python's grpcio.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -16,6 +15,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::Status;
 use tonic::transport::Channel;
+
+#[path = "../../../tests/servers/process.rs"]
+mod process;
+
+use self::process::{Folder, Process};
 
 const LIMITS: &str = r#"
 domain = "edge"
@@ -69,45 +73,34 @@ fn with_hits(mut descriptor: RateLimitDescriptor, hits: u64) -> RateLimitDescrip
     descriptor
 }
 
-/// Writes a file of limits, for one process of the tests.
-fn file_with(name: &str, limits: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
+/// Writes the limits of one process into a folder.
+fn write(folder: &Folder, limits: &str) -> PathBuf {
+    let path = folder.path().join("limits.toml");
     fs::write(&path, limits).expect("written");
     path
 }
 
-fn program(arguments: &[&Path]) -> Command {
+/// Starts the example on a free port. Its output includes its errors.
+fn start(arguments: &[&Path]) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_envoy_rls"));
-    command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
-    command
+    command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Process::start(&mut command)
 }
 
-/// The service as a process, which is killed when the test ends, and a client.
+/// The example, and a client.
 struct Service {
     client: RateLimitServiceClient<Channel>,
-    process: Child,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // The process may have ended before.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    _process: Process,
+    _folder: Folder,
 }
 
 impl Service {
     async fn start(name: &str) -> Self {
-        Self::run(&[&file_with(name, LIMITS)]).await
-    }
-
-    async fn run(arguments: &[&Path]) -> Self {
-        let mut process = program(arguments).spawn().expect("the example");
-        let mut lines = BufReader::new(process.stdout.as_mut().expect("piped")).lines();
-        let line = lines.next().expect("a line").expect("text");
-        let address = line.strip_prefix("listening on ").expect("an address").to_owned();
+        let folder = Folder::new(name);
+        let process = start(&[&write(&folder, LIMITS)]);
+        let address = format!("http://{}", process.address());
         let client = RateLimitServiceClient::connect(address).await.expect("a connection");
-        Self { client, process }
+        Self { client, _process: process, _folder: folder }
     }
 
     async fn ask(
@@ -133,7 +126,7 @@ fn field<'a>(response: &'a RateLimitResponse, name: &str) -> Option<&'a str> {
 
 #[tokio::test]
 async fn envoy_example_decides_all_descriptors_together() {
-    let mut service = Service::start("together").await;
+    let mut service = Service::start("envoy-together").await;
     let both = |client| [address(client), login(client)];
     assert_eq!(service.codes(&both("a"), 0).await, (Code::Ok, vec![(Code::Ok, 2), (Code::Ok, 1)]));
     assert_eq!(service.codes(&both("b"), 0).await, (Code::Ok, vec![(Code::Ok, 2), (Code::Ok, 0)]));
@@ -160,7 +153,7 @@ async fn envoy_example_decides_all_descriptors_together() {
 
 #[tokio::test]
 async fn envoy_example_charges_the_hits_of_requests_and_descriptors() {
-    let mut service = Service::start("hits").await;
+    let mut service = Service::start("envoy-hits").await;
     let model = |hits| with_hits(descriptor(&[("model", "large")]), hits);
     assert_eq!(service.codes(&[address("a"), model(60)], 2).await, (Code::Ok, vec![(Code::Ok, 1), (Code::Ok, 40)]));
     assert_eq!(service.codes(&[model(50)], 0).await.0, Code::OverLimit);
@@ -173,7 +166,7 @@ async fn envoy_example_charges_the_hits_of_requests_and_descriptors() {
 
 #[tokio::test]
 async fn envoy_example_allows_what_no_limit_describes() {
-    let mut service = Service::start("free").await;
+    let mut service = Service::start("envoy-free").await;
     let others = [
         descriptor(&[("path", "/"), ("remote_address", "a")]),
         descriptor(&[("remote_address", "a"), ("path", "/login")]),
@@ -193,7 +186,7 @@ async fn envoy_example_allows_what_no_limit_describes() {
 
 #[tokio::test]
 async fn envoy_example_refuses_what_it_cannot_count() {
-    let mut service = Service::start("refused").await;
+    let mut service = Service::start("envoy-refused").await;
     let negative = RateLimitDescriptor { is_negative_hits: true, ..address("a") };
     let limit = RateLimitOverride { requests_per_unit: 9, unit: 1 };
     let overridden = RateLimitDescriptor { limit: Some(limit), ..address("a") };
@@ -226,20 +219,21 @@ fn envoy_example_names_the_invalid_field() {
     .enumerate()
     {
         assert!(LIMITS.contains(from), "{from}");
-        let file = file_with(&format!("invalid-{index}"), &LIMITS.replace(from, to));
-        let Output { status, stderr, .. } = program(&[&file]).output().expect("the example");
-        let printed = String::from_utf8(stderr).expect("text");
-        assert!(!status.success() && printed.lines().next().is_some_and(|line| line.contains(expected)), "{printed}");
+        let folder = Folder::new(&format!("envoy-invalid-{index}"));
+        let (status, printed) = start(&[&write(&folder, &LIMITS.replace(from, to))]).output();
+        assert!(!status.success() && printed[0].contains(expected), "{printed:#?}");
     }
 }
 
 /// The file beside the example.
 #[tokio::test]
 async fn envoy_example_reads_its_own_file() {
-    let mut service = Service::run(&[]).await;
+    let process = start(&[]);
+    let address = format!("http://{}", process.address());
+    let mut client = RateLimitServiceClient::connect(address).await.expect("a connection");
     let descriptors = vec![descriptor(&[("remote_address", "a")]), descriptor(&[("model", "large")])];
     let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    let answer = service.client.should_rate_limit(request).await.expect("an answer").into_inner();
+    let answer = client.should_rate_limit(request).await.expect("an answer").into_inner();
     let left: Vec<_> = answer.statuses.iter().map(|status| status.limit_remaining).collect();
     assert_eq!(left, [4, 9_999]);
 }

@@ -1,25 +1,24 @@
 //! The playground in a browser, by the `WebDriver` protocol. `scripts/playground` installs a browser and runs it.
 
-use std::io::BufReader;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{ChildStdout, Command};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use base64::Engine as _;
 use serde_json::{Value, json};
 
-use crate::playground::{Running, start};
+use crate::playground::start;
+use crate::process::{Folder, Process};
 use crate::support::exchange;
 
 /// A session of a headless browser.
 struct Browser {
     driver: SocketAddr,
     session: String,
-    profile: PathBuf,
-    _running: Running,
-    _printed: BufReader<ChildStdout>,
+    _chromedriver: Process,
+    _profile: Folder,
 }
 
 impl Browser {
@@ -28,9 +27,10 @@ impl Browser {
             let port = line.split("started successfully on port ").nth(1)?.trim_end_matches('.').parse().ok()?;
             Some(SocketAddr::from(([127, 0, 0, 1], port)))
         };
-        let (running, printed, driver) = Running::start(Command::new("chromedriver").arg("--port=0"), port);
-        let profile = env::temp_dir().join(format!("tower-ratelimit-playground-{}", std::process::id()));
-        fs::create_dir_all(&profile).expect("a folder");
+        let mut command = Command::new("chromedriver");
+        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let chromedriver = Process::start(&mut command);
+        let (driver, profile) = (chromedriver.find(port), Folder::new("playground"));
         let arguments = [
             "--headless",
             "--no-sandbox",
@@ -41,7 +41,7 @@ impl Browser {
             "--disable-component-update",
             "--disable-sync",
             "--hide-scrollbars",
-            &format!("--user-data-dir={}", profile.display()),
+            &format!("--user-data-dir={}", profile.path().display()),
         ];
         let capabilities =
             json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": { "args": arguments } } } });
@@ -49,7 +49,7 @@ impl Browser {
         assert_eq!(status, 200, "{answer}");
         let answer: Value = serde_json::from_str(&answer).expect("JSON");
         let session = answer["value"]["sessionId"].as_str().expect("a session").to_owned();
-        Self { driver, session, profile, _running: running, _printed: printed }
+        Self { driver, session, _chromedriver: chromedriver, _profile: profile }
     }
 
     fn command(&self, method: &str, path: &str, body: &Value) -> Value {
@@ -108,7 +108,6 @@ impl Drop for Browser {
     fn drop(&mut self) {
         // Ends the browser, unless the driver has failed: a panic here would hide that.
         let _ = std::panic::catch_unwind(|| exchange(self.driver, "DELETE", &format!("/session/{}", self.session), ""));
-        let _ = fs::remove_dir_all(&self.profile);
     }
 }
 
@@ -121,7 +120,7 @@ const FIRST_ALGORITHM: &str = "article:first-child select";
 #[test]
 #[ignore = "needs chromium and chromedriver: scripts/playground runs it"]
 fn page_shows_decisions_and_works_with_a_keyboard() {
-    let (_server, _printed, address) = start();
+    let (_playground, address) = start();
     let browser = Browser::start();
     browser.resize(1400, 1200);
     let url = format!("http://{address}/");

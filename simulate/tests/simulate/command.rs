@@ -1,8 +1,9 @@
 //! The program `simulate`.
 
-use std::path::PathBuf;
+use std::fs;
 use std::process::{Command, Output, Stdio};
-use std::{env, fs};
+
+use crate::process::Folder;
 
 const POLICIES: &str = r#"
 [[limits]]
@@ -29,21 +30,24 @@ const LOG: &str = r#"192.0.2.1 - - [10/Oct/2000:13:55:36 +0000] "GET / HTTP/1.0"
 192.0.2.1 - - [10/Oct/2000:13:55:46 +0000] "GET / HTTP/1.0" 200 1
 "#;
 
-/// A folder for the files of one test, removed on drop.
-struct Folder(PathBuf);
+/// The files of one test.
+struct Files(Folder);
 
-impl Folder {
+impl Files {
     fn new(test: &str) -> Self {
-        let folder = env::temp_dir().join(format!("tower-ratelimit-simulate-{test}-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        fs::write(folder.join("policies.toml"), POLICIES).expect("a file");
-        fs::write(folder.join("access.log"), LOG).expect("a file");
-        Self(folder)
+        let files = Self(Folder::new(&format!("simulate-{test}")));
+        files.write("policies.toml", POLICIES);
+        files.write("access.log", LOG);
+        files
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.0.path().join(file), text).expect("a file");
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_simulate"));
-        command.current_dir(&self.0).args(arguments).stdin(Stdio::null());
+        command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
         command.output().expect("the command")
     }
 
@@ -57,20 +61,14 @@ impl Folder {
     }
 
     fn read(&self, file: &str) -> String {
-        fs::read_to_string(self.0.join(file)).expect("a written file")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        fs::read_to_string(self.0.path().join(file)).expect("a written file")
     }
 }
 
 /// A log schedules no starts, so both limits together deny what the queue by itself delays.
 #[test]
 fn command_prints_a_report_for_each_limit_and_for_all() {
-    let folder = Folder::new("report");
+    let folder = Files::new("report");
     let (printed, errors) = folder.print(&["policies.toml", "access.log"]);
     assert_eq!(
         errors,
@@ -119,7 +117,7 @@ all limits together
 /// A share by itself denies what borrows beside the common limit.
 #[test]
 fn command_reports_shares_marks_and_units() {
-    let folder = Folder::new("shares");
+    let folder = Files::new("shares");
     let limits = r#"
 [[limits]]
 name = "share"
@@ -137,8 +135,8 @@ by = "all"
 unit = "tokens"
 warn_at = 0.5
 "#;
-    fs::write(folder.0.join("shares.toml"), limits).expect("a file");
-    fs::write(folder.0.join("log.csv"), "time,tenant,tokens\n1,a,2\n1,a,3\n1,a,3\n1,b,2\n").expect("a file");
+    folder.write("shares.toml", limits);
+    folder.write("log.csv", "time,tenant,tokens\n1,a,2\n1,a,3\n1,a,3\n1,b,2\n");
     let (printed, _) = folder.print(&["shares.toml", "log.csv"]);
     let expected = "
 share: gcra, 2 per 10s, in tokens, guaranteed to 2, by tenant
@@ -160,7 +158,7 @@ all limits together
 
 #[test]
 fn command_suggests_limits() {
-    let folder = Folder::new("suggest");
+    let folder = Files::new("suggest");
     let (printed, _) = folder.print(&["policies.toml", "access.log", "--suggest", "0%", "--of", "requests"]);
     let suggestions = printed.split_once("suggestions for client: deny at most 0 requests\n").expect("suggestions").1;
     let expected = "  client: sliding-log, 3 per 10s, by address: denies 0 (0.00 %)
@@ -177,7 +175,7 @@ suggestions for total: deny at most 0 requests
 
 #[test]
 fn command_writes_decisions_and_a_chart() {
-    let folder = Folder::new("files");
+    let folder = Files::new("files");
     folder.print(&["policies.toml", "access.log", "--csv", "decisions.csv", "--svg", "chart.svg"]);
     let decisions = folder.read("decisions.csv");
     let lines: Vec<_> = decisions.lines().collect();
@@ -199,7 +197,7 @@ fn command_writes_decisions_and_a_chart() {
 /// By keys: each of two clients comes once in the log, and the third has the burst.
 #[test]
 fn command_suggests_limits_by_keys() {
-    let folder = Folder::new("keys");
+    let folder = Files::new("keys");
     let (printed, _) = folder.print(&["policies.toml", "access.log", "--suggest", "0.1%"]);
     let suggestions = printed.split_once("suggestions for client: deny at most 1 key\n").expect("suggestions").1;
     let line = "  client: sliding-log, 1 per 10s, by address: denies 2 (33.33 %), 1 key: 192.0.2.1\n\n";
@@ -211,7 +209,7 @@ fn command_suggests_limits_by_keys() {
 
 #[test]
 fn command_leaves_out_filtered_lines() {
-    let folder = Folder::new("filter");
+    let folder = Files::new("filter");
     let arguments =
         ["policies.toml", "access.log", "--exclude", "address=*.3", "--only", "path=/", "--only", "method=GET"];
     let (printed, errors) = folder.print(&arguments);
@@ -222,9 +220,9 @@ fn command_leaves_out_filtered_lines() {
 /// The chart shows the key with the most denied requests, not the key of the first line, or the key of `--key`.
 #[test]
 fn chart_shows_the_most_denied_key_or_the_named_one() {
-    let folder = Folder::new("chart");
+    let folder = Files::new("chart");
     let quiet = "192.0.2.9 - - [10/Oct/2000:13:55:30 +0000] \"GET / HTTP/1.0\" 200 1\n";
-    fs::write(folder.0.join("access.log"), format!("{quiet}{LOG}")).expect("a file");
+    folder.write("access.log", &format!("{quiet}{LOG}"));
     folder.print(&["policies.toml", "access.log", "--svg", "chart.svg"]);
     let chart = folder.read("chart.svg");
     assert!(chart.contains("client: sliding-log, 2 per 10s, by address; remaining of 192.0.2.1"), "{chart}");
@@ -238,7 +236,7 @@ fn chart_shows_the_most_denied_key_or_the_named_one() {
 
 #[test]
 fn command_prints_its_usage() {
-    let folder = Folder::new("usage");
+    let folder = Files::new("usage");
     let (printed, errors) = folder.print(&["--help"]);
     assert!(printed.starts_with("usage: simulate LIMITS.toml LOG\n") && errors.is_empty(), "{printed}");
     for option in
@@ -250,9 +248,9 @@ fn command_prints_its_usage() {
 
 #[test]
 fn command_explains_errors() {
-    let folder = Folder::new("errors");
-    fs::write(folder.0.join("user.toml"), POLICIES.replace("\"address\"", "\"tenant\"")).expect("a file");
-    fs::write(folder.0.join("wrong.toml"), POLICIES.replace("2 per 10s", "2 per aeon")).expect("a file");
+    let folder = Files::new("errors");
+    folder.write("user.toml", &POLICIES.replace("\"address\"", "\"tenant\""));
+    folder.write("wrong.toml", &POLICIES.replace("2 per 10s", "2 per aeon"));
     for (arguments, expected) in [
         (&["policies.toml"][..], "usage: simulate LIMITS.toml LOG"),
         (&["policies.toml", "missing.log"], "missing.log: No such file"),

@@ -8,6 +8,8 @@ mod live;
 mod logs;
 mod pictures;
 mod playground;
+#[path = "../../../tests/servers/process.rs"]
+mod process;
 mod reports;
 mod suggestions;
 mod support;

@@ -1,8 +1,7 @@
 //! The server and the page of the program `playground`. `browser.rs` tests the page in a browser.
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,41 +11,15 @@ use tower_ratelimit::{
 
 use tower_ratelimit_simulate::code;
 
+use crate::process::Process;
 use crate::support::{exchange, policy};
 
-/// A process that is killed when the test ends, also by a panic.
-pub(crate) struct Running(Child);
-
-impl Running {
-    /// Starts a program, and returns its address from the first line in which `find` finds one.
-    pub(crate) fn start(
-        command: &mut Command,
-        find: impl Fn(&str) -> Option<SocketAddr>,
-    ) -> (Self, BufReader<ChildStdout>, SocketAddr) {
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let mut running = Self(child.unwrap_or_else(|error| panic!("{command:?}: {error}")));
-        let mut printed = BufReader::new(running.0.stdout.take().expect("piped"));
-        let mut line = String::new();
-        while printed.read_line(&mut line).expect("a line") > 0 {
-            if let Some(address) = find(line.trim()) {
-                return (running, printed, address);
-            }
-            line.clear();
-        }
-        panic!("{command:?} printed no address");
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-pub(crate) fn start() -> (Running, BufReader<ChildStdout>, SocketAddr) {
-    let address = |line: &str| line.strip_prefix("listening on http://")?.parse().ok();
-    Running::start(Command::new(env!("CARGO_BIN_EXE_playground")).env("PORT", "0"), address)
+pub(crate) fn start() -> (Process, SocketAddr) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_playground"));
+    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let playground = Process::start(&mut command);
+    let address = playground.address();
+    (playground, address)
 }
 
 fn input(policies: &Value, log: &str) -> String {
@@ -58,7 +31,7 @@ fn input(policies: &Value, log: &str) -> String {
 
 #[test]
 fn server_decides_patterns_and_logs() {
-    let (_running, _printed, address) = start();
+    let (_playground, address) = start();
     assert!(address.ip().is_loopback());
     let (status, page) = exchange(address, "GET", "/", "");
     assert!(status == 200 && page.contains("<title>Rate limits, compared</title>"), "{status}");
@@ -86,7 +59,7 @@ fn server_decides_patterns_and_logs() {
 
 #[test]
 fn server_counts_near_requests_and_names_what_it_cannot_show() {
-    let (_running, _printed, address) = start();
+    let (_playground, address) = start();
     let log = |extra: Value| {
         let mut policy = json!({ "name": "a", "algorithm": "sliding-log", "quota": "10 per 10s", "by": "client" });
         policy.as_object_mut().expect("a policy").extend(extra.as_object().expect("fields").clone());
@@ -128,7 +101,7 @@ fn server_counts_near_requests_and_names_what_it_cannot_show() {
 
 #[test]
 fn server_bounds_its_work() {
-    let (_running, _printed, address) = start();
+    let (_playground, address) = start();
     let too_many = input(&json!([]), "").replace("400", "4000000000");
     let (status, answer) = exchange(address, "POST", "/run", &too_many);
     assert_eq!((status, &*answer), (400, "too many requests: choose at most 50000"));

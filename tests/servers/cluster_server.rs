@@ -1,9 +1,11 @@
 //! A Redis Cluster on the loopback interface.
+#![allow(dead_code, reason = "each binary uses a part")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tower_ratelimit::RedisServer;
 
+use crate::process::wait_until;
 use crate::server::Server;
 
 pub(crate) struct Cluster {
@@ -38,20 +40,21 @@ impl Cluster {
                 replica.command(&["CLUSTER", "REPLICATE", &id]).starts_with("+OK")
             });
         }
-        for replica in &cluster.nodes[MASTERS..] {
-            wait_until("a replica is in sync", || {
-                replica.command(&["INFO", "replication"]).contains("master_link_status:up")
-            });
+        cluster.wait_for_replicas(MASTERS..2 * MASTERS);
+        cluster
+    }
+
+    /// Waits until these replicas can be elected.
+    pub(crate) fn wait_for_replicas(&self, replicas: impl IntoIterator<Item = usize>) {
+        for replica in replicas {
+            wait_until("a replica is in sync", || self.nodes[replica].is_replica_in_sync());
         }
         // No replica is elected before every node knows every replica.
-        for node in &cluster.nodes {
+        for node in &self.nodes {
             wait_until("every node knows the replicas", || {
-                node.command(&["CLUSTER", "NODES"]).matches(" slave ").count()
-                    + node.command(&["CLUSTER", "NODES"]).matches("myself,slave").count()
-                    >= MASTERS
+                node.command(&["CLUSTER", "NODES"]).matches("slave ").count() == MASTERS
             });
         }
-        cluster
     }
 
     fn meet(&self, masters: usize) {
@@ -65,9 +68,7 @@ impl Cluster {
                 let added = node.command(&add.collect::<Vec<_>>());
                 assert!(added.starts_with("+OK"), "{added}");
             }
-            // Nodes with TLS use the TLS port among each other.
-            let port = self.nodes[0].tls_port.unwrap_or(self.nodes[0].port);
-            node.command(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string()]);
+            node.command(&["CLUSTER", "MEET", "127.0.0.1", &self.nodes[0].port_of_servers().to_string()]);
         }
         let (all, masters) =
             (format!("cluster_known_nodes:{}\r", self.nodes.len()), format!("cluster_size:{masters}\r"));
@@ -126,16 +127,5 @@ impl Cluster {
         for node in [to, from].into_iter().chain((0..MASTERS).filter(|node| *node != from && *node != to)) {
             set(node, &["NODE", &to_id]);
         }
-    }
-}
-
-/// The longest time to a fail-over on a busy machine. Usually it takes seconds.
-pub(crate) const TAKES_OVER_WITHIN: Duration = Duration::from_secs(60);
-
-pub(crate) fn wait_until(condition: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + TAKES_OVER_WITHIN;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{condition}: not in time");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,16 +1,15 @@
 //! A PostgreSQL server on a free loopback port, stopped when dropped.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Stdio};
+
+use crate::process::{Folder, Process, free_port};
 
 pub(crate) struct Server {
-    process: Child,
-    directory: PathBuf,
+    process: Process,
+    _folder: Folder,
     pub(crate) port: u16,
 }
 
@@ -42,28 +41,24 @@ fn command(path: &Path) -> Command {
 impl Server {
     /// Starts a server. The tests need no durable data, so it never waits for the disk.
     pub(crate) fn start() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!("tower-ratelimit-postgres-{}-{number}", std::process::id()));
-        fs::create_dir_all(&directory).expect("a directory for the server");
+        let folder = Folder::new("postgres");
         if id(&["-u"]) == 0 {
             let (user, group) = (id(&["-u", "postgres"]), id(&["-g", "postgres"]));
-            std::os::unix::fs::chown(&directory, Some(user), Some(group)).expect("root may change the owner");
+            std::os::unix::fs::chown(folder.path(), Some(user), Some(group)).expect("root may change the owner");
         }
-        let data = directory.join("data");
+        let data = folder.path().join("data");
         let mut initdb = command(&program("initdb"));
         initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"]);
         let output = initdb.arg(&data).output().expect("initdb: install the package `postgresql`");
         assert!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
-        let mut server = Self { process: launch(&data, free_port()), directory, port: 0 };
         // Another process may take the port before the server binds it. Then another port is tried.
         for _ in 0..10 {
-            if let Some(port) = ready(&mut server.process) {
-                server.port = port;
-                return server;
+            let port = free_port();
+            let process = launch(&data, port);
+            let line = std::iter::from_fn(|| process.line());
+            if line.into_iter().any(|line| line.ends_with("database system is ready to accept connections")) {
+                return Self { process, _folder: folder, port };
             }
-            server.end();
-            server.process = launch(&data, free_port());
         }
         panic!("the server does not start");
     }
@@ -74,47 +69,23 @@ impl Server {
 
     /// Stops the server at once, and waits for its end.
     pub(crate) fn end(&mut self) {
-        if !matches!(self.process.try_wait(), Ok(None)) {
-            return;
+        if self.process.status().is_none() {
+            // SIGQUIT: the server ends its processes, without a checkpoint.
+            self.process.signal("-QUIT");
+            self.process.wait();
         }
-        // SIGQUIT: the server ends its processes, without a checkpoint.
-        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
-        let _ = self.process.wait();
     }
 }
 
-fn launch(data: &Path, port: u16) -> Child {
+fn launch(data: &Path, port: u16) -> Process {
     let mut command = command(&program("postgres"));
     command.arg("-D").arg(data).args(["-h", "127.0.0.1", "-k", "", "-F", "-p", &port.to_string()]);
     command.args(["-c", "max_connections=120", "-c", "log_min_messages=log", "-c", "shared_buffers=32MB"]);
-    command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("postgres: install the package `postgresql`")
-}
-
-/// Waits until the server accepts connections. Returns its port, or `None` if it ends.
-fn ready(process: &mut Child) -> Option<u16> {
-    let mut log = BufReader::new(process.stderr.take().expect("piped")).lines().map_while(Result::ok);
-    let mut port = None;
-    let found = log.by_ref().any(|line| {
-        let listens = line.split_once("address \"127.0.0.1\", port ").and_then(|(_, port)| port.parse().ok());
-        port = port.or(listens);
-        line.ends_with("database system is ready to accept connections")
-    });
-    // A full pipe would stop the server.
-    std::thread::spawn(move || {
-        for line in log.filter(|line| line.contains("ERROR") || line.contains("PANIC")) {
-            eprintln!("postgres: {line}");
-        }
-    });
-    if found { port } else { None }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+    Process::start(command.stderr(Stdio::piped()).stdout(Stdio::null()))
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.end();
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }
