@@ -16,7 +16,7 @@ for main in tests/*/main.rs simulate/tests/*/main.rs; do
 done
 
 # `.ci/run` tests the examples that are packages of their own, and lints the oracle, which has no tests.
-readonly tested=(--workspace --exclude envoy_rls --exclude tower-ratelimit-oracle --all-features)
+readonly tested=(--workspace --exclude envoy_rls --exclude postgres --exclude tower-ratelimit-oracle --all-features)
 
 build_tests() {
     # With the examples, which some tests run.

@@ -24,13 +24,7 @@ fn printed_by(name: &str) -> Vec<String> {
 fn examples_are_short_and_documented_and_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).expect("the tests of examples");
-    let files = [
-        "interop/examples.rs",
-        "interop/example_scenarios.rs",
-        "interop/restart.rs",
-        "redis/examples.rs",
-        "postgres/main.rs",
-    ];
+    let files = ["interop/examples.rs", "interop/example_scenarios.rs", "interop/restart.rs", "redis/examples.rs"];
     let tests = files.map(text_of).concat();
     for example in std::fs::read_dir(root.join("examples")).expect("the examples") {
         let mut path = example.expect("an entry").path();

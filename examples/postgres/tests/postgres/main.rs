@@ -1,20 +1,20 @@
 //! The limiter of `examples/postgres` on a real PostgreSQL. The tests need Debian's package `postgresql`, so they are
 //! ignored unless `scripts/postgres` runs them.
 
-#[path = "../servers/process.rs"]
+#[path = "../../../../tests/servers/process.rs"]
 mod process;
-#[path = "../../src/random.rs"]
+#[path = "../../../../src/random.rs"]
 mod random;
-#[path = "../servers/server.rs"]
+#[path = "../../../../tests/servers/server.rs"]
 mod redis_server;
-#[path = "../servers/postgres.rs"]
+#[path = "../../../../tests/servers/postgres.rs"]
 mod server;
-#[path = "../../examples/postgres/store.rs"]
+#[path = "../../src/store.rs"]
 mod store;
 mod throughput;
 
 use std::net::SocketAddr;
-use std::process::{ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
@@ -24,7 +24,7 @@ use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
 
-use self::process::{Process, example, ignored_test, request};
+use self::process::{Process, ignored_test, request};
 use self::server::Server;
 use self::store::Postgres;
 
@@ -218,8 +218,14 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
 }
 
 /// Runs an example until it listens.
-fn serve(name: &str, config: &str) -> (Process, SocketAddr) {
-    let process = Process::start(example(name).args(config.split(' ')));
+fn serve(config: &str) -> (Process, SocketAddr) {
+    let process = Process::start(
+        Command::new(env!("CARGO_BIN_EXE_postgres"))
+            .args(config.split(' '))
+            .env("PORT", "0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped()),
+    );
     let address = process.address();
     (process, address)
 }
@@ -232,8 +238,8 @@ fn get(address: SocketAddr) -> String {
 #[ignore = "needs PostgreSQL: scripts/postgres"]
 fn example_shares_its_limit_and_falls_back() {
     let mut server = Server::start();
-    let (_first, a) = serve("postgres", &server.config());
-    let (_second, b) = serve("postgres", &server.config());
+    let (_first, a) = serve(&server.config());
+    let (_second, b) = serve(&server.config());
     // A window starts at the first request, so that all requests are in one window.
     let begin = Instant::now();
     let responses: Vec<_> = (0..15).flat_map(|_| [get(a), get(b)]).collect();

@@ -1,8 +1,8 @@
 //! Twenty requests in ten seconds for each client address, counted in PostgreSQL for all server processes together.
 //!
 //! ```text
-//! cargo run --example postgres -- host=127.0.0.1 user=postgres
-//! PORT=3001 cargo run --example postgres -- host=127.0.0.1 user=postgres    # in another terminal: the same limit
+//! cargo run -p postgres -- host=127.0.0.1 user=postgres
+//! PORT=3001 cargo run -p postgres -- host=127.0.0.1 user=postgres    # in another terminal: the same limit
 //! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
 //! ```
 //!
