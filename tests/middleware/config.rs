@@ -17,6 +17,7 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
+use crate::support::NOTIFICATIONS;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -1033,6 +1034,7 @@ fn under_load(algorithm: &str) {
 
 #[test]
 fn replace_under_load_keeps_usage_exact() {
+    let _lock = NOTIFICATIONS.blocking_lock();
     for algorithm in ["gcra", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"] {
         under_load(algorithm);
     }
@@ -1041,6 +1043,7 @@ fn replace_under_load_keeps_usage_exact() {
 /// The admitted requests never exceed the larger quota, whenever a limit is replaced.
 #[test]
 fn replace_under_load_admits_at_most_the_larger_quota() {
+    let _lock = NOTIFICATIONS.blocking_lock();
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "3000/h"), &clock);
@@ -1111,6 +1114,7 @@ fn replace_under_load_charges_all_limits_or_none() {
 /// A block that returned Ok is effective after a concurrent replacement.
 #[test]
 fn block_during_a_replacement_is_not_lost() {
+    let _lock = NOTIFICATIONS.blocking_lock();
     for round in 0..3_000 {
         let clock = ManualClock::new();
         let limiter = memory(user_limit("fixed-window", "100/h"), &clock);
@@ -1131,6 +1135,7 @@ fn block_during_a_replacement_is_not_lost() {
 /// A charge between two concurrent replacements is kept by the later one.
 #[test]
 fn concurrent_replacements_keep_the_charges_between_them() {
+    let _lock = NOTIFICATIONS.blocking_lock();
     let one = |name: &'static str, limit| {
         DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).keyed_by(|key: &Caller| key.user))
     };

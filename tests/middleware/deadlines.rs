@@ -14,7 +14,7 @@ use tower_ratelimit::response::{ByContentType, Grpc};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::random::Random;
-use crate::support::spawn;
+use crate::support::{NOTIFICATIONS, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -114,6 +114,7 @@ async fn grpc_timeout_of_an_http_request_is_ignored() {
 /// number, the next free start.
 #[tokio::test(start_paused = true)]
 async fn refused_call_is_not_charged() {
+    let _lock = NOTIFICATIONS.lock().await;
     const MAX_WAITING: u64 = 5;
     let mut random = Random::new(1);
     let mut next = move |below| random.below(below);

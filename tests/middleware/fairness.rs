@@ -18,7 +18,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
-use crate::support::spawn;
+use crate::support::{NOTIFICATIONS, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -260,6 +260,7 @@ fn after_release<K: Copy>(starts: &Starts<K>, released: Instant) -> Option<(Dura
 /// of many limits.
 #[tokio::test(start_paused = true)]
 async fn release_wakes_every_queue() {
+    let _lock = NOTIFICATIONS.lock().await;
     // Two layers on one limiter.
     let limiter: Memory<u32, _, _> =
         Memory::builder(Limit::new("all", one_unit()).keyed_by(|_: &u32| ())).clock(TokioClock::new()).build().unwrap();

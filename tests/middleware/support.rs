@@ -61,6 +61,10 @@ pub(crate) fn key_of(request: &TestRequest) -> Extracted<&'static str> {
 
 pub(crate) type KeyFn = fn(&TestRequest) -> Extracted<&'static str>;
 
+/// A replacement of limits, and a block, notify all queues of the process. So the order of two queues within an instant may
+/// depend on another test. Tests that notify thousands of times, and tests of such an order, hold this lock.
+pub(crate) static NOTIFICATIONS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Spawns a task. Boxed: for each type of a future the compiler generates the code of both of tokio's schedulers.
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
