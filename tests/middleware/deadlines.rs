@@ -114,8 +114,8 @@ async fn grpc_timeout_of_an_http_request_is_ignored() {
 /// number, the next free start.
 #[tokio::test(start_paused = true)]
 async fn refused_call_is_not_charged() {
-    let _lock = NOTIFICATIONS.lock().await;
     const MAX_WAITING: u64 = 5;
+    let _lock = NOTIFICATIONS.lock().await;
     let mut random = Random::new(1);
     let mut next = move |below| random.below(below);
     let (mut refused, mut served) = (0, 0);
