@@ -95,7 +95,6 @@ impl Deployment {
     pub(crate) fn suffer(&mut self, fault: Fault, random: &mut Random) {
         let (begin, losses) = (now(), Arc::clone(&self.losses));
         match fault {
-            Fault::KillProcess | Fault::StopProcess => unreachable!("the processes suffer it"),
             Fault::Pause => self.each_master(|master| master.pause(Duration::from_millis(200))),
             Fault::Cut => self.each_master(|master| drop(master.command(&["CLIENT", "KILL", "TYPE", "normal"]))),
             Fault::ForgetScripts => self.each_master(|master| drop(master.command(&["SCRIPT", "FLUSH"]))),

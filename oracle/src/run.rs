@@ -14,7 +14,7 @@ use crate::deployment::Deployment;
 use crate::model::{Beyond, LIMITS, Limit, Loss, SECOND, beyond};
 use crate::process::{Folder, Process};
 use crate::random::Random;
-use crate::scenario::{Fault, Scenario};
+use crate::scenario::Scenario;
 use crate::worker::now;
 
 const PROCESSES: usize = 4;
@@ -42,17 +42,20 @@ impl Processes<'_> {
         Process::start(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
-    fn suffer(&mut self, fault: Fault, random: &mut Random) {
+    /// Kills a process, and starts another one.
+    fn kill(&mut self, random: &mut Random) {
         let victim = random.index(PROCESSES);
-        if matches!(fault, Fault::KillProcess) {
-            self.running[victim].kill();
-            // Sometimes one that closes its limiters soon.
-            self.running[victim] = self.start(random.choose(&[ENDLESS, 3]));
-        } else {
-            self.running[victim].signal("-STOP");
-            sleep(Duration::from_millis(600));
-            self.running[victim].signal("-CONT");
-        }
+        self.running[victim].kill();
+        // Sometimes one that closes its limiters soon.
+        self.running[victim] = self.start(random.choose(&[ENDLESS, 3]));
+    }
+
+    /// Stops a process for three times the duration of a lease.
+    fn stop(&self, random: &mut Random) {
+        let victim = &self.running[random.index(PROCESSES)];
+        victim.signal("-STOP");
+        sleep(Duration::from_millis(600));
+        victim.signal("-CONT");
     }
 
     fn replace_ended(&mut self) {
@@ -76,15 +79,23 @@ pub(crate) fn run(scenario: &Scenario, program: &OsString, time: Duration) -> (V
     let (mut count, mut notes) = (0, String::new());
     while scenario.mistake.is_empty() && Instant::now() + CALM < end {
         sleep(Duration::from_millis(random.between(300, 900)));
-        let fault =
-            [Fault::KillProcess, scenario.faults[count / 3 % scenario.faults.len()], Fault::StopProcess][count % 3];
         let began = now();
-        if count % 3 == 1 {
-            deployment.suffer(fault, &mut random);
-        } else {
-            processes.suffer(fault, &mut random);
-        }
-        notes += &format!("{began} {} {fault:?}\n", now());
+        let name = match count % 3 {
+            0 => {
+                processes.kill(&mut random);
+                "KillProcess".to_owned()
+            }
+            1 => {
+                let fault = scenario.faults[count / 3 % scenario.faults.len()];
+                deployment.suffer(fault, &mut random);
+                format!("{fault:?}")
+            }
+            _ => {
+                processes.stop(&mut random);
+                "StopProcess".to_owned()
+            }
+        };
+        notes += &format!("{began} {} {name}\n", now());
         processes.replace_ended();
         count += 1;
     }

@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
-/// What happens to the servers or to the processes.
+/// What happens to the servers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// A process is killed, and replaced.
-    KillProcess,
-    /// A process is stopped for three times the duration of a lease.
-    StopProcess,
     /// The masters run no commands for a while.
     Pause,
     /// A master is stopped.

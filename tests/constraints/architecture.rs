@@ -427,7 +427,7 @@ fn decisions_in_memory_start_no_thread_and_no_task() {
 
 /// The files of a limiter in memory with locks, and how many each declares.
 ///
-/// No decision without held costs and ids takes those of several keys: `src/store/memory/lock_tests.rs`. A set of the
+/// A decision without held costs and ids takes no lock of several keys: `src/store/memory/lock_tests.rs`. A set of the
 /// table has a lock of its own, which is a bit of its version.
 const LOCKS: &[(&str, usize)] = &[
     // Of one key, or of some keys that cross their mark.

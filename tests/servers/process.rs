@@ -4,6 +4,7 @@
 //! binary.
 #![allow(dead_code, reason = "each binary uses a part")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -127,6 +128,13 @@ impl Drop for Process {
     }
 }
 
+/// Returns the command of a program that listens on a free port.
+pub(crate) fn listening(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
 /// Returns the command of an example that listens on a free port. Cargo puts tests in `target/PROFILE/deps` and examples in
 /// `target/PROFILE/examples`.
 pub(crate) fn example(name: &str) -> Command {
@@ -134,9 +142,7 @@ pub(crate) fn example(name: &str) -> Command {
     let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
     let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
     assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
-    let mut command = Command::new(path);
-    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
-    command
+    listening(path)
 }
 
 /// Returns the command that runs an ignored test of this binary.

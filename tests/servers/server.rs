@@ -207,7 +207,7 @@ impl Server {
         self.process.as_mut().expect("a process of this one").kill();
     }
 
-    /// Waits for the end of a server that was told to end.
+    /// Waits for the end of the server, after a command such as `SHUTDOWN`.
     pub(crate) fn wait(&mut self) {
         self.process.as_mut().expect("a process of this one").wait();
     }

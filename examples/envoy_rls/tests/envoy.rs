@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 #[path = "../../../tests/servers/process.rs"]
 mod process;
 
-use self::process::{Folder, Process};
+use self::process::{Folder, Process, listening};
 
 const LIMITS: &str = r#"
 domain = "edge"
@@ -82,9 +82,7 @@ fn write(folder: &Folder, limits: &str) -> PathBuf {
 
 /// Starts the example on a free port. Its output includes its errors.
 fn start(arguments: &[&Path]) -> Process {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_envoy_rls"));
-    command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    Process::start(&mut command)
+    Process::start(listening(env!("CARGO_BIN_EXE_envoy_rls")).args(arguments).stderr(Stdio::piped()))
 }
 
 /// The example, and a client.

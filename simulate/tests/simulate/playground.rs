@@ -1,7 +1,7 @@
 //! The server and the page of the program `playground`. `browser.rs` tests the page in a browser.
 
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -11,13 +11,11 @@ use tower_ratelimit::{
 
 use tower_ratelimit_simulate::code;
 
-use crate::process::Process;
+use crate::process::{Process, listening};
 use crate::support::{exchange, policy};
 
 pub(crate) fn start() -> (Process, SocketAddr) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_playground"));
-    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let playground = Process::start(&mut command);
+    let playground = Process::start(listening(env!("CARGO_BIN_EXE_playground")).stderr(Stdio::null()));
     let address = playground.address();
     (playground, address)
 }

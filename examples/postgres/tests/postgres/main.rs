@@ -14,7 +14,7 @@ mod store;
 mod throughput;
 
 use std::net::SocketAddr;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
@@ -24,7 +24,7 @@ use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
 
-use self::process::{Process, ignored_test, request};
+use self::process::{Process, ignored_test, listening, request};
 use self::server::Server;
 use self::store::Postgres;
 
@@ -217,15 +217,9 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
     });
 }
 
-/// Runs an example until it listens.
+/// Runs the example until it listens.
 fn serve(config: &str) -> (Process, SocketAddr) {
-    let process = Process::start(
-        Command::new(env!("CARGO_BIN_EXE_postgres"))
-            .args(config.split(' '))
-            .env("PORT", "0")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped()),
-    );
+    let process = Process::start(listening(env!("CARGO_BIN_EXE_postgres")).args(config.split(' ')));
     let address = process.address();
     (process, address)
 }

@@ -127,14 +127,14 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  -- The longest value has fewer words: 66 of a state, those of its holds, and 3 * MAX_ENTRIES entries.
+  -- The longest value has fewer words: 66 of a state, HELD.LENGTH of its holds, and 3 * MAX_ENTRIES of entries.
   if count <= words or count % 1 ~= 0 or count > 1100 then
     return false
   end
   local known = count
   if count > words + 2 and not kernel.variable_width then
     known = words + HELD.LENGTH
-  -- Of a state of variable width, its words and those before the entries are among the first 100.
+  -- With a variable width, all words before the entries are among the first 100.
   elseif count > 100 then
     known = 100
   end

@@ -5,7 +5,7 @@ use super::world::Link;
 use crate::random::Random;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
 
-/// All times are in whole milliseconds, the resolution of tokio's timer; those of the link are in microseconds.
+/// The times of the link are in microseconds. All other times are in whole milliseconds, the resolution of tokio's timer.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) seed: u64,

@@ -35,9 +35,9 @@ impl Key {
     }
 }
 
-/// The bits of the id of a session, a lease or a group.
+/// Whether these are the bits of the id of a lease. The ids of sessions and groups are below 2^52.
 fn is_lease(id: u64) -> bool {
-    f64::from_bits(id) >= 4_503_599_627_370_496.0
+    f64::from_bits(id) >= to_f64(1 << 52)
 }
 
 impl KeyUsage for (&Quota, &mut Usage) {
