@@ -102,7 +102,10 @@ fn command_on_the_sample_prints_what_the_page_shows() {
     let expected = "client: gcra, 30/min, burst 219, by address: denies 7 (0.96 %), 1 key";
     assert!(by_requests.contains(expected), "{by_requests}");
     let excluded = run(&format!("{sample} --exclude path=/health --exclude address=203.0.113.* --suggest 0%"));
-    assert!(excluded.starts_with("428 requests in ") && excluded.contains("30/min, burst 11, by address"), "{excluded}");
+    assert!(
+        excluded.starts_with("428 requests in ") && excluded.contains("30/min, burst 11, by address"),
+        "{excluded}"
+    );
     let only = run(&format!("{sample} --only method=POST --only path=/cart*"));
     assert!(only.contains("  denied           0 (0.00 %)"), "{only}");
 }
