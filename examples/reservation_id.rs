@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! redis-server --port 6379 --save '' &
-//! cargo run --example reservation_id
+//! cargo run --example reservation_id --features redis
 //! ```
 //!
 //! Prints what remains of 10 000 tokens after the admission, after the death of the first replica, and after the

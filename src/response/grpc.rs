@@ -40,25 +40,7 @@ use crate::observe::Observers;
 /// The layer works on a whole server, on one service, and on an intercepted service. The body of the rate limited
 /// service is a [`ResponseBody`] around the inner service's body.
 ///
-/// ```
-/// use tonic::service::interceptor::InterceptedService;
-/// use tonic::transport::Server;
-/// use tower::Layer;
-/// use tower_ratelimit::response::Grpc;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-///
-/// # fn serve() {
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Grpc::new());
-///
-/// let (_, health) = tonic_health::server::health_reporter();
-/// let everything = Server::builder().layer(layer.clone()).add_service(health.clone());
-/// let one_service = Server::builder().add_service(layer.layer(health.clone()));
-///
-/// let intercepted = InterceptedService::new(health, |call: tonic::Request<()>| Ok(call));
-/// let intercepted_service = Server::builder().add_service(layer.layer(intercepted));
-/// # }
-/// ```
+#[cfg_attr(not(doctest), doc = include_str!("tonic.md"))]
 ///
 /// [`PeerIp`](crate::PeerIp) finds the peer's address of tonic 0.14 without further setup.
 #[derive(Clone, Copy, Debug)]
