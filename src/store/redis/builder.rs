@@ -163,6 +163,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 
     /// Decides by this clock, and keeps all keys for a day. For tests only, because the clocks of two processes differ.
+    #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));

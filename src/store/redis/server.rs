@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 #[cfg(feature = "redis-cluster")]
 use super::cluster::ClusterConnector;
-use super::cluster::cluster_slot;
 #[cfg(feature = "redis-tls")]
 use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
@@ -182,21 +181,6 @@ impl RedisServer {
 
     pub(crate) fn node_of_slot(&self, slot: u16) -> usize {
         self.0.node_of_slot(slot)
-    }
-
-    /// Returns a key that a probe of this node can write, and its cluster slot.
-    ///
-    /// Returns `None` if no such key is found: the node serves no slots, or few.
-    pub(crate) fn probe_key(&self, node: usize, prefix: &str) -> Option<(String, u16)> {
-        let key = format!("{prefix}:probe");
-        if !self.is_cluster() {
-            return Some((key, 0));
-        }
-        (0..1_000).find_map(|number| {
-            let key = format!("{prefix}:{number}:probe");
-            let slot = cluster_slot(key.as_bytes());
-            (self.node_of_slot(slot) == node).then_some((key, slot))
-        })
     }
 }
 

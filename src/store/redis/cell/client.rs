@@ -65,7 +65,7 @@ impl CellClient {
     fn spawn(&self, command: Cmd) -> Result<(oneshot::Receiver<Result<Value, Error>>, Sleep), Error> {
         let timer = sleep(self.deadline).ok_or_else(no_runtime)?;
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
-        self.health.check_breaker(&self.health.node(0))?;
+        self.health.node(0).breaker.check()?;
         let (caller, reply) = oneshot::channel();
         let (health, slot, deadline) = (Arc::clone(&self.health), self.slot_of(runtime.id()), self.deadline);
         runtime.spawn(async move {
@@ -136,13 +136,13 @@ async fn send(
     Err(failure.error)
 }
 
-/// Returns the last connection of the runtime or the node's idle one, if it is still open, else a new one.
+/// Returns the last connection of the runtime, if it is still open, else a new one.
 ///
 /// The server may have closed an idle connection, so a connection without calls in flight is checked before the next
 /// call. A call in flight shares the connection.
 async fn usable_connection(health: &ServerHealth, slot: &SharedSlot) -> Result<Arc<dyn Connection>, Failure> {
     let mut slot = slot.lock().await;
-    for connection in [slot.take(), health.node(0).take_idle()].into_iter().flatten() {
+    if let Some(connection) = slot.take() {
         if Arc::strong_count(&connection) > 1 || connection.is_open().await {
             return Ok(Arc::clone(slot.insert(connection)));
         }

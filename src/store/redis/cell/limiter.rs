@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::builder::RedisCellBuilder;
 use super::client::CellClient;
-use super::command::{CommandKind, classify, parse_reply};
+use super::command::{CommandKind, parse_reply};
 use super::rate::Rate;
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
@@ -87,10 +87,8 @@ impl<Key: ?Sized> RedisCell<Key> {
     }
 
     pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, key_format: KeyFormat) -> Self {
-        let probe = CommandKind::Peek.to_cmd(format!("{}:cell:probe", builder.prefix).as_bytes(), rate);
         let observers = Observers::default();
-        let prefix_and_deadline = (builder.prefix, builder.deadline);
-        let health = ServerHealth::new(builder.name, builder.server, observers, prefix_and_deadline, probe, classify);
+        let health = ServerHealth::new(builder.name, builder.server, observers);
         let client = CellClient::new(health, builder.deadline);
         let handle = CellState { client, rate, key_format, clock: SystemClock::new() };
         Self { handle: Arc::new(handle), key: PhantomData }
@@ -104,7 +102,10 @@ impl<Key: ?Sized> RedisCell<Key> {
     /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without
     /// timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
-        self.handle.client.health.check().await
+        let CellState { client, rate, key_format, .. } = &*self.handle;
+        let mut name = KeyWriter::with_capacity(64);
+        key_format.append(0, None, &mut name, |writer| writer.bytes(b"health-check"));
+        client.submit(CommandKind::Peek.to_cmd(name.into_names().as_bytes(), *rate)).await.map(drop)
     }
 }
 

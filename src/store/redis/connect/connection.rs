@@ -15,9 +15,4 @@ pub(crate) trait Connection: Send + Sync {
     ///
     /// Valid only while no call is in flight: an unread reply looks like a closed connection.
     fn is_open(&self) -> BoxFuture<bool>;
-
-    /// Waits until the connection has ended. Pending for ever if the client cannot know.
-    fn closed(&self) -> BoxFuture<()> {
-        Box::pin(std::future::pending())
-    }
 }

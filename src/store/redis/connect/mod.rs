@@ -23,7 +23,7 @@ pub(crate) use self::failure::{Failure, no_runtime};
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
 #[cfg(test)]
-pub(crate) use self::shared_connection::PeekSocket;
+pub(crate) use self::shared_connection::connection_config;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::shared_connection::SharedConnection;
 pub(crate) use self::single::ClientConnector;
