@@ -56,9 +56,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
         let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
         let blocked = self.probed_limits().find(|(_, limit)| !limit.facts.is_shadow);
-        let block = 2 * micros_floor(BLOCK);
-        let block = blocked.and_then(|(limit, _)| self.operation(Operation::Block, limit, &[], 0, block));
-        let blocks = block.into_iter().collect::<Vec<_>>();
+        let block = |micros| blocked.and_then(|(limit, _)| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
+        let blocks: Vec<_> = block(micros_floor(BLOCK)).into_iter().collect();
         run(vec![
             (first.clone(), self.probe(Operation::Acquisition)),
             (second.clone(), self.probe(Operation::Acquisition)),
@@ -78,8 +77,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             }
         }
         let resets = self.probed_limits().filter_map(|(limit, _)| self.operation(Operation::Reset, limit, &[], 0, 0));
-        let resets: Vec<_> = resets.collect();
-        run(vec![(first, OperationKind::Mutate(resets.clone())), (second, OperationKind::Mutate(resets))]).await.map(drop)
+        let end: Vec<_> = block(0).into_iter().chain(resets).collect();
+        run(vec![(first, OperationKind::Mutate(end.clone())), (second, OperationKind::Mutate(end))]).await.map(drop)
     }
 
     /// The limits that the check decides by: their algorithm is known without a key, and charges at once.

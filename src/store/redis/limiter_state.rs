@@ -261,7 +261,13 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns the target of an operation on keys with these names, which have no algorithms of their own.
     pub(super) fn target_of(&self, keys: Vec<u8>, key_offsets: Vec<usize>) -> OperationTarget {
-        OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms: Vec::new(), weight: self.weight(&[]) }
+        OperationTarget {
+            limits: Arc::clone(&self.limits),
+            keys,
+            key_offsets,
+            algorithms: Vec::new(),
+            weight: self.weight(&[]),
+        }
     }
 
     pub(super) fn has_hash_tag(&self) -> bool {

@@ -34,7 +34,7 @@ where
         Box::pin(async move {
             // `Pool::get` is unsuitable: it hides connection errors, may return a dead connection or one that another
             // user blocks, and a failed connection cannot be removed from the user's pool.
-            let connection = with_connect_timeout(pool.dedicated_connection()).await?;
+            let connection = with_connect_timeout("a pool", pool.dedicated_connection()).await?;
             Ok(Box::new(SharedConnection::from_connection(connection)) as Box<dyn Connection>)
         })
     }

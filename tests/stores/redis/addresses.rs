@@ -47,24 +47,9 @@ async fn user_and_password_are_sent() {
 }
 
 /// The commands that `docs/redis.md` lists for a single Redis.
-const RIGHTS: [&str; 17] = [
-    "select",
-    "script|load",
-    "evalsha",
-    "eval",
-    "time",
-    "get",
-    "mget",
-    "exists",
-    "set",
-    "psetex",
-    "del",
-    "pexpire",
-    "lrange",
-    "lindex",
-    "lset",
-    "ltrim",
-    "rpush",
+const RIGHTS: [&str; 16] = [
+    "select", "evalsha", "eval", "time", "get", "mget", "exists", "set", "psetex", "del", "pexpire", "lrange",
+    "lindex", "lset", "ltrim", "rpush",
 ];
 
 /// A user with these keys and all documented commands except one.
@@ -204,12 +189,42 @@ async fn missing_server_is_an_error_immediately() {
     let check = tokio::time::timeout(Duration::from_secs(1), limiter.health_check());
     let error = check.await.expect("a refused connection is an error before the time-out").expect_err("no server");
     assert!(error.is_unavailable());
-    assert_error_contains(&error, "connection to Redis failed");
+    assert_error_contains(&error, &format!("(127.0.0.1:{port})"));
+    assert_error_contains(&error, "connection was refused");
     assert!(error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
     // A decision returns the same error.
     let error =
         crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await.expect_err("none");
     assert!(error.is_unavailable() && error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
+}
+
+/// Each error names its cause and the address, in the health check and in the first decision.
+#[tokio::test]
+async fn unusable_servers_are_named_in_the_error() {
+    let closing = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let closing_port = closing.local_addr().expect("its address").port();
+    std::thread::spawn(move || closing.incoming().for_each(drop));
+    let with_password = Server::with(&["--requirepass", "secret"]);
+    let full = Server::start();
+    full.command(&["CONFIG", "SET", "maxclients", "1"]);
+    let _only = std::net::TcpStream::connect(("127.0.0.1", full.port)).expect("a connection");
+    let plain = Server::start();
+    for (scheme, port, causes) in [
+        ("redis", closing_port, &["closed the connection"][..]),
+        ("redis", with_password.port, &["requires a password"]),
+        // Which of the two is seen depends on who is faster.
+        ("redis", full.port, &["`maxclients`"]),
+        ("rediss", plain.port, &["does not speak TLS", "closed the connection", "expects TLS"]),
+    ] {
+        let limiter = at(&format!("{scheme}://127.0.0.1:{port}"));
+        let checked = limiter.health_check().await.expect_err("no usable server");
+        let decided = crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await;
+        for error in [checked, decided.expect_err("no usable server")] {
+            let text = error.to_string();
+            assert!(causes.iter().any(|cause| text.contains(cause)), "{scheme} {causes:?}: {error:?}");
+            assert!(error.is_unavailable() && text.contains(&format!("127.0.0.1:{port}")), "{scheme}: {error:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -137,10 +137,15 @@ async fn breaker_closes_without_permissions_that_decisions_do_not_need() {
 async fn missing_permission_opens_no_breaker() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    for rights in [&["~ratelimit:*", "+@all", "-time"][..], &["~ratelimit:*", "+@all", "-evalsha", "-eval"], &["~other:*", "+@all"]] {
+    for rights in [
+        &["~ratelimit:*", "+@all", "-time"][..],
+        &["~ratelimit:*", "+@all", "-evalsha", "-eval"],
+        &["~other:*", "+@all"],
+    ] {
         let (limiter, opened) = of_user(&server, &proxy, rights);
         for _ in 0..50 {
-            let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a permission is missing");
+            let error =
+                acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a permission is missing");
             assert!(error.to_string().contains("the user (ACL) may not"), "{rights:?}: {error:?}");
         }
         assert_eq!(opened.load(Ordering::SeqCst), 0, "{rights:?}");

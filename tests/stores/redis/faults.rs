@@ -290,9 +290,7 @@ async fn open_breaker_answers_immediately_and_detects_recovery() {
     proxy.shut(true);
     sleep(Duration::from_millis(300)).await;
     // The breaker is open, so calls fail immediately, but for one in a while.
-    let is_immediate = |_: &usize| {
-        matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable())
-    };
+    let is_immediate = |_: &usize| matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable());
     let (began, immediate) = (Instant::now(), (0..1000).filter(is_immediate).count());
     assert!(immediate + usize::try_from(began.elapsed().as_millis() / 100).expect("small") + 1 >= 1000, "{immediate}");
     let (before, began) = (proxy.connections(), Instant::now());

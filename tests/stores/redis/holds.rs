@@ -586,7 +586,7 @@ fn hold_in_an_undriven_runtime_emits_a_warning() {
     let seen = std::sync::Arc::clone(&warnings);
     let builder = Redis::builder(server.open(), "api", SlidingLog::new(HUNDRED)).hold_expiry(SHORT_EXPIRY);
     let builder = builder.deadline(LONG_DEADLINE).observe(move |event: &Event<'_>| {
-        if let Event::Warning { message } = event {
+        if let Event::Warning { message, .. } = event {
             seen.lock().expect("no panic").push((*message).to_owned());
         }
     });
@@ -596,7 +596,7 @@ fn hold_in_an_undriven_runtime_emits_a_warning() {
     std::thread::sleep(SHORT_EXPIRY / 2);
     let second = undriven.block_on(hold(&limiter, "bob", 1));
     let warnings = warnings.lock().expect("no panic").clone();
-    assert!(warnings.len() == 1 && warnings[0].contains("nothing drives the tokio runtime"), "{warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("nothing has driven the tokio runtime"), "{warnings:?}");
     drop((first, second));
 }
 

@@ -124,7 +124,7 @@ async fn send(
             health.record_success(&node);
             return Ok(value);
         }
-        Ok(Err(error)) => classify(error),
+        Ok(Err(error)) => classify(error, health.server.describe()),
         Err(_) => Failure::unusable(timeout(deadline)),
     };
     if failure.reconnect {

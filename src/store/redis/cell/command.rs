@@ -54,7 +54,7 @@ fn unexpected_reply() -> Error {
 }
 
 /// Classifies an error of CL.THROTTLE.
-pub(super) fn classify(error: RedisError) -> Failure {
+pub(super) fn classify(error: RedisError, address: &str) -> Failure {
     let detail = error.detail().unwrap_or_default();
     let message = if detail.contains("nknown command") {
         "CL.THROTTLE failed: this Redis has no CL.THROTTLE; load the module redis-cell, or use Dragonfly"
@@ -63,7 +63,7 @@ pub(super) fn classify(error: RedisError) -> Failure {
     } else if error.code() == Some("NOPERM") {
         "CL.THROTTLE failed: the user (ACL) may not run it on the limiter's keys; grant CL.THROTTLE and the keys"
     } else {
-        let failure = Failure::from_redis(error.clone());
+        let failure = Failure::of_call(error.clone(), address);
         if !failure.server_responded {
             return failure;
         }

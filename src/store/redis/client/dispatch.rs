@@ -183,7 +183,7 @@ async fn send(
             // Nothing failed: the caller sends these operations one by one.
             return (Ok(None), batch.into_operations());
         }
-        Some(Err(error)) => Failure::from_redis(error),
+        Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
         None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {

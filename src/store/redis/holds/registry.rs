@@ -118,17 +118,7 @@ impl HoldRegistry {
         if known.is_closed() {
             *known = Arc::clone(session);
         }
-        let is_undriven = Handle::try_current().is_ok_and(|runtime| {
-            let is_late = |(id, looked_at): &(Id, Instant)| *id == runtime.id() && looked_at.elapsed() > self.expiry / 3;
-            sessions.renewing_runtimes.iter().any(is_late)
-        });
         drop(sessions);
-        if is_undriven {
-            self.observers.emit(|| Event::Warning {
-                message: "a hold will expire: nothing drives the tokio runtime in which it was made, so no task renews it; \
-                          make holds in a runtime that runs until they end",
-            });
-        }
         self.track(session);
     }
 
@@ -191,8 +181,14 @@ impl HoldRegistry {
     /// no session; the task of this runtime then ends.
     pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, SessionDue)>, Duration)> {
         let mut sessions = self.sessions();
-        if let Some(renewing) = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime) {
-            renewing.1 = Instant::now();
+        if let Some((_, looked_at)) = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime) {
+            let pause = std::mem::replace(looked_at, Instant::now()).elapsed();
+            if pause > self.expiry / 3 {
+                self.observers.emit(|| Event::Warning {
+                    message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
+                              were made; make holds in a runtime that runs until they end",
+                });
+            }
         }
         let due = sessions.schedule.take_due(max, self.expiry);
         if due.is_empty() && sessions.schedule.is_empty() {

@@ -32,7 +32,13 @@ fn change_clock(world: &World, random: &mut Random) {
 
 /// A link with two round trips in half of the deadline.
 fn link(random: &mut Random) -> Link {
-    Link { delay: random.below(5) * 1000, jitter: random.below(2) * 1000, per_call: 20, per_operation: 20, slow_reply: None }
+    Link {
+        delay: random.below(5) * 1000,
+        jitter: random.below(2) * 1000,
+        per_call: 20,
+        per_operation: 20,
+        slow_reply: None,
+    }
 }
 
 async fn decide(limiter: &Redis<u64>, key: u64) -> Result<(), String> {

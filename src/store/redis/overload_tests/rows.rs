@@ -24,7 +24,10 @@ async fn overload_of_several_links() {
         let (world, limiter) = start(link, MS * deadline);
         let goodput = offer(&world, &limiter, OFFERED, MS * 700).await;
         let unanswered = goodput.charged - goodput.answered;
-        let row = format!("{round_trip}+{jitter}/{deadline} ms: {} answered, {unanswered} charged without an answer", goodput.answered);
+        let row = format!(
+            "{round_trip}+{jitter}/{deadline} ms: {} answered, {unanswered} charged without an answer",
+            goodput.answered
+        );
         println!("{row}");
         assert!(goodput.answered >= least && unanswered <= most, "{row}");
     }

@@ -181,7 +181,8 @@ impl Broken<'_> {
     fn knows_the_clock(&self, call: CallRecord) -> bool {
         let has_clock_fault = || self.run.scenario.faults.iter().any(|fault| fault.kind.is_of_clock());
         let is_recent = |at: u64| at < call.sent_at && at + 3 * self.run.scenario.deadline * 1000 > call.sent_at;
-        let is_earlier = |other: &CallRecord| other.connection == call.connection && other.answered_at.is_some_and(is_recent);
+        let is_earlier =
+            |other: &CallRecord| other.connection == call.connection && other.answered_at.is_some_and(is_recent);
         !has_clock_fault() && self.run.calls.iter().any(|other| is_earlier(other))
     }
 

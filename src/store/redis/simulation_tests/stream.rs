@@ -140,7 +140,7 @@ impl Connector for SimulatedConnector {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let connector = self.clone();
         Box::pin(async move {
-            Ok(Box::new(with_connect_timeout(connector.open()).await?) as Box<dyn Connection>)
+            Ok(Box::new(with_connect_timeout("a simulation", connector.open()).await?) as Box<dyn Connection>)
         })
     }
 
