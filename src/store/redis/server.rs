@@ -22,7 +22,13 @@ use crate::limiter::BoxFuture;
 ///
 /// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls are pipelined
 /// on this connection. The limiter opens another connection if this one fails, or if the server closed it while it was
-/// idle. Of a pool, the limiter uses the manager and the customizer, but none of the pooled connections.
+/// idle.
+///
+/// Of a pool, all limiters of a `RedisServer` and its clones share one connection, which they check out and keep: so
+/// the pool's size, time-outs, error sink and statistics count it. If it fails, they check out another one. While the pool
+/// gives none after an outage, they open one by the pool's manager until it does. A pool needs a `max_size` of at least 2,
+/// and `test_on_check_out`; otherwise building a limiter is an error. Connections of `RedisConnectionManager` give up a call
+/// after 500 ms, whatever the limiter's deadline is. `from_manager` connects beside a pool.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Connector>);
 
@@ -156,6 +162,10 @@ impl RedisServer {
 
     pub(crate) fn describe(&self) -> &str {
         self.0.describe()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.0.check()
     }
 
     /// The known endpoints; for a pool, an identifier of the pool. Equal servers have one in common.

@@ -3,8 +3,6 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use bb8_redis::RedisConnectionManager;
-use bb8_redis::bb8::Pool;
 use tower_ratelimit::{Error, Gcra, Quota, Redis, RedisServer};
 
 use crate::helpers::{is_allowed, redis_limiter};
@@ -134,28 +132,6 @@ async fn database_number_selects_the_database() {
     check_works(&format!("redis://127.0.0.1:{}/3", server.port)).await;
     assert!(server.keys().is_empty());
     assert!(server.commands(&[&["SELECT", "3"], &["KEYS", "*"]]).contains(":alice"));
-}
-
-#[tokio::test]
-async fn custom_pool_works_with_dead_or_no_connections() {
-    for tests in [true, false] {
-        let mut server = Server::start();
-        let manager = RedisConnectionManager::new(server.address()).expect("an address");
-        let pool =
-            Pool::builder().max_size(2).min_idle(2).test_on_check_out(tests).build(manager).await.expect("a pool");
-        let limiter = redis_limiter::<str>(pool.clone().into(), "api", Gcra::new(QUOTA));
-        limiter.health_check().await.expect("a working Redis");
-        assert!(is_allowed(&limiter, "alice").await);
-        // Other code may use every connection of the pool.
-        let (first, second) = (pool.get().await.expect("one"), pool.get().await.expect("another"));
-        assert!(is_allowed(&limiter, "alice").await);
-        drop((first, second));
-        server.kill();
-        server.restart();
-        for _ in 0..20 {
-            assert!(is_allowed(&limiter, "alice").await, "test_on_check_out {tests}");
-        }
-    }
 }
 
 fn assert_error_contains(error: &Error, words: &str) {

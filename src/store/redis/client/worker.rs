@@ -103,7 +103,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         if let Some((sent, end)) = ended {
             control.record_ended(&sent, end.replied, end.run.as_ref());
             if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
-                connection = None;
+                connection.take().into_iter().for_each(|lost| lost.give_up());
             }
             queue.ask_again(end.again);
             if let Some(run) = end.run {
@@ -117,8 +117,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     }
 }
 
-/// Whether there is a connection, and it is still open. Only before the first of several concurrent calls: an unread reply
-/// would look like the end of the connection.
+/// Whether there is a connection, and it is still open.
 ///
 /// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
 /// is ever sent twice.

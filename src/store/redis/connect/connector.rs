@@ -36,6 +36,11 @@ pub(crate) trait Connector: Send + Sync {
         false
     }
 
+    /// Returns an error if limiters cannot work with these settings.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// The same connector with these certificates.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error>;
