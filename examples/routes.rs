@@ -37,7 +37,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 struct User(String);
 
-/// Stands for a layer that checks a session or a token.
+/// Stands for a layer that checks a session or a token. It is outside of the limits, which count by its user.
 async fn sign_in(mut request: Request, next: Next) -> Response {
     let user = request.headers().get("x-user").and_then(|user| user.to_str().ok());
     if let Some(user) = user.map(|user| User(user.to_owned())) {
@@ -48,18 +48,17 @@ async fn sign_in(mut request: Request, next: Next) -> Response {
 
 /// Adds the limits of the file to the routes.
 fn limited(app: Router, path: PathBuf) -> Result<Router, AnyError> {
-    let mut file = RouteFile::new(path, |text| toml::from_str(text));
+    let (mut file, report) = (RouteFile::new(path, |text| toml::from_str(text)), |event| println!("{event}"));
     let policies = file.read()?;
     let parts = RequestParts::new(PeerIp::new())
         .user(|request: &Request| request.extensions().get::<User>().map(|user| user.0.clone()));
-    let report = |event| println!("{event}");
     let Ok(url) = env::var("REDIS_URL") else {
         let limits = parts.in_memory(&policies, |limits| Memory::builder(limits).build())?;
         let app = app.layer(limits.layer());
         tokio::spawn(limits.watch(file, report));
         return Ok(app);
     };
-    // In production: random bytes from the configuration, equal in all processes.
+    // In production: random bytes that all processes read from their configuration.
     let parts = parts.pepper(Pepper::new(b"a secret of at least 16 bytes")?);
     let server = RedisServer::open(&url)?;
     let limits = parts.in_redis(&policies, |limits| Redis::builder(server, "routes", limits).build())?;
@@ -91,7 +90,6 @@ async fn main() -> Result<(), AnyError> {
         eprintln!("{error}");
         std::process::exit(1);
     });
-    // The login layer is outside of the limits, which count by its user.
     let app = limited.layer(from_fn(sign_in));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;

@@ -78,6 +78,7 @@ impl TryFrom<PolicyFields> for Policy {
 
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
         fields.check_name()?;
+        fields.check_by()?;
         fields.check_cost()?;
         fields.check_mark()?;
         fields.check_guarantee()?;
@@ -102,6 +103,15 @@ impl PolicyFields {
     pub(super) fn check_name(&self) -> Result<(), Error> {
         match self.name.as_deref() {
             Some("") => Err(Error::config("name: it is empty; give the limit a name that clients may see")),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_by(&self) -> Result<(), Error> {
+        match &self.by {
+            Some(names) if names.as_slice().is_empty() => {
+                Err(Error::config("by: the list is empty; name what the limit counts by"))
+            }
             _ => Ok(()),
         }
     }

@@ -16,6 +16,7 @@ impl PolicyFields {
     /// Checks the fields that were read.
     fn check_read(&self) -> Result<(), Error> {
         self.check_name()?;
+        self.check_by()?;
         self.check_cost()?;
         if self.escalate.is_some() {
             self.build_escalation()?;

@@ -63,9 +63,6 @@ fn rule_of(fields: &PolicyFields, pepper: &Pepper) -> Result<Rule, Error> {
     };
     let by = match &fields.by {
         Some(Names::One(all)) if all == "all" => &[],
-        Some(names) if names.as_slice().is_empty() => {
-            return Err(Error::config("by: the list is empty; name a part of the request, or \"all\""));
-        }
         Some(names) if names.as_slice().len() > MAX_BY => {
             return Err(Error::config(format!("by: it names more than {MAX_BY} parts; remove some")));
         }
