@@ -26,6 +26,7 @@ use crate::observe::Observers;
 /// | the cost exceeds the limit | `RESOURCE_EXHAUSTED` (8) | `QuotaFailure` only: clients do not retry without `RetryInfo` |
 /// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
 /// | the request has no key | `INVALID_ARGUMENT` (3) | |
+/// | the handler's hold repeats the id of another one | `ALREADY_EXISTS` (6) | |
 /// | the server is misconfigured | `INTERNAL` (13) | |
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
@@ -184,6 +185,7 @@ fn code(rejection: &Rejection) -> Code {
     match rejection {
         _ if rejection.is_misconfigured() => Code::Internal,
         Rejection::MissingKey(_) => Code::InvalidArgument,
+        _ if rejection.repeats_id() => Code::AlreadyExists,
         _ if rejection.is_over_limit() => Code::ResourceExhausted,
         _ => Code::Unavailable,
     }
@@ -209,7 +211,7 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
 /// Returns the pushback as gRPC defines it: a signed 32-bit number, negative to forbid a retry.
 fn pushback(rejection: &Rejection, jitter: Duration) -> Option<i32> {
     match rejection.retry_after() {
-        None => rejection.is_over_limit().then_some(-1),
+        None => (rejection.is_over_limit() || rejection.repeats_id()).then_some(-1),
         Some(retry_after) => {
             let max_jitter = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
             let added = u128::from(fastrand::u64(0..=max_jitter));

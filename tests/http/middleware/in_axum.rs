@@ -90,6 +90,29 @@ async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
     assert_eq!(text(handler).await, text(layer).await);
 }
 
+/// A handler whose hold repeats an id answers with a conflict, to which no retry is proposed after the settlement.
+#[tokio::test]
+async fn repeated_reservation_id_as_a_handler_response_is_a_conflict() {
+    let limiter: Memory<str, _> = Memory::new(FixedWindow::new(Quota::per_hour(10)));
+    let options = AcquireOptions::cost(1).id("a");
+    assert!(limiter.hold("alice", options).await.expect("a decision").decision.is_allowed());
+    let open = Rejection::from(limiter.hold("alice", options).await.expect("a decision").decision);
+    let other_cost = Rejection::from(limiter.hold("alice", AcquireOptions::cost(2).id("a")).await.expect_err("a cost"));
+    limiter.settle("alice", "a", 1).await.expect("settled");
+    let settled = Rejection::from(limiter.hold("alice", options).await.expect_err("settled"));
+    for (rejection, retries) in [(open, true), (other_cost, false), (settled, false)] {
+        assert_eq!(Grpc::new().status(&rejection).code(), tonic::Code::AlreadyExists);
+        let response = axum::response::IntoResponse::into_response(rejection);
+        assert_eq!(response.status(), StatusCode::CONFLICT);
+        assert_eq!(response.headers().contains_key("retry-after"), retries);
+        let body = text(response).await;
+        assert!(
+            body.contains("\"status\":409") && body.contains("a request with this id was admitted before"),
+            "{body}"
+        );
+    }
+}
+
 /// "The same status, headers and body as the layer's", for each kind of rejection, method and responder.
 #[tokio::test]
 async fn reject_in_a_handler_answers_as_the_layer() {

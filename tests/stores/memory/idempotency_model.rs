@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::reservation_model::{LIMIT, MAX_IDS, SPAN};
 
 /// Times for which ids are remembered. Redis rounds none of them.
-const REMEMBER: [u64; 2] = [4 * SPAN, 16 * SPAN];
+const REMEMBER: [u64; 2] = [2 * SPAN, 4 * SPAN];
 const KEYS: [&str; 2] = ["alice", "bob"];
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ pub(crate) async fn compare(
     let (mut random, mut model) = (Random::new(seed), Model::default());
     for step in 0..120 {
         if random.below(4) == 0 {
-            let spans = random.below(12);
+            let spans = random.below(4);
             clock.advance(Duration::from_micros(spans * SPAN));
             model.now += spans * SPAN;
             continue;

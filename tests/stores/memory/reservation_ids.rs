@@ -5,20 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, Fallback, Reservation};
+use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Reservation};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Error, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
     TokenBucket,
 };
 
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, clock, compare};
+use crate::reservation_model::{LIMIT, MAX_IDS, clock, compare, no_id_passes_too_often};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HUNDRED: Quota = Quota::per_day(LIMIT);
 
 fn options(cost: u64, id: &str) -> AcquireOptions {
-    AcquireOptions::cost(cost).id(id).expires_in(MINUTE)
+    AcquireOptions::cost(cost).id(id).repeats(100).expires_in(MINUTE)
 }
 
 fn window(clock: &ManualClock) -> Memory<str, FixedWindow, ManualClock> {
@@ -54,9 +54,23 @@ async fn reservation_id_follows_the_model() {
             Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
-    for result in ["allowed", "denied", "conflict", "too many", "settled", "unknown"] {
+    for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
         assert!(seen.get(result).copied().unwrap_or(0) > 500, "{result}: {seen:?}");
     }
+}
+
+#[tokio::test]
+async fn repeated_reservation_ids() {
+    let mut counts = [0; 2];
+    for seed in 0..300 {
+        let clock = clock();
+        let limiter = Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).build();
+        // `FailOpen` admits nothing in place of an id that has passed.
+        let limiter = BoxLimiter::new(FailOpen::new(limiter.expect("limits")));
+        let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
+        counts = [counts[0] + sent, counts[1] + passed];
+    }
+    assert!(counts[0] > 30_000 && counts[1] > 3_000, "{counts:?}");
 }
 
 /// The theorem of holds: with each request placed at its start, no window admits more than the bucket's bound.
@@ -185,7 +199,7 @@ async fn reservation_id_charges_the_unit_of_each_limit() {
     .clock(clock.clone())
     .build()
     .expect("limits");
-    let hold = AcquireOptions::from(Costs::new().add("output", 40)).id("a").expires_in(MINUTE);
+    let hold = AcquireOptions::from(Costs::new().add("output", 40)).id("a").repeats(1).expires_in(MINUTE);
     for _ in 0..2 {
         assert!(limiter.hold("alice", hold).await.expect("a decision").decision.is_allowed());
     }

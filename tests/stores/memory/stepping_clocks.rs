@@ -75,6 +75,24 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
         Memory::<u64, _>::builder(Gcra::new(TEN)).max_keys(100).clock(clock.clone()).build().expect("a limit");
     blocked.block("default", &1, SPAN).try_ready().expect("ready").expect("blocked");
     kinds.push(("block", BoxLimiter::new(blocked), Vec::new()));
+    macro_rules! held {
+        ($($name:literal: $algorithm:expr),+ $(,)?) => {
+            $({
+                let memory = Memory::builder($algorithm).max_keys(100).clock(clock.clone()).build().expect("a limit");
+                let limiter = BoxLimiter::new(memory);
+                let hold = AcquireOptions::cost(10).id("a").expires_in(SPAN).hold().until_end();
+                let Acquisition::Ready(held) = limiter.acquire(&1, hold) else { panic!("memory is ready") };
+                assert!(held.expect("a decision").decision.is_allowed(), $name);
+                kinds.push(($name, limiter, Vec::new()));
+            })+
+        };
+    }
+    held![
+        "id of requests in flight": InFlight::new(10),
+        "id of a bucket": Gcra::new(TEN),
+        "id of a window": FixedWindow::new(TEN),
+        "id of a log": SlidingLog::new(TEN),
+    ];
     let denies_once = DeniesOnce { clock: clock.clone(), denied: false.into() };
     let cache = BoxLimiter::new(DeniedCache::with_clock(denies_once, 100, clock.clone()));
     assert!(!acquire(&cache, 1).decision.is_allowed());
@@ -106,14 +124,44 @@ fn entry_of_a_clock_that_stepped_back_locks_no_key_for_long() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 7 * 11);
+    assert_eq!(checked, 7 * 15);
+}
+
+/// The same for the ids themselves: after such a step, a hold or a request with the id is a new one.
+#[test]
+fn id_of_a_clock_that_stepped_back_is_forgotten() {
+    let start = Timestamp::from_micros(3_000_000_000_000_000);
+    let hold = AcquireOptions::cost(4).id("a").expires_in(SPAN).hold();
+    let request = AcquireOptions::cost(4).once("a", 9, SPAN);
+    for (step, is_forgotten) in [(SPAN / 2, false), (SPAN * 3, true), (YEAR, true)] {
+        let clock = ManualClock::at(start);
+        let memory = Memory::<u64, _>::builder(FixedWindow::new(TEN)).max_keys(100).clock(clock.clone());
+        let memory = memory.build().expect("a limit");
+        let call = |key: u64, options| {
+            let Acquisition::Ready(outcome) = memory.acquire(&key, options) else { panic!("memory is ready") };
+            outcome
+        };
+        assert!(call(1, hold).expect("a decision").decision.is_allowed());
+        assert!(call(2, request).expect("a decision").decision.is_allowed());
+        clock.set(Timestamp::from_micros(start.as_micros() - u64::try_from(step.as_micros()).expect("small")));
+        let repeat = call(1, hold).expect("a decision").decision;
+        assert_eq!((repeat.is_allowed(), repeat.is_repeat()), (is_forgotten, !is_forgotten), "{step:?}");
+        let left = call(2, request).expect("a decision").decision.remaining();
+        assert_eq!(left, Some(6), "{step:?}");
+        let left = call(2, request).expect("a decision").decision.remaining();
+        assert_eq!(left, Some(6), "{step:?}: remembered from then on");
+        // After the longest time, nothing is left of the time before.
+        clock.advance(step.min(SPAN) + SPAN * 2);
+        assert!(call(1, AcquireOptions::cost(10)).expect("a decision").decision.is_allowed(), "{step:?}");
+        assert!(call(1, hold).is_ok_and(|outcome| !outcome.decision.is_allowed() && !outcome.decision.is_repeat()));
+    }
 }
 
 /// An entry within its time counts although the clock has stepped back a little.
 #[test]
 fn entry_counts_after_a_short_step_back() {
     let start = Timestamp::from_micros(3_000_000_000_000_000);
-    for kind in 0..11 {
+    for kind in 0..15 {
         let clock = ManualClock::at(start);
         let (name, limiter, _guards) = locked(&clock).swap_remove(kind);
         clock.set(Timestamp::from_micros(start.as_micros() - 1_000_000));

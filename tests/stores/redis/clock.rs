@@ -81,3 +81,36 @@ async fn large_clock_step_back_resets_the_key() {
         clock.set(before);
     }
 }
+
+/// A hold with an id, and the memory of a request that is charged once: as in memory, what a clock that was far ahead has
+/// stored does not count.
+#[tokio::test]
+async fn id_of_a_clock_that_stepped_back_is_forgotten() {
+    let server = Server::start();
+    let span = Duration::from_secs(60);
+    let hold = AcquireOptions::cost(4).id("a").expires_in(span).hold();
+    let request = AcquireOptions::cost(4).once("a", 9, span);
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    for (step, is_forgotten) in [(span / 2, false), (span * 4, true), (span * 525_600, true)] {
+        for (name, limiter) in every_algorithm(&server.open(), QUOTA, Some(&clock)) {
+            for key in ["alice", "bob"] {
+                limiter.reset(key).await.expect("done");
+            }
+            clock.advance(span * 10);
+            let before = clock.now();
+            assert!(acquire(&limiter, "alice", hold).await.expect("an answer").decision.is_allowed(), "{name}");
+            assert!(acquire(&limiter, "bob", request).await.expect("an answer").decision.is_allowed(), "{name}");
+            clock.set(Timestamp::from_micros(before.as_micros() - u64::try_from(step.as_micros()).expect("short")));
+            let repeat = acquire(&limiter, "alice", hold).await.expect("an answer").decision;
+            assert_eq!((repeat.is_allowed(), repeat.is_repeat()), (is_forgotten, !is_forgotten), "{name}, {step:?}");
+            let left = acquire(&limiter, "bob", request).await.expect("an answer").decision.remaining();
+            assert_eq!(left, Some(LIMIT - 4), "{name}, {step:?}");
+            // The one hold that counts, and its settlement.
+            limiter.settle("alice", "a", 1).await.expect("settled");
+            let left =
+                acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer").decision.remaining();
+            assert_eq!(left, Some(LIMIT - 1), "{name}, {step:?}");
+            clock.set(before);
+        }
+    }
+}

@@ -67,12 +67,12 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
             let (mut random, mut guards) = (Random::new(seed), Vec::new());
             for step in 0..60 {
                 if random.below(4) == 0 {
-                    clock.advance(Duration::from_micros(random.below(9) * SPAN));
+                    clock.advance(Duration::from_micros(random.below(3) * SPAN));
                 }
                 let (id, cost, output) = (random.below(5), random.below(20), random.below(20));
                 let costs = Costs::from(cost);
                 let costs = if kind == 3 { costs.add("output", output) } else { costs };
-                let remember = Duration::from_micros(16 * SPAN);
+                let remember = Duration::from_micros(4 * SPAN);
                 let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).until_end();
                 let settles = random.below(3) == 0;
                 if settles {

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_ratelimit::{
-    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
-    SlidingWindow, TokenBucket,
+    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
 use crate::child::{child_task, command};
@@ -16,11 +17,11 @@ use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, Operation, SPAN, clock, compare, remaining};
+use crate::reservation_model::{LIMIT, Operation, SPAN, clock, compare, no_id_passes_too_often, remaining};
 use crate::server::Server;
 
 fn options(cost: u64, id: &str) -> AcquireOptions {
-    AcquireOptions::cost(cost).id(id).expires_in(MINUTE)
+    AcquireOptions::cost(cost).id(id).repeats(100).expires_in(MINUTE)
 }
 
 async fn hold(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
@@ -35,8 +36,71 @@ async fn reservation_id_follows_the_model_in_redis() {
         let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
-    for result in ["allowed", "denied", "conflict", "too many", "settled", "unknown"] {
+    for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
         assert!(seen.get(result).copied().unwrap_or(0) > 50, "{result}: {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn repeated_reservation_ids() {
+    let (server, mut counts) = (Server::start(), [0; 2]);
+    for seed in 0..60 {
+        let clock = clock();
+        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
+        counts = [counts[0] + sent, counts[1] + passed];
+    }
+    assert!(counts[0] > 6_000 && counts[1] > 600, "{counts:?}");
+}
+
+/// Returns a time from one second to 24 hours, each power of two as often.
+fn any_lifetime(random: &mut Random) -> Duration {
+    Duration::from_millis((1_000 + random.below(1_000) << random.below(17)).min(86_400_000))
+}
+
+/// A key has 10,000 ids with any expiries. The script groups expiries, and the bound of groups is never reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservation_ids_of_a_key_may_expire_at_any_times() {
+    let (server, clock, mut random) =
+        (Server::start(), ManualClock::at(Timestamp::from_micros(1 << 50)), Random::new(1));
+    let limiter =
+        Redis::builder(server.open(), "api", FixedWindow::new(Quota::per_day(1_000_000))).deadline(LONG_DEADLINE);
+    let limiter: Redis<str> = limiter.clock_for_tests(clock.clone()).build().expect("limits");
+    let mut results = HashMap::<_, u64>::new();
+    for batch in 0..202 {
+        clock.advance(Duration::from_micros(random.below(4_000)));
+        let holds = (0..50).map(|number| {
+            let id = format!("{}", 50 * batch + number);
+            acquire(&limiter, "alice", AcquireOptions::cost(1).id(&id).expires_in(any_lifetime(&mut random)).hold())
+        });
+        for outcome in join_all(holds.collect::<Vec<_>>()).await {
+            let decision = outcome.expect("an answer").decision;
+            *results.entry((decision.is_allowed(), decision.has_too_many_ids())).or_default() += 1;
+        }
+    }
+    assert_eq!(results, HashMap::from([((true, false), 10_000), ((false, true), 100)]));
+    assert_eq!(left(&limiter, "alice").await, 1_000_000 - 10_000);
+}
+
+/// A hold expires at most a quarter of its time late.
+#[tokio::test]
+async fn reservation_id_expires_at_most_a_quarter_late() {
+    let (server, mut random) = (Server::start(), Random::new(1));
+    for number in 0..200_u64 {
+        let clock = ManualClock::at(Timestamp::from_micros((1 << 50) + random.below(1 << 40)));
+        let limiter = with_clock(server.open(), &format!("api{number}"), FixedWindow::new(HUNDRED), &clock);
+        let lifetime = if number < 20 { Duration::from_millis(1 + number) } else { any_lifetime(&mut random) };
+        let options = AcquireOptions::cost(1).id("a").expires_in(lifetime);
+        assert!(limiter.hold("alice", options).await.expect("an answer").decision.is_allowed());
+        clock.advance(lifetime - Duration::from_micros(1));
+        assert!(limiter.hold("alice", options).await.expect("an answer").decision.is_repeat(), "{lifetime:?}");
+        clock.advance(lifetime / 4 + Duration::from_micros(1));
+        let error = limiter.hold("alice", options).await.expect_err("expired");
+        assert!(error.is_already_settled(), "{lifetime:?}");
+        // Remembered for as long again.
+        clock.advance(lifetime - lifetime / 4 - Duration::from_micros(1));
+        limiter.settle("alice", "a", 3).await.expect("a remembered id");
+        assert_eq!(left(&limiter, "alice").await, LIMIT - 3);
     }
 }
 
