@@ -9,28 +9,7 @@ use crate::key::{EncodeKey, Extracted, KeyText, KeyWriter, MissingKey};
 /// It has the parts that the limits need for the request. For operations on a key, create one with the parts by which
 /// the limit counts. The conditions of the limit need no parts then:
 ///
-/// ```
-/// use std::net::IpAddr;
-/// use std::time::Duration;
-///
-/// use tower_ratelimit::Memory;
-/// use tower_ratelimit::routes::{RequestKey, RequestParts, RoutePolicies};
-///
-/// let policies: RoutePolicies = toml::from_str(
-///     r#"
-///     [[limits]]
-///     name = "login"
-///     algorithm = "gcra"
-///     quota = "5/min"
-///     by = "address"
-///     when = { route = "/login" }
-///     "#,
-/// )?;
-/// let limits = RequestParts::default().in_memory(&policies, |limits| Memory::builder(limits).build())?;
-/// let address = IpAddr::from([192, 0, 2, 1]);
-/// let _ = limits.limiter().block("login", &RequestKey::new().with_address(&address), Duration::from_secs(3600));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+#[cfg_attr(not(doctest), doc = include_str!("key.md"))]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestKey {
     plain: [Option<KeyText>; PLAIN_PARTS],

@@ -19,28 +19,7 @@
 //! when = { method = ["POST", "PUT", "DELETE"], route = { not = ["/login", "/webhooks/{source}"] } }
 //! ```
 //!
-//! ```no_run
-//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
-//! use axum::{Router, extract::Request, routing::{get, post}};
-//! use tower_ratelimit::routes::{RequestParts, RouteFile};
-//! use tower_ratelimit::{Memory, PeerIp};
-//!
-//! #[derive(Clone)]
-//! struct User(u64);
-//!
-//! let mut file = RouteFile::new("limits.toml", |text| toml::from_str(text));
-//! let limits = RequestParts::new(PeerIp::new())
-//!     .user(|request: &Request| request.extensions().get::<User>().map(|user| user.0))
-//!     .in_memory(&file.read()?, |limits| Memory::builder(limits).build())?;
-//! let app: Router = Router::new()
-//!     .route("/login", post(async || "welcome"))
-//!     .route("/orders", get(async || "none").post(async || "created"))
-//!     .layer(limits.layer());
-//! tokio::spawn(limits.watch(file, |event| println!("{event}")));
-//! # let _ = app;
-//! # Ok(())
-//! # }
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("example.md"))]
 //!
 //! # Parts of a request
 //!
