@@ -86,7 +86,10 @@ fn readme_counts_the_crates_with_and_without_redis() {
 fn readme_counts_the_crates_of_the_first_example() {
     let count = crates_with("normal,build,dev", &[]);
     assert!(count <= 75, "{count} crates: an example or a test that needs more is a package of its own");
-    assert!(read("README.md").contains(&format!("`cargo run --example axum` compiles {count} crates (")), "{count} crates");
+    assert!(
+        read("README.md").contains(&format!("`cargo run --example axum` compiles {count} crates (")),
+        "{count} crates"
+    );
 }
 
 /// The front page of the documentation lists the guide as one module.
