@@ -67,7 +67,7 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
-//! | `test_util` | tests for a store of your own (feature `test-util`) |
+//! | `test_util` | tests for a store or an algorithm of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped.
@@ -110,7 +110,8 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
-//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
+//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`], and `check_algorithm` checks the
+//!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -328,6 +329,7 @@ pub mod guide {
     /// [configuration]: crate::guide::configuration
     /// [metrics]: crate::guide::metrics
     /// [processes]: crate::guide::recipes#several-processes
+    /// [shadow]: crate::guide::limits#shadow-limits
     ///
     #[doc = include_str!("../docs/operating.md")]
     pub mod operating {}
