@@ -42,7 +42,8 @@ mod until_ready;
 pub use self::admin::AdminOperation;
 pub use self::boxed::BoxLimiter;
 pub(crate) use self::capacity::{
-    CapacityListener, any_queue, capacity_added, capacity_released, listen, queue_created, queues_removed,
+    CapacityListener, Released, capacity_added, capacity_released, hashers, limit_id, listen, queue_created,
+    queues_removed,
 };
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;

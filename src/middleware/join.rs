@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::config::ConfigOf;
 use super::parts::Parts;
-use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Queues, Start, StartHold, Waiting, visit_limits};
+use super::queue::{Arrival, Ask, Asked, JoinError, Queues, Start, StartHold, Waiting, limits_of_guard, visit_queues};
 use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, Limiter, Outcome};
+use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, Outcome, limit_id};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
@@ -29,43 +29,23 @@ where
     A: Limiter<Key>,
 {
     fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
-        match self.limiter.acquire(&self.key, options) {
-            Acquisition::Ready(result) => Acquisition::Ready(result),
-            Acquisition::Pending(future) => Acquisition::Pending(Box::pin(future)),
+        let acquired = self.limiter.acquire(&self.key, options);
+        let holds = options.hold || options.until_end;
+        let limits = if holds { limits_of_guard(&self.key, &self.limiter) } else { None };
+        match acquired {
+            Acquisition::Ready(result) => Acquisition::Ready(result.map(|outcome| outcome.waking(|| limits))),
+            Acquisition::Pending(future) => {
+                Acquisition::Pending(Box::pin(async move { Ok(future.await?.waking(|| limits)) }))
+            }
         }
     }
 
-    fn queues(&self) -> QueueIds {
-        QueueIds::of(&self.key, &self.limiter)
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
+        visit_queues(&self.key, &self.limiter, visit);
     }
 
-    fn queue_of(&self, denied: &Decision) -> u64 {
-        let Some(denying) = denied.most_restrictive() else { return self.own_queue };
-        let mut found = self.own_queue;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            if limit.name == denying.name() {
-                found = limit.id;
-            }
-        });
-        found
-    }
-
-    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
-        let mut cost = options.cost;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            if limit.id == queue {
-                cost = limit.cost.options(options).cost;
-            }
-        });
-        cost
-    }
-
-    fn max_waiting(&self) -> Option<u64> {
-        let mut least = None;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            least = [least, limit.max_waiting].into_iter().flatten().min();
-        });
-        least
+    fn own_queue(&self) -> u64 {
+        self.own_queue
     }
 
     fn observers(&self) -> &Observers {
@@ -73,17 +53,17 @@ where
     }
 }
 
-/// Returns the queues in which requests of a key can wait.
-pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> QueueIds {
-    QueueIds::of(key, &config.limiter)
-}
-
 /// Returns the queue that a new request of a key must join, if others wait.
 #[cold]
 #[inline(never)]
 pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
     let queues = &config.wait.queues;
-    queue_ids::<Request, P>(config, key).as_slice().iter().copied().find(|id| queues.exists(*id))
+    let own = limit_id(key);
+    let mut found = Some(own).filter(|own| queues.exists(*own));
+    visit_queues(key, &config.limiter, &mut |_, queue, _| {
+        found = found.or_else(|| Some(queue).filter(|queue| queues.exists(*queue)));
+    });
+    found
 }
 
 /// Lets a request join the queue `id`, if there is one. Returns the key otherwise.
@@ -122,13 +102,12 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
 ) -> Result<Waiting, Rejection> {
     let arrival = arrival::<Request, P>(config, request, key, options, arrived_at);
     let (id, asked) = match cause {
-        WaitCause::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
+        WaitCause::Denied(decision) => ((&arrival.ask as &dyn Ask).queue_of(&decision), Asked::Denied(decision)),
         WaitCause::Scheduled(decision, held) => {
             // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
             let at = Instant::now() + decision.delay();
-            let held = StartHold::new(held, || arrival.ask.queues());
-            let id = arrival.ask.queue_of(&decision);
-            (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held }))
+            let id = (&arrival.ask as &dyn Ask).queue_of(&decision);
+            (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held: StartHold::new(held) }))
         }
     };
     match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {

@@ -48,6 +48,7 @@ mod random;
 mod read_ahead;
 mod readiness;
 mod retry;
+mod runtimes;
 mod settling;
 mod spawned;
 mod stacks;

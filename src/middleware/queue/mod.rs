@@ -96,14 +96,13 @@ mod join;
 mod loom_tests;
 mod pace;
 mod queues;
-mod rules;
 mod state;
 mod ticket;
 mod waiters;
 mod waiting;
 
-pub(crate) use self::ids::{QueueIds, visit_limits};
+pub(crate) use self::ids::{limits_of_guard, visit_queues};
 pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Start};
-pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting, release_and_wake};
+pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting};

@@ -16,6 +16,7 @@ use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::store::inner::runtime::{Sleep, sleep};
+use crate::store::inner::{capacity_released, limit_id};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
@@ -140,7 +141,11 @@ fn settle(
         Some(Err(error)) => LimiterFuture::ready(Err(not_confirmed(error))),
         Some(Ok(reply)) => LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) }),
     };
-    confirmed(updated).and(confirmed(charged))
+    let released: Vec<_> = holds.iter().map(|hold| limit_id(&*hold.session.key)).collect();
+    confirmed(updated).and(confirmed(charged)).map_result(move |result| {
+        capacity_released(released);
+        result
+    })
 }
 
 async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {
