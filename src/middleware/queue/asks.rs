@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ids::queue_of;
 use super::state::{Effects, Moved, Queue};
 use super::ticket::{Class, Start, Ticket};
 use super::waiters::Waiter;
@@ -120,7 +121,7 @@ impl Queue {
         match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 effects.released.append(&mut order.released);
-                let is_home = order.ticket.ask.queue_of(&decision) == self.id;
+                let is_home = queue_of(&order.ticket.ask, &decision) == self.id;
                 if is_home {
                     self.update_forecast(&order, &decision);
                 }
@@ -147,7 +148,7 @@ impl Queue {
 
     fn on_denied(&mut self, mut order: AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.remove_ask(order.class);
-        let home = order.ticket.ask.queue_of(&decision);
+        let home = queue_of(&order.ticket.ask, &decision);
         let is_late = is_late(&order, &decision, now);
         if home != self.id {
             // The limits whose releases have caused the ask may admit the next request.

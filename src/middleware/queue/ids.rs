@@ -55,20 +55,20 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     Some(limits)
 }
 
-impl dyn Ask {
-    /// Returns the queue of the limit that denied the request: that of the key, if the denial names no limit.
-    pub(crate) fn queue_of(&self, denied: &Decision) -> u64 {
-        let mut found = self.own_queue();
-        if let Some(denying) = denied.most_restrictive() {
-            self.visit(&mut |limit, queue, _| {
-                if limit.name == denying.name() {
-                    found = queue;
-                }
-            });
-        }
-        found
+/// Returns the queue of the limit that denied a request: that of the key, if the denial names no limit.
+pub(crate) fn queue_of(ask: &(impl Ask + ?Sized), denied: &Decision) -> u64 {
+    let mut found = ask.own_queue();
+    if let Some(denying) = denied.most_restrictive() {
+        ask.visit(&mut |limit, queue, _| {
+            if limit.name == denying.name() {
+                found = queue;
+            }
+        });
     }
+    found
+}
 
+impl dyn Ask {
     /// Returns the cost of the request on the limit of this queue.
     pub(super) fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
         let mut cost = options.cost;

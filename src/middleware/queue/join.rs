@@ -25,6 +25,10 @@ pub(crate) struct Bounds {
 impl Bounds {
     const MAX_PER_KEY: usize = 1_000;
 
+    /// For callers that bound themselves.
+    #[cfg(feature = "timer")]
+    pub(crate) const NONE: Self = Self { max_waiters: usize::MAX, max_waiters_per_key: Some(usize::MAX) };
+
     pub(crate) const DEFAULT: Self = Self { max_waiters: 10_000, max_waiters_per_key: None };
 
     fn max_per_key(self) -> usize {
@@ -143,7 +147,8 @@ impl Queues {
                 Some(wait)
             }
         };
-        let of_limiter = (&ask as &dyn Ask).max_waiting().filter(|_| scheduled.is_none());
+        let of_limiter =
+            (&ask as &dyn Ask).max_waiting().filter(|_| scheduled.is_none() && bounds.max_waiters < usize::MAX);
         let of_limiter = of_limiter.and_then(|waiting| queue.forecast.time_for(waiting));
         let longest = [remaining, of_limiter].into_iter().flatten().min();
         let wait = scheduled.or_else(|| queue.wait_of_new(class, now));

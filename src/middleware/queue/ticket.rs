@@ -36,13 +36,6 @@ pub(crate) struct Class {
     pub(crate) hold: bool,
 }
 
-impl Class {
-    /// Returns the queue of the key itself.
-    pub(crate) fn own_queue(&self) -> u64 {
-        self.key[0]
-    }
-}
-
 /// An admission, which one request of the class can use from its time on.
 pub(crate) struct Start {
     pub(crate) at: Instant,

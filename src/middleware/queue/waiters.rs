@@ -87,9 +87,11 @@ impl Waiters {
         self.by_place.get(&place)
     }
 
-    /// Returns the place of the first request, and the request.
+    /// Returns the first open request with its place, or the first request if none is open.
     pub(super) fn first(&self) -> Option<(u64, &Waiter)> {
-        self.by_place.first_key_value().map(|(place, waiter)| (*place, waiter))
+        let first = self.by_place.first_key_value().map(|(place, _)| *place);
+        let place = self.next_open().or(first)?;
+        Some((place, self.get(place)?))
     }
 
     /// Returns the number of waiting requests of a key.

@@ -146,7 +146,7 @@ where
         limits.add_limit(LimitOfKey {
             name: Limit::name(self),
             id: limit_id(state_key),
-            is_of_store: true,
+            is_of_store: false,
             cost: self.cost(),
             kept_free: self.kept_free(key).unwrap_or_default(),
             share: self.share(),

@@ -20,7 +20,7 @@ use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{LimitOfKey, Observers, Plan, ShareRole, limit_id};
+use crate::store::inner::{LimitOfKey, Observers, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -346,7 +346,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             if !redis_key.is_empty() && !limit.facts.is_shadow {
                 names.add_limit(LimitOfKey {
                     name: limit.facts.name.as_str(),
-                    id: limit_id(redis_key),
+                    id: self.client.limit_id(redis_key),
                     is_of_store: true,
                     cost: limit.facts.cost,
                     kept_free: limit.facts.kept_free(fns.kept_free(key)).unwrap_or_default(),

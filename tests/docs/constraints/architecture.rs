@@ -24,6 +24,8 @@ const LEVELS: &[&[&str]] = &[
     &["store"],
     &["config", "test_util"],
     &["middleware"],
+    &["waiting"],
+    &["pacing"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.

@@ -47,6 +47,7 @@ mod queues;
 mod random;
 mod read_ahead;
 mod readiness;
+mod releases;
 mod retry;
 mod runtimes;
 mod settling;
