@@ -355,7 +355,7 @@ pub mod guide {
     pub mod recipes {}
 
     /// [design]: crate::guide::design#batches-in-redis
-    /// [holds-sizing]: crate::guide::redis_sizing#holds
+    /// [holds-sizing]: crate::guide::redis_sizing#bytes-and-holds
     /// [ids]: crate::guide::costs#reservation-ids
     /// [leases]: crate::guide::leases
     /// [processes]: crate::guide::recipes#several-processes
