@@ -24,8 +24,8 @@ const LEVELS: &[&[&str]] = &[
     &["store"],
     &["config", "test_util"],
     &["middleware"],
+    &["routes"],
     &["waiting"],
-    &["pacing"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.
