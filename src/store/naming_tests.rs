@@ -13,7 +13,13 @@ const CALLS: [Call; 8] = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)
 fn common_queues(name_limits: impl Fn(&Call, &mut LimitsOfKey<'_>)) -> Vec<Vec<String>> {
     let named = |call: &Call| {
         let mut named = Vec::new();
-        name_limits(call, &mut LimitsOfKey::new(&mut |limit| named.push((limit.name.to_owned(), limit.id))));
+        name_limits(
+            call,
+            &mut LimitsOfKey::new(&mut |limit| {
+                let class = (limit.id, limit.kept_free, limit.share);
+                named.push((limit.name.to_owned(), class));
+            }),
+        );
         named
     };
     let pairs = CALLS.iter().flat_map(|a| CALLS.iter().map(move |b| (named(a), named(b))));

@@ -131,12 +131,11 @@ impl Waiters {
         self.by_place.insert(place, waiter);
         self.add_open(place, class);
         // The request uses an ask or a start that no request could use, or the one of a later request.
-        let later = self.asked.range(place..).rev().copied().find(|later| self.is_of(*later, class));
-        if let Some(later) = later {
+        if take_one(&mut self.spare, class) {
+            self.add_ask(class);
+        } else if let Some(later) = self.asked.range(place..).rev().copied().find(|later| self.is_of(*later, class)) {
             self.asked.remove(&later);
             self.add_open(later, class);
-        }
-        if later.is_some() || take_one(&mut self.spare, class) {
             self.add_ask(class);
         }
     }
@@ -180,7 +179,10 @@ impl Waiters {
 
     /// An ask is sent, or a start is admitted, for the next request of this class.
     pub(super) fn add_ask(&mut self, class: Class) {
-        match self.next_open_that(|waiter| waiter.class == class) {
+        // Most requests that wait for one limit may have keys of their own.
+        let has_key = self.per_key.contains_key(&class.key);
+        let next = if has_key { self.next_open_that(|waiter| waiter.class == class) } else { None };
+        match next {
             None => *self.spare.entry(class).or_default() += 1,
             Some(next) => {
                 self.remove_open(next, class);
