@@ -2,6 +2,7 @@
 
 mod bounds;
 mod bucket;
+mod calendar;
 mod carry_over;
 mod changing_tiers;
 mod classic;
