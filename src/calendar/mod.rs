@@ -220,15 +220,34 @@ impl Calendar {
         }
     }
 
-    /// Returns a time that no window exceeds, in microseconds: that of the longest one, and a day, which a zone may repeat.
-    pub(crate) const fn max_length(&self) -> u64 {
+    /// Returns the instants around a time between which are four windows. The time is in the second one.
+    pub(crate) fn instants(&self, at: u64) -> [u64; 5] {
+        let (start, end) = self.window(at);
+        let next = self.window(end).1;
+        [self.window(start.saturating_sub(1)).0, start, end, next, self.window(next).1]
+    }
+
+    /// Returns numbers that no other calendar has.
+    pub(crate) const fn id(&self) -> [u64; 5] {
+        let (kind, anchor) = match self.kind {
+            Kind::Day => (1, 0),
+            Kind::Week(first) => (2, first),
+            Kind::Month(first) => (3, first),
+            Kind::Year => (4, 0),
+        };
+        let [zone, offset] = self.zone.id();
+        [kind, anchor as u64, zone, offset, 1]
+    }
+
+    /// Returns the days of the longest window, in microseconds. A day where the clocks change may be longer.
+    pub(crate) const fn longest(&self) -> u64 {
         let days = match self.kind {
             Kind::Day => 1,
             Kind::Week(_) => 7,
             Kind::Month(_) => 31,
             Kind::Year => 366,
         };
-        (days + 1) * 86_400_000_000
+        days * 86_400_000_000
     }
 }
 

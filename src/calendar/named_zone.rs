@@ -13,6 +13,8 @@ pub(super) struct NamedZone(&'static Entry);
 
 struct Entry {
     name: String,
+    /// Counts the zones.
+    number: u64,
     zone: TimeZone,
 }
 
@@ -29,8 +31,13 @@ impl NamedZone {
         let zone = TimeZoneDatabase::bundled().get(name).ok()?;
         let name = zone.iana_name().unwrap_or(name).to_owned();
         let mut zones = ZONES.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = zones.entry(name.clone()).or_insert_with(|| Box::leak(Box::new(Entry { name, zone })));
+        let number = zones.len() as u64;
+        let entry = zones.entry(name.clone()).or_insert_with(|| Box::leak(Box::new(Entry { name, number, zone })));
         Some(Self(entry))
+    }
+
+    pub(super) const fn number(self) -> u64 {
+        self.0.number
     }
 
     pub(super) fn name(self) -> &'static str {

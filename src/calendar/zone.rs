@@ -18,6 +18,15 @@ impl Zone {
     /// The maximum offset: 23 hours and 59 minutes.
     pub(super) const MAX_OFFSET: i16 = 24 * 60 - 1;
 
+    /// Returns numbers that no other zone has.
+    pub(super) const fn id(self) -> [u64; 2] {
+        match self {
+            Self::Offset(minutes) => [0, minutes.unsigned_abs() as u64 * 2 + (minutes < 0) as u64],
+            #[cfg(feature = "time-zones")]
+            Self::Named(zone) => [1, zone.number()],
+        }
+    }
+
     /// Returns the local date at an instant: days since the epoch.
     pub(super) fn date_at(self, at: i64) -> i64 {
         let offset = match self {

@@ -30,8 +30,9 @@ proptest! {
     #[test]
     fn window_parameters_equal_the_definition(quota in quota(), blocks in 1u64..=6, cost in any::<u64>()) {
         let (limit, period) = (quota.limit(), micros(quota.period()));
-        prop_assert_eq!(params(&FixedWindow::new(quota), cost), [limit, period, cost, 0]);
-        prop_assert_eq!(params(&FixedWindow::new(quota).aligned_to_clock(), cost), [limit, period, cost, 1]);
+        prop_assert_eq!(params(&FixedWindow::new(quota), cost), [limit, period, cost, 0, 0, 0, 0, 0]);
+        let aligned = FixedWindow::new(quota).aligned_to_clock();
+        prop_assert_eq!(params(&aligned, cost), [limit, period, cost, 1, 0, 0, 0, 0]);
         let window = SlidingWindow::new(quota).blocks(blocks);
         prop_assert_eq!(params(&window, cost), [limit, period / blocks, blocks, cost, 0]);
         prop_assert_eq!(params(&window.weighted(), cost), [limit, period / blocks, blocks, cost, 1]);
@@ -44,7 +45,7 @@ proptest! {
         let bucket = charged(&Gcra::new(quota).burst(burst), [0; 4], quota, &charges);
         prop_assert_eq!(there_and_back(&Gcra::new(quota), &bucket), bucket);
         prop_assert_eq!(there_and_back(&LeakyQueue::new(quota), &bucket), bucket);
-        let window = charged(&FixedWindow::new(quota), [0; 4], quota, &charges);
+        let window = charged(&FixedWindow::new(quota), [0; 14], quota, &charges);
         prop_assert_eq!(there_and_back(&FixedWindow::new(quota), &window), window);
         let sliding = SlidingWindow::new(quota).blocks(blocks);
         let zero = Counters::zero(sliding.counter_words());
@@ -128,7 +129,7 @@ fn missing_state_is_the_zero_state() {
     assert_eq!(Gcra::new(quota).decode_state(&[]), [0; 4]);
     assert_eq!(Gcra::new(quota).decode_state(&[0; 5]), [0; 4]);
     assert_eq!(LeakyQueue::new(quota).decode_state(&[]), [0; 4]);
-    assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 4]);
+    assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 14]);
     let sliding = SlidingWindow::new(quota).blocks(4);
     assert_eq!(*sliding.decode_state(&[]), [0; 10]);
     assert_eq!(*sliding.decode_state(&[0; 7]), [0; 10]);

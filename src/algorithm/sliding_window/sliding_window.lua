@@ -121,6 +121,6 @@ local function commit(s, now, delay, p)
 end
 
 return {
-  words = 5, params = 5, supports_scheduling = false, variable_width = true,
+  words = 5, params = 5, supports_scheduling = false, further_words = function(s) return s[5] end,
   peek = peek, commit = commit, charge = charge,
 }

@@ -384,7 +384,7 @@ fn new_client(
         let prefix_and_deadline = (prefix, deadline);
         let health =
             ServerHealth::new(name, server, observers, prefix_and_deadline, probe_command, Failure::from_redis);
-        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock })
+        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock, server_clock: Default::default() })
     })
 }
 

@@ -16,6 +16,33 @@ pub(crate) struct Hits {
     entries: Vec<Hit>,
     /// The time of the last charge.
     newest: u64,
+    kept: Kept,
+}
+
+/// The longest period and the largest limit of the charges of a log, in two generations.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    present: (u64, u64),
+    previous: (u64, u64),
+    ends: u64,
+}
+
+impl Kept {
+    fn period(self) -> u64 {
+        self.present.0.max(self.previous.0)
+    }
+
+    fn limit(self) -> u64 {
+        self.present.1.max(self.previous.1)
+    }
+
+    fn charge(&mut self, quota: Quota, at: u64) {
+        if at >= self.ends {
+            *self = Self { present: (0, 0), previous: self.present, ends: at + self.present.0 };
+        }
+        let (period, limit) = self.present;
+        self.present = (period.max(micros(quota.period())), limit.max(quota.limit()));
+    }
 }
 
 /// The rules by which hits count.
@@ -95,7 +122,7 @@ impl Terms {
 impl Hits {
     pub(crate) fn new(spec: Spec) -> Self {
         let terms = Terms::new(spec);
-        Self { terms, counted: terms, entries: Vec::new(), newest: 0 }
+        Self { terms, counted: terms, entries: Vec::new(), newest: 0, kept: Kept::default() }
     }
 
     /// Returns the effective time (the newest time in the state, unless it is too far ahead) and the hits that may
@@ -117,6 +144,9 @@ impl Hits {
 
     /// Returns the earlier expiry of the terms by which the hit was counted and of the present terms.
     fn expires_at(&self, hit: Hit) -> u64 {
+        if let Terms::SlidingLog { quota } = self.terms {
+            return hit.time + micros(quota.period()).min(self.kept.period());
+        }
         self.counted.expires_at(hit.time).min(self.terms.expires_at(self.time(hit)))
     }
 
@@ -150,16 +180,40 @@ impl Hits {
 }
 
 impl Hits {
-    fn count(&mut self, now: u64, cost: u64, max_hits: u64) {
+    fn count_in_log(&mut self, now: u64, cost: u64, quota: Quota, merges: bool) {
+        let at = self.at(now).0;
+        let idle_at = self.newest + self.kept.period();
+        if at < self.newest || idle_at <= at {
+            (self.entries, self.kept) = (Vec::new(), Kept::default());
+        }
+        let period = self.kept.period();
+        self.entries.retain(|hit| hit.time + period > at);
+        self.kept.charge(quota, at);
+        match self.entries.last_mut() {
+            Some(last) if last.time == at => last.weight += u128::from(cost),
+            _ => self.entries.push(Hit { time: at, weight: cost.into() }),
+        }
+        self.newest = at;
+        // Beyond the limit, the oldest hits count with the hit after them.
+        while merges && self.entries.len() as u64 > self.kept.limit() {
+            let oldest = self.entries.remove(0);
+            self.entries[0].weight += oldest.weight;
+        }
+    }
+
+    fn count(&mut self, now: u64, cost: u64, merges: bool) {
         if cost == 0 {
             return;
+        }
+        if let Terms::SlidingLog { quota } = self.terms {
+            return self.count_in_log(now, cost, quota, merges);
         }
         let (at, hits) = self.at(now);
         let live = hits.iter().filter(|&&hit| self.expires_at(hit) > at);
         let mut hits: Vec<Hit> = live.map(|&hit| Hit { time: self.time(hit), ..hit }).collect();
-        let (weight, is_full) = (u128::from(cost), hits.len() as u64 >= max_hits);
+        let weight = u128::from(cost);
         match hits.last_mut() {
-            Some(last) if last.time == at || is_full => *last = Hit { time: at, weight: last.weight + weight },
+            Some(last) if last.time == at => last.weight += weight,
             _ => hits.push(Hit { time: at, weight }),
         }
         (self.entries, self.counted, self.newest) = (hits, self.terms, at);
@@ -195,19 +249,17 @@ impl Model for Hits {
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {
-        // A log stores at most `limit` hits: a surcharge beyond them is added to the newest hit.
-        let max_hits = if let Terms::SlidingLog { quota } = self.terms { quota.limit() } else { u64::MAX };
-        self.count(now, cost, max_hits);
+        self.count(now, cost, true);
     }
 
     fn with_held(&self, now: u64, held: u64) -> Box<dyn Model> {
         let mut charged = self.clone();
-        charged.count(now, held, u64::MAX);
+        charged.count(now, held, false);
         Box::new(charged)
     }
 
     fn reset(&mut self) {
-        (self.entries, self.newest) = (Vec::new(), 0);
+        (self.entries, self.newest, self.kept) = (Vec::new(), 0, Kept::default());
     }
 
     fn supports_scheduling(&self) -> bool {

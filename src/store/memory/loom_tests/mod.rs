@@ -120,7 +120,7 @@ impl TestState for HitLog {
     }
 
     fn with(&self, words: [u64; 2]) -> HitLogEdit {
-        HitLogEdit { expired: 0, hit: (words[1], 1), max_hits: usize::MAX, period: 0, idle_at: words[0] }
+        HitLogEdit { expired: 0, hit: (words[1], 1), kept: KeptFor::default(), idle_at: words[0] }
     }
 }
 

@@ -80,8 +80,8 @@ local holds, expired = {}, 0
 
 -- Returns the number of words of a state. Words behind them have no meaning.
 local function state_words(kernel, s)
-  if kernel.variable_width then
-    return kernel.words + s[kernel.words]
+  if kernel.further_words then
+    return kernel.words + kernel.further_words(s)
   end
   return kernel.words
 end
@@ -132,7 +132,7 @@ local function decode(index, kernel, value)
     return false
   end
   local known = count
-  if count > words + 2 and not kernel.variable_width then
+  if count > words + 2 and not kernel.further_words then
     known = words + HELD.LENGTH
   -- With a variable width, all words before the entries are among the first 100.
   elseif count > 100 then
@@ -284,4 +284,15 @@ for index = 1, template_count do
     end
   end
   templates[index] = template
+end
+
+-- The client's clock is wrong by more than a window of a calendar. Nothing has changed: the client sends again, with the
+-- windows around this time.
+for index = 1, template_count do
+  local template = templates[index]
+  for l = 1, limits do
+    if template[l] and kernels[l].covers and not kernels[l].covers(now, template[l]) then
+      return pack('<d', now)
+    end
+  end
 end
