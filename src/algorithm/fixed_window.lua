@@ -1,6 +1,7 @@
 -- The fixed window: the transition of fixed_window.rs, which states how windows of several periods count.
 --
--- Words: 1 end, 2 used, 3 time of the last charge, 4 start, 5 kinds; then end, used and start of each further window.
+-- Words: 1 end, 2 used, 3 time of the last charge, 4 first hit, 5 kinds; then end, used and first hit of each further
+-- window.
 -- Parameters: 1 limit, 2 period, 3 cost, 4 to 8 the boundaries: 0 if a hit opens a window; 1 and zeros for windows at
 -- multiples of the period; of a calendar five instants, between which are four windows. The client's time is in the
 -- second one.
@@ -50,17 +51,17 @@ local function window_at(at, p)
   end
 end
 
--- Returns the open windows, of which the one that ends last is first; which of them is this limit's own; the time at which
--- to decide; and start and end of the window that a hit opens.
+-- Returns the open windows, of which the one that ends last is first; whether one of them is this limit's own; the time at
+-- which to decide; and start and end of the window that a hit opens.
 local function read(s, now, p)
   local at = moment(s, now, p)
   local start, finish = window_at(at, p)
-  local open, own = {}, nil
+  local open, own = {}, false
   if s[3] <= at then
     local kinds = s[5]
     for i = 0, further_words(s) / 3 do
       local first = i == 0 and 1 or 3 * i + 3
-      local w = { finish = s[first], used = s[first + 1], start = s[i == 0 and 4 or first + 2], by_clock = kinds % 2 }
+      local w = { finish = s[first], used = s[first + 1], hit = s[i == 0 and 4 or first + 2], by_clock = kinds % 2 }
       kinds = floor(kinds / 2)
       if w.finish <= at then
         break
@@ -68,11 +69,11 @@ local function read(s, now, p)
       open[i + 1] = w
       local is_own
       if p[4] == 0 and p[8] == 0 then
-        is_own = w.by_clock == 0 and w.finish - w.start == p[2]
+        is_own = w.by_clock == 0 and w.finish - w.hit == p[2]
       else
-        is_own = w.by_clock == 1 and w.start == start and w.finish == finish
+        is_own = w.by_clock == 1 and w.finish == finish and w.hit >= start
       end
-      own = own or is_own and w
+      w.is_own, own = is_own, own or is_own
     end
   end
   return open, own, at, start, finish
@@ -89,8 +90,8 @@ local function peek(s, now, max_delay, p)
     local w = open[i]
     if w.used > limit - cost then
       local counts_until = w.finish
-      if w ~= own then
-        counts_until = min(counts_until, w.start + p[2])
+      if not w.is_own then
+        counts_until = min(counts_until, w.hit + p[2])
         if p[8] > 0 then
           counts_until = start and s[3] >= start and min(counts_until, finish) or 0
         end
@@ -115,12 +116,12 @@ local function charge(s, now, cost, p)
       i = i + 1
     end
     local by_clock = (p[4] > 0 or p[8] > 0) and 1 or 0
-    table.insert(open, i, { finish = finish, used = cost, start = start, by_clock = by_clock })
+    table.insert(open, i, { finish = finish, used = cost, hit = at, by_clock = by_clock })
   end
   local kinds, bit = 16 * max(#open - 1, 0), 1
   for i = 1, #open do
     local w, first = open[i], i == 1 and 1 or 3 * i
-    s[first], s[first + 1], s[i == 1 and 4 or first + 2] = w.finish, w.used, w.start
+    s[first], s[first + 1], s[i == 1 and 4 or first + 2] = w.finish, w.used, w.hit
     kinds, bit = kinds + bit * w.by_clock, 2 * bit
   end
   s[3], s[5] = at, kinds

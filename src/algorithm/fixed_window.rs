@@ -21,7 +21,7 @@ use crate::quota::{Quota, QuotaError};
 ///
 /// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and
 ///   `reset` are `end - now`.
-/// - **State**: five words (end, used, time of the last charge, start, kinds), and three for each further window, at most
+/// - **State**: five words (end, used, time of the last charge, first hit, kinds), and three for each further window, at most
 ///   14. A denied request changes no word.
 /// - **Several periods on one key**: see [below](#several-periods-on-one-key).
 /// - **Source**: the classic counter of `INCR` and `EXPIRE`, without its races.
@@ -43,8 +43,8 @@ use crate::quota::{Quota, QuotaError};
 ///
 /// 1. A request charges the window of its own period, which it opens if it is closed, and every other open window.
 /// 2. A request is allowed if its own window and the windows of other periods have room. A window of another period counts
-///    until it ends, or until one period of the request after its start if that is earlier: while all that it has counted
-///    is inside one period. In a calendar it counts no longer than the calendar's window that contains the last charge.
+///    until it ends, or until one period of the request after its first hit if that is earlier: while all that it has
+///    counted is inside one period. In a calendar it counts no longer than the calendar's window that contains the last charge.
 ///
 /// So your requests keep the bound of their own limit, whatever other limits charge; a request with less usage than its
 /// limit in its own period is not denied; and a change of quota keeps the usage. A change of the limit alone keeps the
@@ -72,9 +72,9 @@ enum Boundaries {
 /// The maximum number of windows in a state.
 const MAX_WINDOWS: usize = 4;
 
-/// The words of a state: the end of a window, its usage, the time of the last charge, the start of the window, and the
-/// kinds; then end, usage and start of each further window. The window that ends last is first. The kinds are the number
-/// of further windows, times 16, and a bit for each window whose boundaries are not set by a hit.
+/// The words of a state: the end of a window, its usage, the time of the last charge, the first hit of the window, and the
+/// kinds; then end, usage and first hit of each further window. The window that ends last is first. The kinds are the number
+/// of further windows, times 16, and a bit for each window whose end is not set by its first hit.
 type Words = [u64; 3 * MAX_WINDOWS + 2];
 
 const WRITTEN_AT: usize = 2;
@@ -89,24 +89,24 @@ fn further(state: &[u64]) -> usize {
 /// A window of a state.
 #[derive(Clone, Copy)]
 struct Window {
-    start: u64,
+    first_hit: u64,
     end: u64,
     used: u64,
-    /// Its start is not a hit.
+    /// Its end is not set by its first hit.
     by_clock: bool,
 }
 
 impl Window {
     fn read(state: &Words, index: usize) -> Self {
         let by_clock = state[KINDS] >> index & 1 == 1;
-        let (end, start) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
-        Self { start: state[start], end: state[end], used: state[end + 1], by_clock }
+        let (end, first) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
+        Self { first_hit: state[first], end: state[end], used: state[end + 1], by_clock }
     }
 
     /// Adds the window to a state that has `index` windows.
     fn write(self, state: &mut Words, index: usize) {
-        let (end, start) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
-        (state[end], state[end + 1], state[start]) = (self.end, self.used, self.start);
+        let (end, first) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
+        (state[end], state[end + 1], state[first]) = (self.end, self.used, self.first_hit);
         state[KINDS] = (state[KINDS] & 15) | u64::from(self.by_clock) << index | (index as u64) << 4;
     }
 }
@@ -130,14 +130,15 @@ impl View<'_> {
         windows.take_while(move |window| is_valid && self.at < window.end)
     }
 
-    /// Whether this is the window that requests of this limit charge.
+    /// Whether requests of this limit charge this window: it is the own window, or has counted all hits of that window. Then
+    /// two periods may have windows of the same end, and the larger count decides.
     #[inline]
     fn is_own(&self, window: &Window) -> bool {
         match self.window.boundaries {
             Boundaries::FirstHit => {
-                !window.by_clock && window.end.wrapping_sub(window.start) == self.window.quota.period_micros()
+                !window.by_clock && window.end.wrapping_sub(window.first_hit) == self.window.quota.period_micros()
             }
-            _ => window.by_clock && (window.start, window.end) == self.own,
+            _ => window.by_clock && window.end == self.own.1 && window.first_hit >= self.own.0,
         }
     }
 
@@ -147,7 +148,7 @@ impl View<'_> {
         if self.is_own(window) {
             return window.end;
         }
-        let until = window.end.min(window.start.saturating_add(self.window.quota.period_micros()));
+        let until = window.end.min(window.first_hit.saturating_add(self.window.quota.period_micros()));
         match self.window.boundaries {
             Boundaries::Calendar(_) if self.state[WRITTEN_AT] < self.own.0 => 0,
             Boundaries::Calendar(_) => until.min(self.own.1),
@@ -200,7 +201,7 @@ impl View<'_> {
             return next;
         }
         let mut own = Some(Window {
-            start: self.own.0,
+            first_hit: self.at,
             end: self.own.1,
             used: cost,
             by_clock: self.window.boundaries != Boundaries::FirstHit,
@@ -344,9 +345,9 @@ impl Algorithm for FixedWindow {
         let mut windows: Vec<Window> = own.open().collect();
         for window in other.open() {
             let is_same = |own: &&mut Window| {
+                let length = |window: &Window| window.end.wrapping_sub(window.first_hit);
                 own.by_clock == window.by_clock
-                    && own.end.wrapping_sub(own.start) == window.end.wrapping_sub(window.start)
-                    && (!window.by_clock || own.start == window.start)
+                    && if own.by_clock { own.end == window.end } else { length(own) == length(&window) }
             };
             match windows.iter_mut().find(is_same) {
                 Some(own) => {

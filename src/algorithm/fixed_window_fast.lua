@@ -15,7 +15,7 @@ if fast == 1 then
       limit, period, cost, is_aligned = unpack('<dddd', input, first + 100 * template)
       last = template
     end
-    local window_end, used, start, kinds, expires = now, 0, 0, is_aligned, 0
+    local window_end, used, first_hit, kinds, expires = now, 0, 0, is_aligned, 0
     local value = new_values[key] or values[key]
     if value then
       local written_at
@@ -23,9 +23,9 @@ if fast == 1 then
         fast = 0
         break
       end
-      window_end, used, written_at, start, kinds, expires = unpack('<dddddd', value)
+      window_end, used, written_at, first_hit, kinds, expires = unpack('<dddddd', value)
       if not (written_at >= 0 and written_at <= now and window_end >= 0 and window_end <= MAX_EXACT
-          and used >= 0 and used <= MAX_EXACT and start >= 0 and start <= MAX_EXACT
+          and used >= 0 and used <= MAX_EXACT and first_hit >= 0 and first_hit <= MAX_EXACT
           and kinds >= 0 and kinds <= 1 and expires >= 0 and expires <= MAX_EXACT) then
         fast = 0
         break
@@ -36,9 +36,10 @@ if fast == 1 then
       new_start = now - now % period
     end
     if window_end <= now then
-      used, start, window_end, kinds = 0, new_start, new_start + period, is_aligned
+      used, first_hit, window_end, kinds = 0, now, new_start + period, is_aligned
     -- A window of another period. The driver decides.
-    elseif kinds ~= is_aligned or window_end - start ~= period or is_aligned == 1 and start ~= new_start then
+    elseif kinds ~= is_aligned or kinds == 0 and window_end - first_hit ~= period
+        or kinds == 1 and (window_end ~= new_start + period or first_hit < new_start) then
       fast = 0
       break
     end
@@ -55,7 +56,7 @@ if fast == 1 then
         expires = window_end + TTL_SLACK
         expiries[key] = expires
       end
-      new_values[key] = pack('<dddddd', window_end, used, now, start, kinds, expires)
+      new_values[key] = pack('<dddddd', window_end, used, now, first_hit, kinds, expires)
     end
     for _ = admitted + 1, count do
       result_count = result_count + 1

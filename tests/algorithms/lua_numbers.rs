@@ -131,8 +131,8 @@ fn missing_state_is_the_zero_state() {
     assert_eq!(LeakyQueue::new(quota).decode_state(&[]), [0; 4]);
     assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 14]);
     let sliding = SlidingWindow::new(quota).blocks(4);
-    assert_eq!(*sliding.decode_state(&[]), [0; 10]);
-    assert_eq!(*sliding.decode_state(&[0; 7]), [0; 10]);
+    assert_eq!(*sliding.decode_state(&[]), [0; 11]);
+    assert_eq!(*sliding.decode_state(&[0; 8]), [0; 11]);
     let mut numbers = Vec::new();
     sliding.encode_state(&Counters::zero(2), &mut numbers);
     assert!(numbers.is_empty());
@@ -146,8 +146,8 @@ fn sliding_window_sends_its_blocks_only() {
     sliding.charge(&mut state, Timestamp::from_micros(START), Duration::ZERO, 2);
     let mut numbers = Vec::new();
     sliding.encode_state(&state, &mut numbers);
-    assert_eq!((numbers.len(), numbers[3..5].to_vec()), (5 + 5, vec![250_000, 5]));
-    assert_eq!(numbers[5..].iter().sum::<u64>(), 2);
+    assert_eq!((numbers.len(), numbers[3..5].to_vec()), (7 + 5, vec![250_000, 5]));
+    assert_eq!(numbers[7..].iter().sum::<u64>(), 2);
 }
 
 /// The fast script neither delays nor knows costs that are never or always allowed.

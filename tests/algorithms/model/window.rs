@@ -18,10 +18,9 @@ pub(crate) struct Window {
 
 #[derive(Clone, Copy)]
 struct Open {
-    /// The terms of the charges that open it.
-    period: u64,
+    first_hit: u64,
+    end: u64,
     aligned: bool,
-    start: u64,
     used: u128,
 }
 
@@ -42,21 +41,36 @@ impl Window {
         if at - now > self.time_to_full() {
             return (Vec::new(), now);
         }
-        (self.windows.iter().copied().filter(|window| at < window.start + window.period).collect(), at)
+        (self.windows.iter().copied().filter(|window| at < window.end).collect(), at)
     }
 
-    fn is_own(&self, window: &Open) -> bool {
-        (window.period, window.aligned) == (self.period(), self.aligned)
+    /// Returns start and end of the window that a hit opens.
+    fn window_at(&self, at: u64) -> (u64, u64) {
+        let start = if self.aligned { at / self.period() * self.period() } else { at };
+        (start, start + self.period())
+    }
+
+    /// Whether the window has counted all hits of the present terms' window at a time.
+    fn is_own(&self, window: &Open, at: u64) -> bool {
+        let (start, end) = self.window_at(at);
+        if self.aligned {
+            window.aligned && window.end == end && window.first_hit >= start
+        } else {
+            !window.aligned && window.end - window.first_hit == self.period()
+        }
     }
 
     /// Returns until when each usage counts for the present terms, and the usage.
     fn counting(&self, now: u64) -> Vec<(u64, u128)> {
         let (open, at) = self.open_at(now);
-        let end = |window: &Open| window.start + window.period.min(self.period());
+        let end = |window: &Open| {
+            let others = window.end.min(window.first_hit + self.period());
+            if self.is_own(window, at) { window.end } else { others }
+        };
         let mut counting: Vec<_> =
             open.iter().map(|window| (end(window), window.used)).filter(|(end, _)| *end > at).collect();
-        if open.len() == Self::MAX_WINDOWS && !open.iter().any(|window| self.is_own(window)) {
-            let first_end = open.iter().map(|window| window.start + window.period).min();
+        if open.len() == Self::MAX_WINDOWS && !open.iter().any(|window| self.is_own(window, at)) {
+            let first_end = open.iter().map(|window| window.end).min();
             counting.extend(first_end.map(|end| (end, u128::from(self.quota.limit()))));
         }
         counting
@@ -107,9 +121,8 @@ impl Model for Window {
             return;
         }
         let (mut open, at) = self.open_at(now);
-        if open.len() < Self::MAX_WINDOWS && !open.iter().any(|window| self.is_own(window)) {
-            let start = if self.aligned { at / self.period() * self.period() } else { at };
-            open.push(Open { period: self.period(), aligned: self.aligned, start, used: 0 });
+        if open.len() < Self::MAX_WINDOWS && !open.iter().any(|window| self.is_own(window, at)) {
+            open.push(Open { first_hit: at, end: self.window_at(at).1, aligned: self.aligned, used: 0 });
         }
         for window in &mut open {
             window.used += u128::from(cost);

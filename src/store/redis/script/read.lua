@@ -127,16 +127,16 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  -- The longest value has fewer words: 66 of a state, HELD.LENGTH of its holds, and 3 * MAX_ENTRIES of entries.
-  if count <= words or count % 1 ~= 0 or count > 1100 then
+  -- The longest value has fewer words: 138 of a state, HELD.LENGTH of its holds, and 3 * MAX_ENTRIES of entries.
+  if count <= words or count % 1 ~= 0 or count > 1200 then
     return false
   end
   local known = count
   if count > words + 2 and not kernel.further_words then
     known = words + HELD.LENGTH
-  -- With a variable width, all words before the entries are among the first 100.
-  elseif count > 100 then
-    known = 100
+  -- With a variable width, all words before the entries are among the first 160.
+  elseif count > 160 then
+    known = 160
   end
   if known > count then
     return false
