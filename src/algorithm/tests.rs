@@ -99,7 +99,7 @@ fn atomic_log_keeps_states() {
     let parts = |state: &HitLog| (state.clone(), state.total_without(0));
     let full = || log(30, 20, &[(7, 1), (8, 2), (10, 3)]);
     assert_atomic_form_keeps_states(&[full(), HitLog::default()], 1, parts);
-    let hit = |expired, hit| HitLogEdit { expired, hit, kept: kept(5, 3), idle_at: 40 };
+    let hit = |expired, hit| HitLogEdit::new(expired, hit, 3, 5, 40);
     // A new hit, one in the same microsecond as the newest hit, and one for which the full log adds the oldest hit to the next one.
     for (edit, hits, total) in [
         (hit(1, (12, 4)), &[(8, 2), (10, 3), (12, 4)][..], 9),
@@ -126,7 +126,7 @@ fn log_reserves_at_most_its_limit_and_at_least_doubles() {
         assert_eq!(atomic.heap_bytes(), 0);
         for hits in 1..=max_hits {
             let before = atomic.heap_bytes();
-            let edit = HitLogEdit { expired: 0, hit: (hits as u64, 1), kept: kept(1, max_hits as u64), idle_at: 1 };
+            let edit = HitLogEdit::new(0, (hits as u64, 1), max_hits as u64, 1, 1);
             let bytes = atomic.apply(&mut atomic.snapshot(), edit, |log| log.hits().capacity() * 16);
             assert_eq!(atomic.heap_bytes(), bytes);
             assert!((hits * 16..=max_hits * 16).contains(&bytes), "{bytes} bytes for {hits} of {max_hits} hits");

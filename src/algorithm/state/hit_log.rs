@@ -101,6 +101,15 @@ pub struct HitLogEdit {
     pub(crate) idle_at: u64,
 }
 
+impl HitLogEdit {
+    /// Creates an edit that keeps hits for `period`, and at most `max_hits` of them: for an algorithm of your own.
+    #[must_use]
+    pub fn new(expired: usize, hit: (u64, u64), max_hits: u64, period: u64, idle_at: u64) -> Self {
+        let kept = KeptFor::default().charged(Reach { period, limit: max_hits }, 0);
+        Self { expired, hit, kept, idle_at }
+    }
+}
+
 impl State for HitLog {
     type Next = HitLogEdit;
     type AtomicState = AtomicHitLog;
