@@ -38,7 +38,7 @@ local function moment(s, now, p)
   return at
 end
 
--- Returns start and end of the window that a hit at this time opens, nil outside of the calendar's instants.
+-- Returns start and end of the window that a hit at this time opens, nil before the calendar's instants.
 local function window_at(at, p)
   if p[8] == 0 then
     local start = p[4] == 1 and at - at % p[2] or at
@@ -48,6 +48,10 @@ local function window_at(at, p)
     if p[i] <= at and at < p[i + 1] then
       return p[i], p[i + 1]
     end
+  end
+  -- When all held costs have expired. The window then is not longer.
+  if at >= p[8] then
+    return at, at + p[2]
   end
 end
 

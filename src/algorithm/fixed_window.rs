@@ -284,6 +284,13 @@ impl FixedWindow {
         self.quota
     }
 
+    pub(crate) const fn get_calendar(&self) -> Option<Calendar> {
+        match self.boundaries {
+            Boundaries::Calendar(calendar) => Some(calendar),
+            _ => None,
+        }
+    }
+
     /// Returns start and end of the window that a hit at this time opens.
     #[inline]
     fn window_at(&self, at: u64) -> (u64, u64) {
@@ -411,10 +418,7 @@ impl super::LuaAlgorithm for FixedWindow {
     }
 
     fn calendar(&self) -> Option<Calendar> {
-        match self.boundaries {
-            Boundaries::Calendar(calendar) => Some(calendar),
-            _ => None,
-        }
+        self.get_calendar()
     }
 
     // Only the words of windows that the state has are stored.

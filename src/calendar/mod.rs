@@ -61,6 +61,25 @@ pub enum Weekday {
     Sunday,
 }
 
+impl Weekday {
+    const NAMES: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+
+    /// Returns the day with this English name, in any case of letters.
+    #[cfg(feature = "serde")]
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let all = [
+            Self::Monday,
+            Self::Tuesday,
+            Self::Wednesday,
+            Self::Thursday,
+            Self::Friday,
+            Self::Saturday,
+            Self::Sunday,
+        ];
+        all.into_iter().find(|day| Self::NAMES[*day as usize].eq_ignore_ascii_case(name))
+    }
+}
+
 impl Calendar {
     const INVALID_DAY: &str = "a calendar's `anchor` is not a day of a month; choose 1 to 31";
     const INVALID_OFFSET: &str =
@@ -146,6 +165,17 @@ impl Calendar {
         } else {
             Err(Error::config(Self::INVALID_OFFSET))
         }
+    }
+
+    /// Sets the time zone by its name, or returns the error of a build without named zones.
+    #[cfg(feature = "serde")]
+    pub(crate) fn zone_or_error(self, name: &str) -> Result<Self, Error> {
+        #[cfg(feature = "time-zones")]
+        return self.zone(name);
+        #[cfg(not(feature = "time-zones"))]
+        Err(Error::config(format!(
+            "{name:?} is no offset from UTC; write one such as +02:00, or enable the feature `time-zones`"
+        )))
     }
 
     /// Sets the time zone by its name in the IANA database: `Europe/Berlin`.
@@ -254,10 +284,9 @@ impl Calendar {
 /// Writes the kind, the anchor and the time zone: `month from 15, +02:00`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
         match self.kind {
             Kind::Day => f.write_str("day")?,
-            Kind::Week(first) => write!(f, "week from {}", NAMES.get(usize::from(first)).unwrap_or(&""))?,
+            Kind::Week(first) => write!(f, "week from {}", Weekday::NAMES.get(usize::from(first)).unwrap_or(&""))?,
             Kind::Month(first) => write!(f, "month from {first}")?,
             Kind::Year => f.write_str("year")?,
         }

@@ -1,10 +1,14 @@
 //! Calendar windows: against vectors of another language's standard library, and laws over a century.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::{Calendar, Timestamp, Weekday};
+use tower_ratelimit::{
+    AcquireOptions, Calendar, Clock, DynLimit, FixedWindow, Limit, ManualClock, Memory, Timestamp, Verdict, Weekday,
+};
 
 use crate::cases;
 
@@ -203,4 +207,108 @@ fn invalid_calendar_names_the_field() {
         Calendar::weekly().zone("europe/berlin").expect("a zone").to_string(),
         "week from Monday, Europe/Berlin"
     );
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Acquire(u64),
+    /// Until the end of the window, and some microseconds.
+    UntilEnd(i64),
+    Hours(u64),
+    Back(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        5 => (1u64..5).prop_map(Step::Acquire),
+        2 => (-1i64..=1).prop_map(Step::UntilEnd),
+        2 => (0u64..900).prop_map(Step::Hours),
+        1 => (0u64..40).prop_map(Step::Back),
+    ];
+    vec(step, 1..60)
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+
+    /// Each window admits its limit, and a denial, the reset and the window are those of the calendar.
+    #[test]
+    fn calendar_windows_admit_their_limit_and_name_their_end(
+        (calendar, _) in kinds(),
+        zone in prop_oneof![(-1439i16..=1439).prop_map(Ok), select(&ZONES[..]).prop_map(Err)],
+        limit in 1u64..9,
+        from in 946_684_800_000_000u64..4_102_444_800_000_000,
+        steps in steps(),
+    ) {
+        let calendar = match zone {
+            Ok(minutes) => calendar.utc_offset_minutes(minutes),
+            Err(name) => calendar.zone(name).expect("a zone"),
+        };
+        let clock = ManualClock::at(Timestamp::from_micros(from));
+        let limiter = Memory::builder(FixedWindow::calendar(limit, calendar)).clock(clock.clone()).build().expect("a limit");
+        // The window and its usage.
+        let (mut present, mut used) = ((0, 0), 0);
+        for step in steps {
+            let now = clock.now().as_micros();
+            match step {
+                Step::UntilEnd(more) => {
+                    let end = window(&calendar, now).1;
+                    clock.set(Timestamp::from_micros(end.saturating_add_signed(more)));
+                }
+                Step::Hours(hours) => clock.set(Timestamp::from_micros(now + hours * HOUR + hours)),
+                // The last charge's time counts, if it is at most in the next window, and at most a window ahead.
+                Step::Back(minutes) => clock.set(Timestamp::from_micros(now - minutes * HOUR / 60)),
+                Step::Acquire(cost) => {
+                    let decision = limiter.check("key", AcquireOptions::cost(cost));
+                    let own = window(&calendar, now);
+                    let is_ahead = used > 0 && now < present.0 && now >= window(&calendar, present.0 - 1).0;
+                    if !is_ahead && own != present {
+                        (present, used) = (own, 0);
+                    }
+                    let until_end = Duration::from_micros(present.1 - now);
+                    let expected = if cost > limit {
+                        Verdict::ExceedsLimit
+                    } else if used + cost <= limit {
+                        used += cost;
+                        Verdict::Allowed
+                    } else {
+                        Verdict::Denied { retry_after: until_end }
+                    };
+                    prop_assert_eq!(decision.verdict(), expected, "{} at {}: {:?} of {}", calendar, now, present, used);
+                    let snapshot = decision.most_restrictive().expect("a limit").snapshot();
+                    prop_assert_eq!(snapshot.window, Some(Duration::from_micros(present.1 - present.0)));
+                    prop_assert_eq!(snapshot.remaining, limit - used);
+                    prop_assert_eq!(snapshot.reset, if used > 0 { until_end } else { Duration::ZERO });
+                }
+            }
+        }
+    }
+}
+
+/// "The usage counts until the present window ends by the calendar before or by the new one, whichever is earlier."
+#[test]
+fn usage_counts_after_a_change_of_calendar_until_the_earlier_end() {
+    let day = |day: u64| Timestamp::from_micros((20_454 + day - 1) * 24 * HOUR); // Of January 2026.
+    for (before, after, change, ends) in [
+        (Calendar::monthly(), Calendar::monthly_on(15), 10, 15),
+        (Calendar::monthly(), Calendar::monthly_on(15), 20, 32),
+        (Calendar::daily(), Calendar::monthly(), 20, 21),
+        (Calendar::monthly_on(15), Calendar::weekly(), 22, 26),
+    ] {
+        let clock = ManualClock::at(day(change));
+        let limit = |calendar| vec![DynLimit::new(Limit::new("limit", FixedWindow::calendar(9, calendar)))];
+        let limiter: Memory<str, Vec<DynLimit<str>>, ManualClock> =
+            Memory::builder(limit(before)).clock(clock.clone()).build().expect("a limit");
+        let check = |cost| limiter.check("key", AcquireOptions::cost(cost));
+        assert!(check(7).is_allowed());
+        limiter.replace(limit(after)).expect("a limit");
+        assert_eq!(check(0).remaining(), Some(2), "{before} to {after}");
+        assert!(check(1).is_allowed());
+        clock.set(Timestamp::from_micros(day(ends).as_micros() - 1));
+        assert_eq!(check(2).retry_after(), Some(Duration::from_micros(1)), "{before} to {after}");
+        clock.set(day(ends));
+        // What was admitted since the change counts until the new calendar's window ends.
+        let is_same = window(&after, day(change).as_micros()) == window(&after, day(ends).as_micros());
+        assert_eq!(check(0).remaining(), Some(if is_same { 8 } else { 9 }), "{before} to {after}");
+    }
 }
