@@ -89,7 +89,7 @@ fn values_of_the_documented_form_are_states() {
 }
 
 /// Every number is from 0 to 2^53, their count is that of a form, and a key has at most 64 entries of sessions, 64 of leases and
-/// 64 of groups of reservations.
+/// 160 of groups of reservations.
 #[test]
 fn values_of_another_form_are_invalid_and_kept() {
     let server = Server::start();
@@ -104,7 +104,7 @@ fn values_of_another_form_are_invalid_and_kept() {
     let with_one = state(&entries(1));
     cases.extend((8..with_one.len()).map(|count| (format!("{count} words"), bytes(&with_one[..count]))));
     cases.push(("a word after the entries".to_owned(), bytes(&state(&[&entries(1)[..], &[0.0]].concat()))));
-    cases.push(("193 entries".to_owned(), bytes(&state(&entries(193)))));
+    cases.push(("289 entries".to_owned(), bytes(&state(&entries(289)))));
     let mut fraction = state(&entries(0));
     fraction[15] = 0.2;
     fraction.push(0.0);

@@ -2,14 +2,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::holds::HoldRegistry;
-use crate::store::redis::script::Script;
 
 /// The configuration and state that all worker tasks of a limiter share. They outlive a replacement of the limits.
+#[derive(Clone)]
 pub(crate) struct ClientConfig {
     pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
@@ -20,10 +18,10 @@ pub(crate) struct ClientConfig {
 }
 
 /// An estimate of the server's time, for the windows of calendars.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct ServerClock {
     /// By how many microseconds the server's clock is ahead, as the last reply said that contradicted the estimate.
-    ahead: AtomicI64,
+    ahead: Arc<AtomicI64>,
 }
 
 impl ServerClock {
@@ -48,11 +46,4 @@ impl ClientConfig {
             self.deadline
         )
     }
-}
-
-/// The command that loads a script into the server's cache. Probes send it.
-pub(crate) fn script_load(script: &Script) -> Cmd {
-    let mut load = redis::cmd("SCRIPT");
-    load.arg("LOAD").arg(script.text());
-    load
 }
