@@ -13,7 +13,7 @@ use crate::quota::{Quota, QuotaError};
 
 /// A limit per period, or per month or year of a calendar: `10000/month`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConfiguredQuota {
+pub(crate) enum ConfiguredQuota {
     Fixed(Quota),
     Month(u64),
     Year(u64),
@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for ConfiguredQuota {
 /// The first day of a calendar's windows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a day of the month, or a weekday such as \"sunday\"")]
-pub(super) enum Anchor {
+pub(crate) enum Anchor {
     Day(u64),
     Weekday(String),
 }
