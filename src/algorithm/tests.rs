@@ -91,7 +91,7 @@ fn atomic_counters_keep_states() {
         let atomic = <Counters as State>::AtomicState::new(words);
         assert_eq!((zero(&atomic).len(), atomic.heap_bytes()), (expected, expected * size_of::<u64>()));
     }
-    assert_eq!((Counters::zero(0).idle_at(), Counters::zero(70).len()), (0, Counters::MAX_WORDS));
+    assert_eq!((Counters::zero(0).idle_at(), Counters::zero(140).len()), (0, Counters::MAX_WORDS));
 }
 
 #[test]

@@ -246,8 +246,8 @@ proptest! {
         };
         let clock = ManualClock::at(Timestamp::from_micros(from));
         let limiter = Memory::builder(FixedWindow::calendar(limit, calendar)).clock(clock.clone()).build().expect("a limit");
-        // The window and its usage.
-        let (mut present, mut used) = ((0, 0), 0);
+        // The window of the last charge, and its usage.
+        let mut charged = ((0, 0), 0);
         for step in steps {
             let now = clock.now().as_micros();
             match step {
@@ -261,15 +261,15 @@ proptest! {
                 Step::Acquire(cost) => {
                     let decision = limiter.check("key", AcquireOptions::cost(cost));
                     let own = window(&calendar, now);
-                    let is_ahead = used > 0 && now < present.0 && now >= window(&calendar, present.0 - 1).0;
-                    if !is_ahead && own != present {
-                        (present, used) = (own, 0);
-                    }
+                    let last = charged.0;
+                    let is_ahead = now < last.0 && now >= window(&calendar, last.0 - 1).0;
+                    let (present, mut used) = if is_ahead || own == last { charged } else { (own, 0) };
                     let until_end = Duration::from_micros(present.1 - now);
                     let expected = if cost > limit {
                         Verdict::ExceedsLimit
                     } else if used + cost <= limit {
                         used += cost;
+                        charged = (present, used);
                         Verdict::Allowed
                     } else {
                         Verdict::Denied { retry_after: until_end }
