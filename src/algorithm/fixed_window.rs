@@ -307,7 +307,8 @@ impl FixedWindow {
     fn view<'a>(&'a self, state: &'a Words, now: u64) -> View<'a> {
         let written_at = state[WRITTEN_AT];
         // A clock may step back by a little, because threads read it before they lock the set.
-        let is_ahead = written_at > now && written_at - now <= self.quota.period_micros() && self.follows(now, written_at);
+        let is_ahead =
+            written_at > now && written_at - now <= self.quota.period_micros() && self.follows(now, written_at);
         let at = if is_ahead { written_at } else { now };
         View { window: self, state, at, own: self.window_at(at) }
     }
@@ -381,10 +382,10 @@ impl Algorithm for FixedWindow {
         let now = now.as_micros();
         let view = self.view(state, now);
         let limit = self.quota.limit();
-        let (used, until) =
-            view.counting().filter(|(_, until)| *until > view.at).fold((0, now), |(used, last), (own, until)| {
-                (used.max(own), last.max(until))
-            });
+        let (used, until) = view
+            .counting()
+            .filter(|(_, until)| *until > view.at)
+            .fold((0, now), |(used, last), (own, until)| (used.max(own), last.max(until)));
         let remaining = limit.saturating_sub(used);
         let more_at = if used == 0 { now } else { view.admits_at((limit - 1).min(used - 1)) };
         let length = match self.boundaries {

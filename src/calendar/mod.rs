@@ -67,15 +67,8 @@ impl Weekday {
     /// Returns the day with this English name, in any case of letters.
     #[cfg(feature = "serde")]
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        let all = [
-            Self::Monday,
-            Self::Tuesday,
-            Self::Wednesday,
-            Self::Thursday,
-            Self::Friday,
-            Self::Saturday,
-            Self::Sunday,
-        ];
+        let all =
+            [Self::Monday, Self::Tuesday, Self::Wednesday, Self::Thursday, Self::Friday, Self::Saturday, Self::Sunday];
         all.into_iter().find(|day| Self::NAMES[*day as usize].eq_ignore_ascii_case(name))
     }
 }

@@ -32,7 +32,8 @@ impl PolicyFields {
         if !has_rate {
             // A burst and a queue that are invalid with the highest rate are invalid with every rate.
             let fastest = Quota::per_second(MAX_PER_SECOND);
-            Self { quota: Some(ConfiguredQuota::Fixed(fastest)), blocks: None, weighted: None, ..self.clone() }.build()?;
+            Self { quota: Some(ConfiguredQuota::Fixed(fastest)), blocks: None, weighted: None, ..self.clone() }
+                .build()?;
         } else if !is_open && !self.may_be_calendar() {
             self.build()?;
         }

@@ -69,7 +69,8 @@ pub(super) struct Counts {
 impl Counts {
     pub(super) fn new(view: &View<'_>) -> Self {
         let current = view.current();
-        let first_at = if view.is_own() && view.newest == current { view.first_at } else { current * view.layout.width };
+        let first_at =
+            if view.is_own() && view.newest == current { view.first_at } else { current * view.layout.width };
         let mut counts = Self { by_age: [0; MAX_KEPT], at: view.at, current, first_at };
         for Live { block, count, .. } in view.live() {
             let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(view.layout.blocks))];

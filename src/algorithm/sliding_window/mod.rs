@@ -234,7 +234,11 @@ impl SlidingWindow {
         let snapshot = snapshot.compute();
         let admits_at = self.admits_at(totals.at, snapshot.limit - 1, totals.used, view.live()).max(full_until);
         let reset = snapshot.reset.max(Duration::from_micros(full_until - now));
-        snapshot.with_remaining(0).with_reset(reset).with_next_token_after(Duration::from_micros(admits_at - now)).into()
+        snapshot
+            .with_remaining(0)
+            .with_reset(reset)
+            .with_next_token_after(Duration::from_micros(admits_at - now))
+            .into()
     }
 
     /// Returns the time, from `at` on, from which at most `spare` counts. At `at` the blocks contain `used`.

@@ -13,8 +13,9 @@ use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Weekday, WhenFull, per_key,
+    AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Weekday, WhenFull,
+    per_key,
 };
 
 use crate::random::Random;
@@ -549,7 +550,10 @@ fn invalid_calendar_names_the_field() {
         ("quota = '9/min'\nwindow = 'calendar'", "quota: 9/min is no limit of a calendar"),
         ("quota = '0/month'\nwindow = 'calendar'", "a quota's limit must be at least 1"),
         ("quota = '9/month'\nwindow = 'calendar'\nanchor = 0", "anchor: a calendar's `anchor` is not a day of a month"),
-        ("quota = '9/month'\nwindow = 'calendar'\nanchor = 32", "anchor: a calendar's `anchor` is not a day of a month"),
+        (
+            "quota = '9/month'\nwindow = 'calendar'\nanchor = 32",
+            "anchor: a calendar's `anchor` is not a day of a month",
+        ),
         ("quota = '9/month'\nwindow = 'calendar'\nanchor = 'sunday'", "anchor: a calendar's `anchor` is not a day"),
         ("quota = '9/week'\nwindow = 'calendar'\nanchor = 1", "anchor: it is not a weekday"),
         ("quota = '9/year'\nwindow = 'calendar'\nanchor = 1", "anchor: it applies to weeks and months only"),

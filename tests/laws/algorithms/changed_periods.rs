@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, Clock, DynLimit, FixedWindow, Limit, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp,
-    per_key,
+    AcquireOptions, Clock, DynLimit, FixedWindow, Limit, ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
+    Timestamp, per_key,
 };
 
 use crate::cases;
@@ -96,7 +96,8 @@ struct Subject<A> {
 impl<A: Algorithm + Copy> Subject<A> {
     fn new(readers: &[Reader<A>], start: u64, replaces: bool) -> Self {
         let tier = Arc::new(AtomicUsize::new(0));
-        let (chosen, algorithms) = (Arc::clone(&tier), readers.iter().map(|reader| reader.algorithm).collect::<Vec<_>>());
+        let (chosen, algorithms) =
+            (Arc::clone(&tier), readers.iter().map(|reader| reader.algorithm).collect::<Vec<_>>());
         let limit = if replaces {
             DynLimit::new(Limit::new("limit", algorithms[0]))
         } else {
@@ -209,7 +210,10 @@ fn assert_keeps_usage<A: Algorithm + Copy>(
     let kept = second.quota.limit() - cost;
     // A weighted window counts the oldest block in part.
     if second.bound <= second.quota.limit() || second.slack == 0 {
-        prop_assert!(remaining.is_some_and(|remaining| remaining <= kept), "{second:?}: {remaining:?} of {kept} remain");
+        prop_assert!(
+            remaining.is_some_and(|remaining| remaining <= kept),
+            "{second:?}: {remaining:?} of {kept} remain"
+        );
     }
     Ok(())
 }

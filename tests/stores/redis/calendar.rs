@@ -6,8 +6,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis,
-    SystemClock, Timestamp, Weekday, per_key,
+    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, SystemClock,
+    Timestamp, Weekday, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
@@ -27,7 +27,8 @@ struct Caller {
 /// Limits by several calendars beside a rate, and calendars that a key changes.
 fn limits() -> impl MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static {
     let berlin = Calendar::monthly_on(31).zone("Europe/Berlin").expect("a zone");
-    let tiers = [Calendar::monthly(), Calendar::weekly_from(Weekday::Sunday), Calendar::daily().utc_offset_minutes(-570)];
+    let tiers =
+        [Calendar::monthly(), Calendar::weekly_from(Weekday::Sunday), Calendar::daily().utc_offset_minutes(-570)];
     let tier = per_key(move |caller: &Caller| FixedWindow::calendar(9, tiers[caller.tier]));
     (
         Limit::new("month", FixedWindow::calendar(25, berlin)).keyed_by(|caller: &Caller| caller.user),
@@ -43,7 +44,9 @@ async fn memory_and_redis_agree_on_calendar_windows() {
     let server = Server::start();
     for seed in 1..=4 {
         // From January of 2027 and 2028, which is a leap year.
-        let clock = ManualClock::at(Timestamp::from_micros(if seed % 2 == 0 { 1_800_000_000 } else { 1_831_000_000 } * 1_000_000));
+        let clock = ManualClock::at(Timestamp::from_micros(
+            if seed % 2 == 0 { 1_800_000_000 } else { 1_831_000_000 } * 1_000_000,
+        ));
         let memory = MemoryBuilder::new(limits()).hasher(FixedHasher::default()).clock(clock.clone());
         let memory = memory.build().expect("limits");
         let redis = Redis::builder(server.open(), &format!("calendars {seed}"), limits())
@@ -73,11 +76,14 @@ async fn memory_and_redis_agree_on_calendar_windows() {
                     }
                 }
                 1 if is_early => clock.advance(Duration::from_micros(random.below(400) * HOUR / 10)),
-                2 if is_early && random.below(4) == 0 => clock.advance(Duration::from_micros(random.below(1_500) * HOUR)),
+                2 if is_early && random.below(4) == 0 => {
+                    clock.advance(Duration::from_micros(random.below(1_500) * HOUR))
+                }
                 3 if random.below(8) == 0 => clock.set(Timestamp::from_micros(now - random.below(60_000_000))),
                 _ => {}
             }
-            let caller = Caller { user: random.below(2), tier: if random.below(10) == 0 { random.index(3) } else { 0 } };
+            let caller =
+                Caller { user: random.below(2), tier: if random.below(10) == 0 { random.index(3) } else { 0 } };
             let options = AcquireOptions::cost(random.below(4) + 1).detail(Detail::All);
             let options = if !is_early && step % 20 < 19 && random.below(3) == 0 { options.hold() } else { options };
             if random.below(5) == 0 && !held.is_empty() {
