@@ -23,10 +23,18 @@ struct Trouble {
     when_full: WhenFull,
     /// Whether processes end at random times: the next one restores what the last one has saved, or an older file.
     restarts: bool,
+    /// Whether holds have ids instead of guards. Some expire before they are settled.
+    ids: bool,
 }
 
 const CALM: Trouble =
-    Trouble { steps: 3_000, tenants: TENANTS, max_keys: 100, when_full: WhenFull::Evict, restarts: false };
+    Trouble { steps: 3_000, tenants: TENANTS, max_keys: 100, when_full: WhenFull::Evict, restarts: false, ids: false };
+
+/// What a trace has held and not settled.
+enum Open {
+    Guard(Held),
+    Id(Call, String),
+}
 
 /// What a trace has seen: borrowed requests, requests within a share, restarts, and requests of tenants without a slot.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +51,7 @@ fn check_invariant<A>(share: &A, all: &A, max_share: u64, trouble: Trouble, seed
 where
     A: Algorithm + Clone,
 {
-    let Trouble { steps, tenants, max_keys, when_full, restarts } = trouble;
+    let Trouble { steps, tenants, max_keys, when_full, restarts, ids } = trouble;
     let clock = ManualClock::new();
     let build = |file: Option<&[u8]>| {
         let builder = Memory::builder(limits(share.clone(), all.clone(), tenants)).max_keys(max_keys);
@@ -52,7 +60,7 @@ where
     };
     let (mut limiter, mut file) = (build(None), Vec::new());
     limiter.save(&mut file).expect("saved");
-    let (mut random, mut held, mut seen, mut highest) = (Random(seed), Vec::<(Held, u64)>::new(), Seen::default(), 0);
+    let (mut random, mut held, mut seen, mut highest) = (Random(seed), Vec::<(Open, u64)>::new(), Seen::default(), 0);
     for step in 0..steps {
         // Bursts of requests, and pauses.
         let longest = [20_000, 20_000, 2_000_000][random.index(3)];
@@ -68,7 +76,15 @@ where
             seen.restarts += 1;
         } else if random.below(3) == 0 && !held.is_empty() {
             let (held, cost) = held.swap_remove(random.index(held.len()));
-            ready(held.settle(random.below(cost + 1)));
+            let actual = random.below(cost + 1);
+            match held {
+                Open::Guard(held) => ready(held.settle(actual)),
+                // Twice, as after a lost reply.
+                Open::Id(call, id) => (0..2).for_each(|_| {
+                    let settled = limiter.settle(&call, id.as_str(), actual).try_ready().expect("ready");
+                    assert!(settled.is_ok() || settled.is_err_and(|error| error.is_unknown_id()));
+                }),
+            }
         } else {
             // One tenant is busy. The last one has no share.
             let others = [random.below(tenants), NO_SHARE + random.below(2)];
@@ -76,12 +92,20 @@ where
                 Call { tenant: [0, 0, 0, 0, 0, others[0], others[0], others[0], others[1]][random.index(9)], kept: 0 };
             let cost = 1 + random.below(3);
             let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
-            let options = if random.below(2) == 0 { options.hold() } else { options };
+            let is_hold = random.below(2) == 0;
+            let id = (is_hold && ids).then(|| format!("{step}"));
+            let options = if is_hold { options.hold() } else { options };
+            let options = match &id {
+                Some(id) => options.id(id).expires_in(Duration::from_millis([500, 60_000][random.index(2)])),
+                None => options,
+            };
             let is_unused = ready(limiter.peek(&call, AcquireOptions::cost(0))).remaining() == Some(max_share);
             let Outcome { decision, held: guard, .. } = acquire(&limiter, &call, options);
             let borrows = decision.limits().iter().any(LimitStatus::is_borrowing) || tenant(&call).is_none();
             assert!(borrows || decision.is_allowed(), "{share:?} {seed} {step} {call:?} {cost} {decision:?}");
-            held.extend(guard.map(|guard| (guard, cost)));
+            let open = guard.map(Open::Guard);
+            let open = open.or(id.filter(|_| decision.is_allowed()).map(|id| Open::Id(call, id)));
+            held.extend(open.map(|open| (open, cost)));
             seen.without_slot += u64::from(borrows && is_unused && tenant(&call).is_some());
             *if borrows { &mut seen.borrowed } else { &mut seen.within } += u64::from(decision.is_allowed());
         }
@@ -116,6 +140,22 @@ fn common_limit_allows_what_a_share_allows() {
     }
     for seed in 1..=5 {
         check_invariant(&InFlight::new(5), &InFlight::new(27), 5, CALM, seed);
+    }
+}
+
+/// The same with ids instead of guards, which are settled once, however often a settlement is sent, or expire.
+#[test]
+fn reservation_id_beside_shares() {
+    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
+    let trouble = Trouble { ids: true, ..CALM };
+    for seed in 1..=20 {
+        let [share, all] = [quota(5, 2_000), quota(20, 2_000)];
+        let seen = check_invariant(&Gcra::new(share).burst(5), &Gcra::new(all).burst(27), 5, trouble, seed);
+        assert!(seen.borrowed > 30 && seen.within > 30, "{seen:?}");
+        let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
+        check_invariant(&SlidingWindow::new(share), &SlidingWindow::new(all), 5, trouble, seed);
+        check_invariant(&SlidingLog::new(share), &SlidingLog::new(all), 5, trouble, seed);
+        check_invariant(&InFlight::new(5), &InFlight::new(27), 5, trouble, seed);
     }
 }
 

@@ -597,6 +597,7 @@ fn every_error_of_a_malformed_field_names_the_field() {
         (r#"{ "name": "x", "algorithm": null, "quota": "1/s", "by": "user" }"#, "algorithm: "),
         (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": null }"#, "by: "),
         (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "shadow": null }"#, "shadow: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "burst": null }"#, "burst: "),
         ("5", "a limit with the fields `name`"),
         ("\"gcra\"", "a limit with the fields `name`"),
     ] {

@@ -31,6 +31,12 @@ struct Seen {
     evicted: u64,
 }
 
+/// What a trace has held and not settled.
+enum Open {
+    Guard(Held),
+    Id(u64, String),
+}
+
 /// A tenant without a share is 9.
 fn has_share(tenant: u64) -> Option<u64> {
     (tenant < TENANTS).then_some(tenant)
@@ -70,8 +76,9 @@ impl<'a> Trace<'a> {
         Self { server, proxy, clock: clock.clone(), limiter, direct }
     }
 
-    async fn run(&self, seed: u64) -> Seen {
-        let (mut random, mut seen, mut held) = (Random(seed), Seen::default(), Vec::<(Held, u64)>::new());
+    /// `ids`: whether holds have ids instead of guards. Some of them expire.
+    async fn run(&self, seed: u64, ids: bool) -> Seen {
+        let (mut random, mut seen, mut held) = (Random(seed), Seen::default(), Vec::<(Open, u64)>::new());
         let mut highest = 0;
         for step in 0..700 {
             let longest = random.choose(&[20_000, 20_000, 1_500_000]);
@@ -93,21 +100,40 @@ impl<'a> Trace<'a> {
                 }
                 3..=16 if !held.is_empty() => {
                     let (guard, cost) = held.swap_remove(random.index(held.len()));
-                    // A settlement whose reply is lost is sent again.
-                    let _ = guard.settle(random.below(cost + 1)).await;
+                    let actual = random.below(cost + 1);
+                    match guard {
+                        // A settlement whose reply is lost is sent again.
+                        Open::Guard(guard) => drop(guard.settle(actual).await),
+                        Open::Id(tenant, id) => {
+                            while let Err(error) = self.limiter.settle(&tenant, id.as_str(), actual).await {
+                                if error.is_unknown_id() {
+                                    break;
+                                }
+                                tokio::time::sleep(Duration::from_millis(20)).await;
+                            }
+                        }
+                    }
                 }
                 _ => {
                     let other = random.below(TENANTS);
                     let tenant = random.choose(&[0, 0, 0, 0, other, other, 9]);
                     let cost = 1 + random.below(3);
                     let options = AcquireOptions::cost(cost).detail(Detail::All);
-                    let options = if random.below(3) == 0 { options.hold() } else { options };
+                    let is_hold = random.below(3) == 0;
+                    let id = (is_hold && ids).then(|| format!("{step}"));
+                    let options = if is_hold { options.hold() } else { options };
+                    let options = match &id {
+                        Some(id) => options.id(id).expires_in(Duration::from_millis([500, 60_000][random.index(2)])),
+                        None => options,
+                    };
                     match acquire(&self.limiter, &tenant, options).await {
                         Ok(Outcome { decision, held: guard, .. }) => {
                             let borrows =
                                 has_share(tenant).is_none() || decision.limits().iter().any(LimitStatus::is_borrowing);
                             assert!(borrows || decision.is_allowed(), "{seed} {step} {tenant} {cost} {decision:?}");
-                            held.extend(guard.map(|guard| (guard, cost)));
+                            let open = guard.map(Open::Guard);
+                            let open = open.or(id.filter(|_| decision.is_allowed()).map(|id| Open::Id(tenant, id)));
+                            held.extend(open.map(|open| (open, cost)));
                             *if borrows { &mut seen.borrowed } else { &mut seen.within } +=
                                 u64::from(decision.is_allowed());
                         }
@@ -140,10 +166,16 @@ impl<'a> Trace<'a> {
     }
 }
 
-async fn check(server: &Server, name: &str, share: &(impl LuaAlgorithm + Clone), all: &(impl LuaAlgorithm + Clone)) {
+async fn check(
+    server: &Server,
+    name: &str,
+    share: &(impl LuaAlgorithm + Clone),
+    all: &(impl LuaAlgorithm + Clone),
+    ids: bool,
+) {
     let mut sum = Seen::default();
     for seed in 1..=3 {
-        let seen = Trace::new(server, &format!("{name}{seed}"), share, all).run(seed).await;
+        let seen = Trace::new(server, &format!("{name}{seed}"), share, all).run(seed, ids).await;
         sum.borrowed += seen.borrowed;
         sum.within += seen.within;
         sum.faults += seen.faults;
@@ -154,13 +186,23 @@ async fn check(server: &Server, name: &str, share: &(impl LuaAlgorithm + Clone),
     assert!(sum.borrowed > 30 && sum.within > 100 && sum.faults > 50 && sum.failed > 10, "{sum:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
+async fn check_every_family(ids: bool) {
     let server = Server::start();
     let quota = |limit| Quota::new(limit, Duration::from_secs(2));
-    check(&server, "buckets", &Gcra::new(quota(4)).burst(BURST), &Gcra::new(quota(12)).burst(18)).await;
-    check(&server, "windows", &SlidingWindow::new(quota(BURST)), &SlidingWindow::new(quota(18))).await;
-    check(&server, "logs", &SlidingLog::new(quota(BURST)), &SlidingLog::new(quota(18))).await;
+    check(&server, "buckets", &Gcra::new(quota(4)).burst(BURST), &Gcra::new(quota(12)).burst(18), ids).await;
+    check(&server, "windows", &SlidingWindow::new(quota(BURST)), &SlidingWindow::new(quota(18)), ids).await;
+    check(&server, "logs", &SlidingLog::new(quota(BURST)), &SlidingLog::new(quota(18)), ids).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
+    check_every_family(false).await;
+}
+
+/// The same with ids instead of guards, which are settled once, however often a settlement is sent, or expire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservation_id_beside_shares() {
+    check_every_family(true).await;
 }
 
 /// An evicted share has its burst again: its guarantee is lost until the usage has drained, and the common limit holds.

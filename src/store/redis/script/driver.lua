@@ -267,16 +267,17 @@ local function decide(template, operation)
     held_costs.mark_large_costs(template, operation, verdicts, by_leases)
   end
   if allowed and template.op ~= OPERATION.peek then
-    local charged_limits = { nil, nil, nil, nil }
+    local charged_limits, counts = { nil, nil, nil, nil }, { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      -- A shadow counts only what it would allow.
-      charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
+      -- A shadow counts only what it would allow, and a share nothing of a request that borrows.
+      counts[l] = l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
+      charged_limits[l] = p.cost > 0 and counts[l]
     end
     -- Before the charges, because holds can fail, and nothing may be charged then.
     local problems
     if template.record and not template.repeats then
-      problems = reservations.hold(template, operation, charged_limits, verdicts)
+      problems = reservations.hold(template, operation, charged_limits, counts)
     elseif holding then
       problems = held_costs.hold(template, operation, charged_limits)
     end

@@ -197,19 +197,19 @@ local function make_reservations(held_costs)
     end
   end
 
-  -- Holds the costs, and records the id. Returns the failures by limit, or nil.
-  function this.hold(template, operation, charged_limits, verdicts)
+  -- Holds the costs, and records the id. `counts` has the limits that count the request. Returns the failures by limit, or
+  -- nil.
+  function this.hold(template, operation, charged_limits, counts)
     local step = step_of(template)
     local expiry = ceil((now + template.lifetime) / step) * step
     local forgotten_at = expiry + ceil(template.lifetime / step) * step
     local group, hold = expiry + 0.5, { ids = {}, arg2 = expiry - now, record = true }
     local record = { forgotten_at, group, 0 }
     for l = 1, limits do
-      local p, own = template[l], verdicts[l]
-      local holds_cost = template.ids[l] ~= 0
+      local p, holds_cost = template[l], template.ids[l] ~= 0
       hold[l], hold.ids[l] = p, holds_cost and -group or 0
       record[#record + 1] = p.cost
-      record[#record + 1] = holds_cost and (not p.is_shadow or own == 0 or own < -1) and p.cost or -1
+      record[#record + 1] = holds_cost and counts[l] and p.cost or -1
     end
     local problems = held_costs.check_hold(hold, operation, charged_limits)
     -- The last check, because it writes.
