@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
+use tower_ratelimit::retry::{GateLayer, HttpHint};
 use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
 
 /// Returns the numbers of requests that were served and rejected by the server, and of those that were not sent.
@@ -29,7 +29,7 @@ async fn send(url: &str, per_second: f64, seconds: f64, gate: bool) -> Result<[u
     let gate = gate.then(|| {
         GateLayer::new()
             .keyed_by(|request: &Request| request.url().origin())
-            .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()))
+            .with_reader(|response: &Response| HttpHint.gate_signal(response.status(), response.headers()))
             .max_wait(Duration::from_secs(2))
     });
     let client = ServiceBuilder::new().option_layer(gate).map_err(BoxError::from).service(Client::new());

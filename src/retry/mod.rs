@@ -5,7 +5,7 @@
 //!
 //! | Reader | Source of the delay |
 //! |---|---|
-//! | [`HttpHint`] | `Retry-After` (seconds or a date), otherwise `RateLimit` (`t` of the items with `r=0`); the status of a gRPC response |
+//! | [`HttpHint`] | `Retry-After`, `RateLimit` (`t` of the items with `r=0`), the [fields of providers](#fields-of-providers), the status of a gRPC response |
 //! | `GrpcHint` | `grpc-retry-pushback-ms`, otherwise `google.rpc.RetryInfo` (feature `tonic`) |
 //! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | any part of the response |
 //!
@@ -56,6 +56,8 @@
 //! # }
 //! ```
 
+#![doc = include_str!("providers.md")]
+
 mod fields;
 pub mod gate;
 #[cfg(feature = "tonic")]
@@ -64,9 +66,11 @@ mod hint;
 mod http;
 mod idempotency;
 mod policy;
+mod reading;
 mod request;
+mod times;
 
-pub use self::gate::{GateClosed, GateLayer, GateSignal, HttpGateSignal};
+pub use self::gate::{GateClosed, GateLayer, GateSignal};
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;

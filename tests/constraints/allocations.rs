@@ -114,10 +114,9 @@ fn allocations_are_counted() {
     let mut text = String::from("a");
     assert!(measure(|| text.push_str(black_box("and more text"))).count_total >= 1, "reallocated");
 
-    let mut allocating =
-        RateLimitLayer::new(Global, one_limit()).responder(Http::without_headers()).layer(service_fn(|_: Request<()>| {
-            ready(Ok::<_, BoxError>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
-        }));
+    let mut allocating = RateLimitLayer::new(Global, one_limit()).responder(Http::without_headers()).layer(service_fn(
+        |_: Request<()>| ready(Ok::<_, BoxError>(Response::new(Full::from(black_box(vec![1_u8; 100]))))),
+    ));
     assert!(count(&mut allocating, from(1), StatusCode::OK).count_total >= 1, "allocations inside the service count");
 }
 

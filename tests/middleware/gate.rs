@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::limit::ConcurrencyLimit;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::BoxError;
-use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpGateSignal, RetryAfter};
+use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpHint, RetryAfter};
 
 use crate::support::spawn;
 
@@ -287,7 +287,7 @@ async fn retries_wait_in_the_gate() {
 fn fields_of_servers_are_read() {
     let told = |status: u16, fields: &[(&str, &str)]| {
         let response = response(status, fields);
-        HttpGateSignal.read_response(response.status(), response.headers())
+        HttpHint.gate_signal(response.status(), response.headers())
     };
     let last = |seconds: f64| GateSignal::ServedLast(Duration::from_secs_f64(seconds));
     let rejected = |seconds: u64| GateSignal::Rejected(Some(Duration::from_secs(seconds)));

@@ -28,6 +28,7 @@ mod delays;
 mod fairness;
 mod fields;
 mod gate;
+mod gate_law;
 mod goodput;
 mod headers;
 mod heads;

@@ -274,9 +274,11 @@ async fn http_responder_parts_are_configurable() {
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response =
-        send(StubLimiter::allowing(), Http::without_headers().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)))
-            .await;
+    let response = send(
+        StubLimiter::allowing(),
+        Http::without_headers().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)),
+    )
+    .await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
@@ -307,7 +309,8 @@ async fn legacy_reset_is_rounded_up_to_seconds() {
     let response =
         send(limiter.clone(), Http::without_headers().headers(Headers::none().legacy(ResetFormat::EpochSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 3, start + 61]));
-    let response = send(limiter, Http::without_headers().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
+    let response =
+        send(limiter, Http::without_headers().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 2, 60]));
 }
 
@@ -437,7 +440,11 @@ async fn header_numbers_have_at_most_15_digits() {
     let limiter =
         Memory::new(Limit::new("vast", FixedWindow::new(Quota::new(1 << 53, Duration::from_secs(86400 * 73050)))));
     let response = send(limiter, Http::new()).await;
-    assert_eq!(policies(response.headers()), [("vast".into(), 999_999_999_999_999, 0)], "no rate that is not the limit's");
+    assert_eq!(
+        policies(response.headers()),
+        [("vast".into(), 999_999_999_999_999, 0)],
+        "no rate that is not the limit's"
+    );
     assert_eq!(limits(response.headers()), [("vast".into(), 999_999_999_999_999, Some(6_311_520_000))]);
 }
 
@@ -446,7 +453,8 @@ async fn fields_after<A>(algorithm: A, requests: usize) -> (i64, i64, i64, Optio
 where
     A: tower_ratelimit::algorithm::Algorithm + Clone + Send + Sync + 'static,
 {
-    let limiter = Memory::builder(Limit::new("x", algorithm)).max_keys(8).clock(ManualClock::new()).build().expect("a limiter");
+    let limiter =
+        Memory::builder(Limit::new("x", algorithm)).max_keys(8).clock(ManualClock::new()).build().expect("a limiter");
     for _ in 1..requests {
         let _ = send(limiter.clone(), Http::new()).await;
     }
@@ -555,7 +563,8 @@ async fn shared_responses_go_without_the_fields() {
 /// The wait that a rejection states is never shorter than the exact one, and longer by the part, and by a minute at most.
 #[tokio::test]
 async fn retry_jitter_is_within_its_part_and_a_minute() {
-    for (wait, percent, longest) in [(100, 0, 100), (100, 20, 120), (7, 50, 11), (100_000, 20, 100_060), (100, 255, 160)]
+    for (wait, percent, longest) in
+        [(100, 0, 100), (100, 20, 120), (7, 50, 11), (100_000, 20, 100_060), (100, 255, 160)]
     {
         let limiter = StubLimiter::from_policy(Verdict::Denied { retry_after: Duration::from_secs(wait) });
         let mut waits = BTreeSet::new();
@@ -588,7 +597,12 @@ async fn rejection_of_an_unread_body_closes_the_connection() {
             let both = http.clone().responder(ByContentType::default());
             let fields = [
                 answer(http.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
-                grpc.layer(service_fn(hello)).oneshot(request()).await.unwrap_or_else(|never| match never {}).headers().clone(),
+                grpc.layer(service_fn(hello))
+                    .oneshot(request())
+                    .await
+                    .unwrap_or_else(|never| match never {})
+                    .headers()
+                    .clone(),
                 answer(both.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
             ];
             for fields in fields {

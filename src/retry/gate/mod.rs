@@ -51,12 +51,12 @@
 //! ```
 //! use reqwest::{Client, Request, Response};
 //! use tower::{BoxError, ServiceBuilder};
-//! use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
+//! use tower_ratelimit::retry::{GateLayer, HttpHint};
 //!
 //! # fn client() {
 //! let gate = GateLayer::new()
 //!     .keyed_by(|request: &Request| request.url().origin())
-//!     .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()));
+//!     .with_reader(|response: &Response| HttpHint.gate_signal(response.status(), response.headers()));
 //! let client = ServiceBuilder::new()
 //!     .layer(gate)
 //!     .map_err(|error: reqwest::Error| BoxError::from(error))
@@ -67,9 +67,10 @@
 
 mod future;
 mod layer;
+mod pace;
 mod signal;
 mod state;
 
 pub use self::future::GateFuture;
 pub use self::layer::{ByOrigin, Gate, GateClosed, GateKey, GateLayer};
-pub use self::signal::{GateSignal, HttpGateSignal, ReadGateSignal};
+pub use self::signal::{GateSignal, ReadGateSignal};
