@@ -47,7 +47,7 @@ impl Fields {
 pub(super) struct Statement {
     /// The wait of a rejection, and whether a field of a finer unit states it.
     wait: Option<(bool, Duration)>,
-    /// The time until a limit has more available of which the fields do not say what remains.
+    /// The time of a limit of which the fields do not say what remains.
     reset: Option<Duration>,
     /// The time until all exhausted limits have more available.
     exhausted_for: Option<Duration>,
@@ -149,7 +149,7 @@ impl Statement {
 
     /// Returns the wait of a rejected request: [`wait`](Self::wait), otherwise the time of the limits.
     pub(super) fn rejected_for(&self) -> Option<Duration> {
-        self.wait().or(self.exhausted_for).or(self.reset)
+        self.wait().or(self.exhausted_for).or(self.reset.filter(|_| self.remaining.is_none()))
     }
 
     /// Returns the least that remains of any limit.

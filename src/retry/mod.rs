@@ -43,8 +43,10 @@
 //!     async move { Ok::<_, BoxError>(answer.body(())?) }
 //! });
 //!
-//! // The server allows ten requests per second. This example runs in tokio's virtual time, and so does the limiter.
-//! let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build()?;
+//! // The server allows ten requests per second, and the delay of the network varies by 10 ms: the margin is 10 * 10 ms.
+//! // This example runs in tokio's virtual time, and so does the limiter.
+//! let quota = Quota::new(10, Duration::from_millis(1_100));
+//! let limiter = Memory::builder(Gcra::new(quota).strict()).clock(TokioClock::new()).build()?;
 //! let mut client = ServiceBuilder::new()
 //!     .retry(RetryAfter::new().max_retries(5))
 //!     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))

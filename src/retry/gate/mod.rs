@@ -5,12 +5,15 @@
 //!
 //! | Response | Gate |
 //! |---|---|
-//! | a rejection, or a response after which nothing remains | closes for the time that the server states, or for one second if the server states none; for one hour at most |
-//! | any other response | stays as it is; after a pause, one more request may be in flight |
+//! | a rejection | closes for the time that the server states, or for one second if the server states none; for one hour at most |
+//! | a rejection, and more is available in less than a second: `RateLimit` with `r=0` and without `t` | spaces the requests that wait |
+//! | a response after which nothing remains for a time | closes until the time may be over: servers round it up to a second |
+//! | any other response | stays as it is |
 //!
-//! While a gate is closed, requests wait in order of arrival. After the pause one request starts, and its response lets
-//! two start, then four: so a server that still rejects requests rejects one. When no request waits any more, the gate is
-//! open. A response that arrives late changes nothing: a pause only gets longer.
+//! A gate is open while no request waits and no time is in force. Otherwise requests wait in order of arrival. After a
+//! pause one request starts, and its response lets two start, then four, as far as the server states that more remains: so
+//! a server that still rejects requests rejects one. If the server does not state that more remains, and no time, requests
+//! start at a distance that the gate learns from rejections. A response that arrives late changes nothing: a pause only gets longer.
 //!
 //! ```
 //! use http::{Request, Response};
@@ -31,39 +34,11 @@
 //!
 //! With hyper's client, requests and responses are those of the crate `http`, which the gate reads by itself:
 //!
-//! ```
-//! use http_body_util::Empty;
-//! use hyper_util::client::legacy::Client;
-//! use hyper_util::rt::TokioExecutor;
-//! use tower::{BoxError, ServiceBuilder};
-//! use tower_ratelimit::retry::GateLayer;
-//!
-//! # fn client() {
-//! let http = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
-//! let client = ServiceBuilder::new().layer(GateLayer::new()).map_err(BoxError::from).service(http);
-//! # fn is_service<S: tower::Service<http::Request<Empty<bytes::Bytes>>>>(_: S) {}
-//! # is_service(client);
-//! # }
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("hyper.md"))]
 //!
 //! With reqwest, closures read its requests and responses:
 //!
-//! ```
-//! use reqwest::{Client, Request, Response};
-//! use tower::{BoxError, ServiceBuilder};
-//! use tower_ratelimit::retry::{GateLayer, HttpHint};
-//!
-//! # fn client() {
-//! let gate = GateLayer::new()
-//!     .keyed_by(|request: &Request| request.url().origin())
-//!     .with_reader(|response: &Response| HttpHint.gate_signal(response.status(), response.headers()));
-//! let client = ServiceBuilder::new()
-//!     .layer(gate)
-//!     .map_err(|error: reqwest::Error| BoxError::from(error))
-//!     .service(Client::new());
-//! # let _ = client;
-//! # }
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("reqwest.md"))]
 
 mod future;
 mod layer;

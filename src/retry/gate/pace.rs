@@ -27,7 +27,7 @@ impl Spacing {
     /// The first interval, unless requests were further apart when they were rejected.
     const FIRST: Duration = Duration::from_millis(50);
     /// Servers state longer times.
-    const MAX: Duration = Duration::from_secs(1);
+    pub(super) const MAX: Duration = Duration::from_secs(1);
     /// After so many served requests and this time without a rejection, the gate tries a shorter interval: other clients
     /// may have left.
     const TRIED_AGAIN_AFTER: (u32, Duration) = (200, Duration::from_secs(30));

@@ -138,7 +138,10 @@ impl Gates {
             if gate.end(started, signal, pause, now) {
                 gates.pauses = pause;
             }
-            gates.gate(key, now).start_next(now)
+            let gate = gates.gate(key, now);
+            let mut wakers = gate.start_next(now);
+            wakers.extend(gate.waker_of_first());
+            wakers
         });
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -282,15 +285,17 @@ impl OneGate {
         if self.in_flight >= self.window {
             return None;
         }
+        // A server that states times states each zero: until then its responses say what may start.
+        let interval = if self.states_times { Spacing::MAX } else { self.spacing.interval() };
         let spaced = match self.last_start {
-            // The first request after a pause, or one that the server has capacity for.
-            Some(last) if self.window > 1 && self.credit == 0 => last.checked_add(self.spacing.interval()),
+            // Not for the first request after a pause, and not for one that the server has capacity for.
+            Some(last) if self.window > 1 && self.credit == 0 => last.checked_add(interval),
             _ => None,
         };
         Some(self.paused_until().max(spaced.unwrap_or(self.opens_at)))
     }
 
-    /// Lets waiting requests start, and returns their wakers and that of the next one.
+    /// Lets waiting requests start, and returns their wakers, and that of the next one if its time has changed.
     fn start_next(&mut self, now: Instant) -> Vec<Waker> {
         // A request whose future is not polled must not block those behind it.
         let is_unused = |started: &Started| now.saturating_duration_since(started.at) >= UNUSED_START;
@@ -308,9 +313,14 @@ impl OneGate {
             self.starting.insert(arrival, started);
             wakers.extend(waker);
         }
-        // It waits for another time now.
-        wakers.extend(self.waiting.first_key_value().and_then(|(_, waker)| waker.clone()));
+        if !wakers.is_empty() {
+            wakers.extend(self.waker_of_first());
+        }
         wakers
+    }
+
+    fn waker_of_first(&mut self) -> Option<Waker> {
+        self.waiting.first_entry()?.get_mut().take()
     }
 }
 
@@ -334,7 +344,7 @@ impl Waiter {
             wakers.extend(gate.start_next(now));
             (Ok(start), wakers)
         });
-        wakers.into_iter().filter(|other| !other.will_wake(waker)).for_each(Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
         match start {
             Ok(started) => {
                 let started = Some(started);
@@ -359,7 +369,9 @@ impl Drop for Waiter {
             if let Some(started) = gate.starting.remove(&self.arrival) {
                 gate.answered(started);
             }
-            gate.start_next(now)
+            let mut wakers = gate.start_next(now);
+            wakers.extend(gate.waker_of_first());
+            wakers
         });
         wakers.into_iter().for_each(Waker::wake);
     }
