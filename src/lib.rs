@@ -110,6 +110,8 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
+//! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
+//!   and contains the database.
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `waiting::until_ready`; `TokioClock`.
@@ -135,6 +137,7 @@ macro_rules! mistake {
 }
 
 pub mod algorithm;
+mod calendar;
 mod clock;
 #[cfg(feature = "serde")]
 pub mod config;
@@ -170,6 +173,7 @@ pub mod waiting;
 pub use crate::algorithm::{
     FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
+pub use crate::calendar::{Calendar, Weekday};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
