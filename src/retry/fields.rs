@@ -65,9 +65,11 @@ pub(super) fn limits(headers: &HeaderMap) -> StatedLimits {
 fn rate_limit(headers: &HeaderMap) -> Vec<Stated> {
     let lines = headers.get_all("ratelimit").iter().map(|line| line.to_str().ok());
     let Some(lines) = lines.collect::<Option<Vec<_>>>().filter(|lines| !lines.is_empty()) else { return Vec::new() };
+    // A list may end with empty elements (RFC 9110, section 5.6.1), which a structured field may not.
     let text = lines.join(", ");
+    let text = text.trim_end_matches([',', ' ']);
     let seconds = |number: i64| u64::try_from(number).ok().map(Duration::from_secs);
-    if let Ok(list) = Parser::new(&text).parse::<List>() {
+    if let Ok(list) = Parser::new(text).parse::<List>() {
         let items = list.iter().filter_map(|entry| {
             let ListEntry::Item(item) = entry else { return None };
             // A draft may rename `r` to `a`, and `t` to `w`.
@@ -79,7 +81,7 @@ fn rate_limit(headers: &HeaderMap) -> Vec<Stated> {
         });
         return items.collect();
     }
-    let Ok(dictionary) = Parser::new(&text).parse::<Dictionary>() else { return Vec::new() };
+    let Ok(dictionary) = Parser::new(text).parse::<Dictionary>() else { return Vec::new() };
     let number = |name: &str| {
         let Some(ListEntry::Item(item)) = dictionary.get(name) else { return None };
         item.bare_item.as_integer().map(i64::from)

@@ -90,3 +90,4 @@ mod shutdown;
 mod sliding_log;
 mod ttl;
 mod units;
+mod zero_limits;
