@@ -8,6 +8,7 @@ mod mistake;
 mod addresses;
 mod basics;
 mod batch_work;
+mod calendar;
 mod cancellation;
 mod cell;
 #[path = "../../servers/certificates.rs"]
@@ -65,6 +66,7 @@ mod oracle_model;
 mod order;
 mod overload;
 mod panics;
+mod pools;
 #[path = "../../servers/process.rs"]
 mod process;
 mod process_death;
@@ -85,6 +87,7 @@ mod sentinel;
 mod sentinel_server;
 #[path = "../../servers/server.rs"]
 mod server;
+mod sharding;
 mod shares;
 mod shutdown;
 mod sliding_log;

@@ -5,7 +5,9 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::completion::Answers;
+use super::config::ServerClock;
 use super::operation::{OperationKind, QueuedOperation};
+use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::inner::StateEncoding;
@@ -27,6 +29,18 @@ pub(super) struct Batch {
     /// The keys of reservation ids.
     id_keys: Vec<Vec<u8>>,
     input: Vec<u8>,
+    /// The calendars of windows, each with the place of its instants in the input.
+    calendars: Vec<(usize, Calendar)>,
+    latest_start: Option<LatestStart>,
+}
+
+/// When a script must start so that its reply can come in time.
+#[derive(Clone, Copy)]
+pub(super) struct LatestStart {
+    /// By the server's clock, as the last replies have shown it.
+    pub(super) server_time: Timestamp,
+    /// When the reply then comes at the latest.
+    pub(super) reply_by: Instant,
 }
 
 impl Batch {
@@ -37,7 +51,7 @@ impl Batch {
         mut operations: Vec<QueuedOperation>,
         holds: &Arc<HoldRegistry>,
         now: Option<Timestamp>,
-        latest_start: Option<Timestamp>,
+        latest_start: Option<LatestStart>,
     ) -> Self {
         load_sessions(&mut operations, &limits, holds);
         let limit_count = limits.limits.len();
@@ -92,7 +106,7 @@ impl Batch {
         let plain_keys = if templates.len() == 1 && id_keys.is_empty() { keys.len() } else { usize::MAX };
         let (step_count, steps) = steps.encoded(plain_keys);
         let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.len());
-        for time in [now, latest_start] {
+        for time in [now, latest_start.map(|start| start.server_time)] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
         let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
@@ -102,18 +116,38 @@ impl Batch {
         for limit in 0..limit_count {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
+        let mut calendars = Vec::new();
         for (template, extra) in templates {
-            template.encode(&mut input);
+            template.encode(&mut input, &mut calendars);
             for number in extra {
                 push_f64(number, &mut input);
             }
         }
         input.extend_from_slice(steps);
-        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input }
+        Self {
+            operations,
+            limits,
+            holds: Arc::clone(holds),
+            key_indices,
+            keys,
+            id_keys,
+            input,
+            calendars,
+            latest_start,
+        }
     }
 
-    /// The call of the script, by its hash or with its text.
-    pub(super) fn command(&self, by_hash: bool) -> Cmd {
+    /// Returns the server's time from a reply that asks for the instants around that time, and says that nothing has changed.
+    pub(super) fn other_server_time(&self, reply: &Value) -> Option<Timestamp> {
+        let Value::BulkString(bytes) = reply else { return None };
+        // Every other reply is longer.
+        let bytes = <[u8; 8]>::try_from(&bytes[..]).ok().filter(|_| !self.calendars.is_empty())?;
+        Some(Timestamp::from_micros(ReplyReader::read_time(bytes)?))
+    }
+
+    /// The call of the script, by its hash or with its text. `server_clock` estimates the server's time, which calendars
+    /// need.
+    pub(super) fn command(&self, by_hash: bool, server_clock: &ServerClock) -> Cmd {
         let script = &self.limits.script;
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
         command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len() + self.id_keys.len());
@@ -123,7 +157,18 @@ impl Batch {
         for key in &self.id_keys {
             command.arg(&key[..]);
         }
-        command.arg(&self.input[..]);
+        if self.calendars.is_empty() {
+            command.arg(&self.input[..]);
+        } else {
+            let (mut input, now) = (self.input.clone(), server_clock.now().as_micros());
+            for &(place, calendar) in &self.calendars {
+                let instants = calendar.instants(now).map(|instant| to_f64(instant).to_le_bytes());
+                if let Some(place) = input.get_mut(place..place + size_of_val(&instants)) {
+                    place.copy_from_slice(instants.as_flattened());
+                }
+            }
+            command.arg(input);
+        }
         command
     }
 
@@ -141,7 +186,16 @@ impl Batch {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
-        let (mut late, mut answers) = (0, Answers::with_capacity(self.operations.len()));
+        // The reply came as early as the reply to a script that had started in time, so the server's clock has gained.
+        let is_in_time = self.latest_start.is_some_and(|start| Instant::now() <= start.reply_by);
+        let mut run = ScriptRun {
+            sent_at,
+            started_at: now,
+            late: 0,
+            clock_has_gained: false,
+            answers: Answers::with_capacity(self.operations.len()),
+            again: Vec::new(),
+        };
         let mut operations = self.operations.into_iter();
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
@@ -152,11 +206,19 @@ impl Batch {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
-            late += usize::from(replay.was_late);
-            answers.push(operation, result);
+            let was_late = replay.was_late;
+            run.clock_has_gained |= was_late && is_in_time;
+            if was_late && is_in_time && !operation.is_second && !mistake!(LateDecisionIsNotAskedAgain) {
+                operation.target.algorithms = algorithms;
+                operation.is_second = true;
+                run.again.push(operation);
+                continue;
+            }
+            run.late += usize::from(was_late);
+            run.answers.push(operation, result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { sent_at, started_at: now, late, answers })
+        Ok(run)
     }
 }
 
@@ -168,7 +230,11 @@ pub(super) struct ScriptRun {
     pub(super) started_at: Timestamp,
     /// The number of decisions that the script did not make, because their replies would have come too late.
     pub(super) late: usize,
+    /// It made no decision, although their replies came in time.
+    pub(super) clock_has_gained: bool,
     pub(super) answers: Answers,
+    /// The operations to ask once more: nothing was charged.
+    pub(super) again: Vec<QueuedOperation>,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

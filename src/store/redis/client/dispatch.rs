@@ -8,10 +8,10 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::batch::{Batch, ScriptRun};
+use super::batch::{Batch, LatestStart, ScriptRun};
 use super::config::ClientConfig;
 use super::operation::QueuedOperation;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::observe::ShedCause;
 use crate::store::redis::connect::{Connection, Failure};
@@ -43,6 +43,8 @@ pub(super) struct CallEnd {
     pub(super) replied: bool,
     /// `None` in a cluster, whose nodes have a clock each.
     pub(super) run: Option<ScriptRun>,
+    /// The operations to ask once more.
+    pub(super) again: Vec<QueuedOperation>,
 }
 
 /// The connection that a call uses.
@@ -65,12 +67,12 @@ pub(super) async fn execute(
     node: &Arc<NodeState>,
     connection: Arc<dyn Connection>,
     operations: Vec<QueuedOperation>,
-    latest_start: Option<Timestamp>,
+    latest_start: Option<LatestStart>,
 ) -> CallEnd {
     let health = &config.health;
     let route = Route { config, node, connection: &*connection, sent_at: Instant::now() };
     let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
-    let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
+    let mut results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
@@ -80,7 +82,9 @@ pub(super) async fn execute(
         }
     };
     record_results(&route, &results, (size, measured_from));
+    let again = results.iter_mut().flatten().flatten().flat_map(|run| std::mem::take(&mut run.again)).collect();
     CallEnd {
+        again,
         must_reconnect: results.iter().any(|result| result.as_ref().is_err_and(|failure| failure.reconnect)),
         replied: results.iter().any(Result::is_ok),
         run: if health.server.is_cluster() { None } else { results.into_iter().find_map(Result::ok).flatten() },
@@ -98,10 +102,12 @@ fn record_results(
     health.record_call(size, measured_from, failures().next().map(|failure| &failure.error));
     let late = results.iter().flatten().flatten().map(|run| run.late).sum();
     health.record_shed(ShedCause::ArrivedLate, late);
-    if results.iter().any(Result::is_ok) {
-        health.record_success(route.node);
-    } else if let Some(failure) = failures().find(|failure| !failure.server_responded) {
-        health.record_failure(route.node, route.sent_at, &failure.error);
+    match failures().find(|failure| !failure.server_responded) {
+        Some(failure) if results.iter().all(Result::is_err) => {
+            health.record_failure(route.node, route.sent_at, &failure.error);
+        }
+        // An answer about the call shows that the node works.
+        _ => health.record_success(route.node),
     }
 }
 
@@ -133,7 +139,8 @@ async fn send_to_slot(
         // The calls to other slots may take longer.
         run.answers.complete(usize::MAX);
     }
-    for operation in returned {
+    for mut operation in returned {
+        operation.is_second = true;
         // The caller of a failed operation relies on it not being charged later.
         if operation.is_cancelled() || Instant::now() >= route.deadline() {
             operation.complete(Err(Error::unavailable(
@@ -152,7 +159,7 @@ async fn send_to_slot(
 fn new_batch(
     config: &ClientConfig,
     operations: Vec<QueuedOperation>,
-    latest_start: Option<Timestamp>,
+    latest_start: Option<LatestStart>,
 ) -> Option<Batch> {
     let (now, limits) = (config.clock.as_ref().map(Clock::now), Arc::clone(&operations.first()?.target.limits));
     Some(Batch::new(limits, operations, &config.holds, now, latest_start))
@@ -176,7 +183,7 @@ async fn send(
             // Nothing failed: the caller sends these operations one by one.
             return (Ok(None), batch.into_operations());
         }
-        Some(Err(error)) => Failure::from_redis(error),
+        Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
         None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {
@@ -195,7 +202,7 @@ async fn call_until_given_up(
     let (config, deadline) = (route.config, route.deadline());
     let mut call = pin!(async {
         loop {
-            match call_script(route.connection, slot, batch).await {
+            match call_script(route, slot, batch).await {
                 Err(error) if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < deadline => {
                     sleep(TRYAGAIN_DELAY).await;
                 }
@@ -210,23 +217,30 @@ async fn call_until_given_up(
     config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
     let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
     if mistake!(LostCallIsRepeated) {
-        return timeout_at(given_up_at, call_script(route.connection, slot, batch)).await.ok();
+        return timeout_at(given_up_at, call_script(route, slot, batch)).await.ok();
     }
     timeout_at(given_up_at, call).await.ok()
 }
 
-/// Sends a batch once, or a second time if the server replied that it did not run the first. Returns the reply, and when
-/// the command was sent that it answers: only that command shows how long a call takes.
+/// Sends a batch once, or a second time if the server replied that it did not run the first, and has charged nothing.
+/// Returns the reply, and when the command was sent that it answers: only that command shows how long a call takes.
 ///
 /// A script that no server has run is sent as text at once. So the first decision, and the first one after a replacement of
 /// the limits, takes one round trip.
-async fn call_script(connection: &dyn Connection, slot: u16, batch: &Batch) -> Result<(Value, Instant), RedisError> {
+async fn call_script(route: &Route<'_>, slot: u16, batch: &Batch) -> Result<(Value, Instant), RedisError> {
+    let Route { connection, config, .. } = *route;
+    let command = |by_hash| Arc::new(batch.command(by_hash, &config.server_clock));
     let mut sent_at = Instant::now();
-    let mut reply = connection.call(slot, Arc::new(batch.command(batch.limits.is_loaded()))).await;
+    let mut reply = connection.call(slot, command(batch.limits.is_loaded())).await;
     // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
     if reply.as_ref().is_err_and(is_missing_script) {
         sent_at = Instant::now();
-        reply = connection.call(slot, Arc::new(batch.command(false))).await;
+        reply = connection.call(slot, command(false)).await;
+    }
+    if let Some(server_time) = reply.as_ref().ok().and_then(|reply| batch.other_server_time(reply)) {
+        config.server_clock.set(server_time);
+        sent_at = Instant::now();
+        reply = connection.call(slot, command(true)).await;
     }
     Ok((reply?, sent_at))
 }
