@@ -222,6 +222,7 @@ pub mod guide {
     //! [from-tower-governor]: crate::guide::from_tower_governor
     //! [gateways]: crate::guide::gateways
     //! [keys]: crate::guide::keys
+    //! [kubernetes]: crate::guide::kubernetes
     //! [leases]: crate::guide::leases
     //! [limits]: crate::guide::limits
     //! [metrics]: crate::guide::metrics
@@ -362,6 +363,13 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
+
+    /// [keys]: crate::guide::keys#clients-behind-proxies
+    /// [leases]: crate::guide::leases
+    /// [redis]: crate::guide::redis
+    ///
+    #[doc = include_str!("../docs/kubernetes.md")]
+    pub mod kubernetes {}
 
     /// [redis]: crate::guide::redis
     ///

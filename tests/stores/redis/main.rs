@@ -94,3 +94,4 @@ mod shutdown;
 mod sliding_log;
 mod ttl;
 mod units;
+mod zero_limits;
