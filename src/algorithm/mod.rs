@@ -118,7 +118,7 @@ use std::time::Duration;
 ///
 /// # Laws
 ///
-/// Stores rely on these laws:
+/// Stores rely on these laws, which `test_util::check_algorithm` (feature `test-util`) checks:
 ///
 /// - **Pure**: [`decide`](Self::decide) and [`snapshot`](Self::snapshot) depend on their arguments only.
 /// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
