@@ -12,17 +12,7 @@ impl Policy {
     /// `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
     /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says.
     ///
-    /// ```
-    /// use tower_ratelimit::config::Policy;
-    ///
-    /// let policy: Policy = serde_json::from_str(
-    ///     r#"{ "name": "api", "algorithm": "gcra", "quota": "100/min", "burst": 20, "by": "user" }"#,
-    /// )?;
-    /// let part = policy.divided_by(8)?;
-    /// assert_eq!(part.quota().unwrap().to_string(), "12/min");
-    /// assert_eq!(part.burst(), Some(2));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("divided.md"))]
     ///
     /// # Errors
     ///
