@@ -109,7 +109,7 @@
 //! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::GateLayer`,
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
-//!   configuration in `config`.
+//!   configuration in `config`, and limits of all routes in one file in `routes`.
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
@@ -154,6 +154,8 @@ mod read_ahead;
 pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
+#[cfg(feature = "serde")]
+pub mod routes;
 mod runtime;
 mod scratch;
 pub mod store;

@@ -74,6 +74,7 @@ mod random;
 mod reservation_ids;
 #[path = "../memory/reservation_model.rs"]
 mod reservation_model;
+mod routes;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
