@@ -47,7 +47,7 @@ const OWN_LIMIT: &str = "ratelimit-policy: \"default\";q=10;w=10\r\n";
 
 /// Requires that two processes with a common limit admit what is left of it, but for calls that miss the deadline.
 fn check_common_limit(processes: [&Example; 2], policy: &str, limit: usize) {
-    let (mut allowed, mut missed) = (0, 0);
+    let (began, mut allowed, mut missed) = (Instant::now(), 0, 0);
     for attempt in 0.. {
         let answer = processes[attempt % 2].get_shared(&mut missed);
         if answer.starts_with("HTTP/1.1 429 ") {
@@ -57,20 +57,28 @@ fn check_common_limit(processes: [&Example; 2], policy: &str, limit: usize) {
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("Hello! You are within the limit"), "{answer}");
         allowed += 1;
     }
-    assert!(allowed <= limit && allowed + missed >= limit, "{allowed} of {limit}, {missed} missed");
+    let most = limit * windows_since(began);
+    assert!(allowed <= most && allowed + missed >= limit, "{allowed} of {limit}, {missed} missed");
     for process in processes {
-        assert!(process.get_shared(&mut missed).starts_with("HTTP/1.1 429 "));
+        let is_denied = process.get_shared(&mut missed).starts_with("HTTP/1.1 429 ");
+        assert!(is_denied || windows_since(began) > 1);
     }
+}
+
+/// The windows of the examples that a machine may reach: each lasts ten seconds.
+fn windows_since(began: Instant) -> usize {
+    1 + usize::try_from(began.elapsed().as_secs() / 9).expect("minutes")
 }
 
 /// Requires that a process without its server admits no more than its own limit.
 fn check_own_limit(process: &Example, text: &str) {
+    let began = Instant::now();
     let answers = std::iter::repeat_with(|| process.get()).take_while(|answer| answer.starts_with("HTTP/1.1 200 "));
     let answers: Vec<_> = answers.collect();
-    assert!(answers.len() <= 10, "{answers:?}");
+    assert!(answers.len() <= 10 * windows_since(began), "{answers:?}");
     assert!(answers.iter().all(|answer| answer.contains(OWN_LIMIT) && answer.ends_with(text)), "{answers:?}");
-    let denied = process.get();
-    assert!(denied.starts_with("HTTP/1.1 429 ") && denied.contains(OWN_LIMIT), "{denied}");
+    let last = process.get();
+    assert!(last.contains(OWN_LIMIT) && (last.starts_with("HTTP/1.1 429 ") || windows_since(began) > 1), "{last}");
 }
 
 #[test]
