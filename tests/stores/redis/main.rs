@@ -65,6 +65,7 @@ mod oracle_model;
 mod order;
 mod overload;
 mod panics;
+mod pools;
 #[path = "../../servers/process.rs"]
 mod process;
 mod process_death;
