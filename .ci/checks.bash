@@ -123,7 +123,7 @@ redis_tests_on_other_servers() {
     return "$status"
 }
 
-# `scripts/test` runs 500 of these seeds.
+# `scripts/test` runs 200 of these seeds.
 simulated_client() {
     SIMULATION_SEEDS=5000 cargo test --workspace --all-features --lib simulation_tests::seeds
 }

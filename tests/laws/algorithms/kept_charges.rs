@@ -315,7 +315,7 @@ fn quota() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
-    #![proptest_config(cases(100))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn kept_charges_conform_gcra(quota in quota(), burst in 1u64..20, moves in moves()) {
@@ -506,7 +506,7 @@ impl Limiter<Caller> for Faulty {
 /// Checks the theorem for a limiter with a mistake, with the same cases in every run. `PROPTEST_CASES` does not reduce
 /// them, because rare mistakes need all of them.
 fn check_with_mistake(mistake: Mistake) -> Result<(), TestError<Vec<Move>>> {
-    let config = Config { cases: 300, ..cases(300) };
+    let config = Config { cases: 120, ..cases(120) };
     let mut runner = TestRunner::new_with_rng(config, TestRunner::deterministic().new_rng());
     runner.run(&moves(), |moves| {
         let clock = clock();
