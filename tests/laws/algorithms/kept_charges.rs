@@ -506,7 +506,7 @@ impl Limiter<Caller> for Faulty {
 /// Checks the theorem for a limiter with a mistake, with the same cases in every run. `PROPTEST_CASES` does not reduce
 /// them, because rare mistakes need all of them.
 fn check_with_mistake(mistake: Mistake) -> Result<(), TestError<Vec<Move>>> {
-    let config = Config { cases: 120, ..cases(120) };
+    let config = Config { cases: 300, ..cases(300) };
     let mut runner = TestRunner::new_with_rng(config, TestRunner::deterministic().new_rng());
     runner.run(&moves(), |moves| {
         let clock = clock();

@@ -3,7 +3,7 @@
 use super::callers::Answer;
 use super::quota::{Form, Quota};
 use super::run_scenario;
-use super::scenario::{Call, Fault, FaultKind, Scenario};
+use super::scenario::{Call, Fault, Scenario};
 use super::world::Link;
 
 /// Returns the answers of a client with this fault, which replaces its limits at these times. It decides every 100 ms from
