@@ -172,7 +172,7 @@ fn common_limit_allows_what_a_share_allows_in_full_tables_and_after_restarts() {
         sum.without_slot += seen.without_slot;
     };
     let policies = [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny];
-    for (seed, when_full) in policies.into_iter().enumerate() {
+    for (seed, when_full) in policies.into_iter().cycle().take(6).enumerate() {
         let seed = 100 + seed as u64;
         let trouble = Trouble { when_full, restarts: true, ..CALM };
         let [share, all] = [quota(5, 2_000), quota(27, 2_000)];

@@ -74,8 +74,9 @@ impl Load {
         Self { goes_on, recovered, failed, tasks }
     }
 
-    /// Waits until a decision has succeeded.
+    /// Waits until another decision succeeds.
     async fn until_answered(&self) {
+        self.recovered.store(false, Ordering::SeqCst);
         until("a decision succeeds", || self.recovered.load(Ordering::SeqCst)).await;
     }
 
@@ -295,6 +296,7 @@ async fn connection_cut_within_a_reply_is_replaced() {
     for _ in 0..3 {
         proxy.cut_next_reply();
         load.until_failed().await;
+        load.until_answered().await;
     }
     let report = load.report("cut in the middle of a reply, 3 times").await;
     assert!(report.failed() < 3 * 3 * TASKS, "{}", report.failed());

@@ -13,7 +13,7 @@ use crate::random::Random;
 
 /// The classes of costs, in percent of the burst.
 const CLASSES: [u64; 5] = [10, 30, 50, 80, 100];
-const SEEDS: u64 = 20;
+const SEEDS: u64 = 40;
 
 /// The load of one seed. Times are in milliseconds.
 #[derive(Clone, Debug)]
