@@ -110,6 +110,8 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
+//! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
+//!   and contains the database.
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `limiter::until_ready`; `TokioClock`.
@@ -135,6 +137,7 @@ macro_rules! mistake {
 }
 
 pub mod algorithm;
+mod calendar;
 mod clock;
 #[cfg(feature = "serde")]
 pub mod config;
@@ -168,6 +171,7 @@ pub mod test_util;
 pub use crate::algorithm::{
     FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
+pub use crate::calendar::{Calendar, Weekday};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
@@ -211,7 +215,6 @@ pub mod guide {
     //! [choosing]: crate::guide::choosing
     //! [configuration]: crate::guide::configuration
     //! [costs]: crate::guide::costs
-    //! [design]: crate::guide::design
     //! [from-governor]: crate::guide::from_governor
     //! [from-tower-governor]: crate::guide::from_tower_governor
     //! [gateways]: crate::guide::gateways
@@ -266,14 +269,6 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
-
-    /// [costs]: crate::guide::costs
-    /// [leases]: crate::guide::leases
-    /// [redis]: crate::guide::redis
-    #[doc = include_str!("../docs/pictures/architecture.md")]
-    ///
-    #[doc = include_str!("../docs/design.md")]
-    pub mod design {}
 
     /// [capacity]: crate::guide::operating#memory-and-capacity
     /// [performance]: crate::guide::performance
@@ -355,8 +350,7 @@ pub mod guide {
     #[doc = include_str!("../docs/recipes.md")]
     pub mod recipes {}
 
-    /// [design]: crate::guide::design#batches-in-redis
-    /// [holds-sizing]: crate::guide::redis_sizing#holds
+    /// [holds-sizing]: crate::guide::redis_sizing#bytes-and-holds
     /// [ids]: crate::guide::costs#reservation-ids
     /// [leases]: crate::guide::leases
     /// [processes]: crate::guide::recipes#several-processes

@@ -1,7 +1,6 @@
 //! The part of one process in a configured limit.
 
 use super::Policy;
-use super::fields::with_field;
 use crate::error::Error;
 
 impl Policy {
@@ -10,7 +9,9 @@ impl Policy {
     ///
     /// The quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says. The fields `burst`, `max`,
     /// `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
-    /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says.
+    /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says. The
+    /// parts of a guaranteed share and of the limits beside it are rounded apart, so the limits may not be able to serve
+    /// all shares: building them returns the error of [`guarantee`](crate::Limit::guarantee).
     ///
     #[cfg_attr(not(doctest), doc = include_str!("divided.md"))]
     ///
@@ -27,7 +28,7 @@ impl Policy {
         let part = |units: u64| units / processes;
         let mut fields = self.fields.clone();
         if let Some(quota) = fields.quota {
-            fields.quota = Some(with_field("quota", quota.divided_by(processes))?);
+            fields.quota = Some(quota.divided_by(processes)?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
         fields.max = fields.max.map(|max| part(max).max(1));

@@ -17,12 +17,19 @@ pub struct Counters {
 
 impl Counters {
     /// The maximum number of words.
-    pub const MAX_WORDS: usize = 66;
+    pub const MAX_WORDS: usize = 134;
 
     /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
     #[must_use]
     pub fn zero(words: usize) -> Self {
         Self { words: [0; Self::MAX_WORDS], len: words.min(Self::MAX_WORDS) }
+    }
+}
+
+impl Counters {
+    /// Makes the state so many words long, at most [`MAX_WORDS`](Self::MAX_WORDS), if it is shorter.
+    pub(crate) fn grow(&mut self, words: usize) {
+        self.len = self.len.max(words.min(Self::MAX_WORDS));
     }
 }
 

@@ -77,7 +77,8 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
         let words = crate::algorithm::Counters::MAX_WORDS;
-        if let Some(Self { table, blocks, deadlines, held_algorithms, .. }) = previous {
+        if let Some(Self { limit: previous, table, blocks, deadlines, held_algorithms, .. }) = previous {
+            let limit = limit.continuing(previous);
             let (blocks, deadlines) = (Arc::clone(blocks), Arc::clone(deadlines));
             return Self::from_tables(limit, capacity, table.clone(), blocks, deadlines, Arc::clone(held_algorithms));
         }

@@ -46,6 +46,15 @@ impl<Key: ?Sized> LimiterState<Key> {
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
             limit.facts.set_shares(shares);
+            let earlier = earlier.and_then(|earlier| {
+                let mut limits = earlier.limits.limits.iter();
+                limits.find(|earlier| earlier.facts.name.as_str() == limit.facts.name.as_str())
+            });
+            if let (Some(own), Some(earlier)) =
+                (&limit.warn_keys, earlier.and_then(|earlier| earlier.warn_keys.as_ref()))
+            {
+                limit.warn_keys = Some(own.continuing(earlier));
+            }
         }
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
@@ -389,7 +398,7 @@ fn new_client(
         let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
         let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
         let health = ServerHealth::new(name, server, observers);
-        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock })
+        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock, server_clock: Default::default() })
     })
 }
 

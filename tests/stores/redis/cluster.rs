@@ -40,7 +40,7 @@ async fn key_is_counted_once_on_any_node() {
     assert_eq!(cluster.nodes.iter().map(|node| node.keys().len()).sum::<usize>(), 200);
     assert_eq!(
         limiter.redis_key("default", "a{b}c").expect("a limit"),
-        "ratelimit:api:default:fixed_window2:a%7Bb%7Dc"
+        "ratelimit:api:default:fixed_window3:a%7Bb%7Dc"
     );
 }
 
@@ -64,7 +64,7 @@ async fn limits_of_a_transaction_share_a_cluster_slot() {
     };
     let together = redis_limiter(cluster.open(), "together", limits());
     assert_eq!(allowed_of(&together).await, 60);
-    assert_eq!(together.redis_key("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window2:7");
+    assert_eq!(together.redis_key("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window3:7");
     let filled = cluster.nodes.iter().filter(|node| !node.keys().is_empty());
     assert_eq!(filled.count(), 1);
     let spread = Redis::builder(cluster.open(), "spread", limits()).deadline(LONG_DEADLINE).slot_by(|&(team, _)| team);

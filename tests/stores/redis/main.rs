@@ -8,6 +8,7 @@ mod mistake;
 mod addresses;
 mod basics;
 mod batch_work;
+mod calendar;
 mod cancellation;
 mod cell;
 #[path = "../../servers/certificates.rs"]

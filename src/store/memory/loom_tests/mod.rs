@@ -120,7 +120,7 @@ impl TestState for HitLog {
     }
 
     fn with(&self, words: [u64; 2]) -> HitLogEdit {
-        HitLogEdit { expired: 0, hit: (words[1], 1), max_hits: usize::MAX, period: 0, idle_at: words[0] }
+        HitLogEdit::new(0, (words[1], 1), u64::MAX, 0, words[0])
     }
 }
 
