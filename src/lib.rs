@@ -114,7 +114,7 @@
 //!   and contains the database.
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
-//!   behind the layer; `limiter::until_ready`; `TokioClock`.
+//!   behind the layer; `waiting::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
@@ -166,6 +166,8 @@ mod sync;
 mod table;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
+#[cfg(feature = "timer")]
+pub mod waiting;
 
 #[doc(inline)]
 pub use crate::algorithm::{

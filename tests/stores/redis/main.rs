@@ -87,6 +87,7 @@ mod sentinel;
 mod sentinel_server;
 #[path = "../../servers/server.rs"]
 mod server;
+mod sharding;
 mod shares;
 mod shutdown;
 mod sliding_log;
