@@ -31,7 +31,7 @@ impl Policy {
             fields.quota = Some(quota.divided_by(processes)?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
-        fields.max = fields.max.map(|max| part(max).max(1));
+        fields.max = fields.max.map(|max| part(max).max(max.min(1)));
         fields.max_waiting = fields.max_waiting.map(part);
         for units in fields.keep_free.iter_mut().flat_map(|kept| kept.values_mut()) {
             *units = part(*units);

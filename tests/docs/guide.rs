@@ -19,6 +19,8 @@ mod from_tower_governor {}
 mod gateways {}
 #[doc = include_str!("../../docs/keys.md")]
 mod keys {}
+#[doc = include_str!("../../docs/kubernetes.md")]
+mod kubernetes {}
 #[doc = include_str!("../../docs/leases.md")]
 mod leases {}
 #[doc = include_str!("../../docs/limits.md")]
