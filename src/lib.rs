@@ -158,7 +158,6 @@ mod runtime;
 mod scratch;
 pub mod store;
 mod sync;
-mod table;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 
@@ -198,7 +197,7 @@ pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
-pub use crate::table::WhenFull;
+pub use crate::store::WhenFull;
 
 /// The examples in README.md.
 #[cfg(doctest)]

@@ -100,7 +100,6 @@ pub(crate) use self::lua::StateEncoding;
 pub use self::lua::{LuaAlgorithm, LuaScript};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
-pub(crate) use self::state::AtomicState;
 pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit, State};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};

@@ -11,7 +11,7 @@ use super::transaction_limit::{Capacity, read_clock};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::store::inner::Remember;
-use crate::table::WhenFull;
+use super::when_full::WhenFull;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
