@@ -7,8 +7,8 @@
 //! done
 //! redis-cli --cluster create 127.0.0.1:7001 127.0.0.1:7002 127.0.0.1:7003 --cluster-yes
 //! export REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003
-//! cargo run --example cluster
-//! PORT=3001 cargo run --example cluster        # in another terminal: the same limit
+//! cargo run --example cluster --features redis-cluster
+//! PORT=3001 cargo run --example cluster --features redis-cluster        # in another terminal: the same limit
 //! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! redis-server --port 6379 --save '' &
-//! cargo run --example lease
+//! cargo run --example lease --features redis
 //! ```
 //!
 //! Prints what the processes have admitted in three seconds, the most that the quota allows in that time, and the share

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! redis-server --port 6379 --save '' &
-//! cargo run --example redis
-//! PORT=3001 cargo run --example redis        # in another terminal: the same limit
+//! cargo run --example redis --features redis
+//! PORT=3001 cargo run --example redis --features redis        # in another terminal: the same limit
 //! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! redis-server --port 6379 --save '' &
-//! cargo run --example reservation_id
+//! cargo run --example reservation_id --features redis
 //! ```
 //!
 //! Prints what remains of 10 000 tokens after the admission, after the death of the first replica, and after the
@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use tower_ratelimit::{AcquireOptions, Error, Limiter, Quota, Redis, RedisServer, TokenBucket};
 
-/// The id of the request: both replicas know it, for example from a header.
+/// The id of the request. The gateway in front of the replicas makes it, and replaces any that a client sends: a client
+/// that chose the ids would choose which of its requests are one.
 const ID: &str = "req-7f3a";
 
 #[tokio::main]

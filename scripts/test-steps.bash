@@ -5,9 +5,10 @@ need_tools() {
     need_rust && need cc gcc && need redis-server redis-server && need lua5.4 lua5.4
 }
 
-# The names of the test binaries, and the targets of all but `redis`, as arguments of cargo.
-binaries=() without_redis=(--lib)
-for main in tests/*/main.rs simulate/tests/*/main.rs; do
+# The names of the test binaries, and the targets of all but `redis`, as arguments of cargo. `example` is the name of the
+# tests of each package below `examples`.
+binaries=() without_redis=(--lib --test example)
+for main in tests/*/main.rs tests/*/*/main.rs simulate/tests/*/main.rs; do
     binary=$(basename "$(dirname "$main")")
     binaries+=("$binary")
     if [ "$binary" != redis ]; then

@@ -108,8 +108,10 @@ serve() {
     # One log per server: an earlier server's log holds another address.
     local name=$1 log=$folder/$1-${#processes[@]}.log program=examples/$1
     shift
-    # A member of the workspace.
-    [ ! -e "examples/$name/Cargo.toml" ] || program=$name
+    # A package of its own.
+    if [ -e "examples/$name/Cargo.toml" ]; then
+        program=$(sed -n 's/^name = "\(.*\)"$/\1/p' "examples/$name/Cargo.toml" | sed -n 1p)
+    fi
     : >"$log"
     PORT=0 "${CARGO_TARGET_DIR:-target}/debug/$program" "$@" >"$log" 2>&1 &
     processes+=($!)

@@ -23,6 +23,7 @@ enum Kind {
     Unsupported,
     UnknownId,
     IdConflict,
+    AlreadySettled,
 }
 
 impl Error {
@@ -102,6 +103,15 @@ impl Error {
         )
     }
 
+    /// Creates the error of a hold whose reservation id is that of a hold that has ended.
+    pub(crate) fn already_settled() -> Self {
+        Self::new(
+            Kind::AlreadySettled,
+            "hold failed: the hold with this reservation id on this key is settled or has expired; use a new id for each \
+             request",
+        )
+    }
+
     /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -135,6 +145,13 @@ impl Error {
     #[must_use]
     pub fn is_id_conflict(&self) -> bool {
         self.kind == Kind::IdConflict
+    }
+
+    /// Returns whether a reservation id is that of a hold that is settled or has expired. Nothing was held, and no retry
+    /// with the id succeeds.
+    #[must_use]
+    pub fn is_already_settled(&self) -> bool {
+        self.kind == Kind::AlreadySettled
     }
 
     /// Returns whether the limiter does not support the operation.

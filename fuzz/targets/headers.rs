@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../tests/fuzz/headers.rs"]
+#[path = "../../tests/http/fuzz/headers.rs"]
 mod headers;
 
 libfuzzer_sys::fuzz_target!(|sent: &[u8]| headers::check(sent));

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../tests/fuzz/states.rs"]
+#[path = "../../tests/http/fuzz/states.rs"]
 mod states;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| states::check(input));

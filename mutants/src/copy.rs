@@ -12,7 +12,7 @@ use crate::mutate::Mutants;
 /// Where the script of a limiter is assembled.
 const SCRIPT: &str = "src/store/redis/script/source.rs";
 /// Where tests assemble a script by themselves.
-const TEST_SCRIPT: &str = "tests/redis/lua.rs";
+const TEST_SCRIPT: &str = "tests/stores/redis/lua.rs";
 const RUNTIME: &str = include_str!("runtime.rs");
 /// How often the mutants that do not compile are removed.
 const MAX_BUILDS: usize = 12;
@@ -55,6 +55,9 @@ impl Copy {
                     let mutated = "tower_ratelimit::__mutants::lua(parts.concat())";
                     contents = text.replace(complete, mutated).into_bytes();
                 }
+                if file.ends_with("/Cargo.toml") {
+                    contents = without_lints(&String::from_utf8(contents).expect("text")).into_bytes();
+                }
                 copy.write(file, &contents);
             }
         }
@@ -69,18 +72,11 @@ impl Copy {
         copy
     }
 
-    /// Returns the manifest without lints and without members. Tests run many times, so the package is optimised.
+    /// Returns the manifest with the packages of tests as the only members. Tests run many times, so the package is optimised.
     fn manifest(&self) -> String {
-        let text = self.read("Cargo.toml");
-        let mut is_left_out = false;
-        let kept = text.lines().filter(|line| {
-            if line.starts_with('[') {
-                is_left_out = line.starts_with("[lints") || line.starts_with("[workspace");
-            }
-            !is_left_out
-        });
-        let kept: Vec<_> = kept.collect();
-        format!("{}\n[workspace]\n[profile.dev.package.tower-ratelimit]\nopt-level = 1\n", kept.join("\n"))
+        let kept = without_lints(&self.read("Cargo.toml"));
+        let members = "[workspace]\nmembers = [\"tests/http\", \"tests/stores/redis\"]";
+        format!("{kept}\n{members}\n[profile.dev.package.tower-ratelimit]\nopt-level = 1\n")
     }
 
     fn read(&self, file: &str) -> String {
@@ -99,7 +95,7 @@ impl Copy {
 
     /// Writes the files of `folders` with all mutants that compile, and builds the tests.
     pub(crate) fn build(&self, folders: &[String], tests: &[&str]) -> (Mutants, Vec<Binary>) {
-        let mut arguments = vec!["test", "--no-run"];
+        let mut arguments = vec!["test", "--no-run", "--workspace"];
         for &test in tests {
             arguments.extend(if test == "lib" { vec!["--lib"] } else { vec!["--test", test] });
         }
@@ -180,6 +176,18 @@ impl Copy {
         }
         invalid
     }
+}
+
+/// Returns a manifest without its sections of lints and of the workspace.
+fn without_lints(manifest: &str) -> String {
+    let mut is_left_out = false;
+    let kept = manifest.lines().filter(|line| {
+        if line.starts_with('[') {
+            is_left_out = line.starts_with("[lints") || line.starts_with("[workspace");
+        }
+        !is_left_out
+    });
+    kept.collect::<Vec<_>>().join("\n")
 }
 
 /// Adds the module that selects mutants, and turns lints off.

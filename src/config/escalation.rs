@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::fields::{PolicyFields, read_time, with_field};
-use super::{AlgorithmName, EMPTY, KeyParts, Policy};
+use super::{AlgorithmName, KeyParts, Policy};
 use crate::clock::MAX_PERIOD_MICROS;
 use crate::error::Error;
 use crate::limiter::Escalation;
@@ -47,12 +47,12 @@ impl Policy {
         let windows = self.escalation().map(|escalation| escalation.windows());
         let policy = |(name, unit, window): (&str, &str, crate::FixedWindow)| {
             Self::try_from(PolicyFields {
-                name: name.to_owned(),
-                algorithm: AlgorithmName::FixedWindow,
+                name: Some(name.to_owned()),
+                algorithm: Some(AlgorithmName::FixedWindow),
                 quota: Some(window.quota()),
-                by: self.by().to_owned(),
+                by: Some(self.by().to_owned()),
                 unit: Some(unit.to_owned()),
-                ..EMPTY
+                ..PolicyFields::default()
             })
         };
         windows.into_iter().flatten().map(policy).collect()
@@ -95,10 +95,10 @@ impl PolicyFields {
                 None => Ok(None),
             };
         };
-        if self.shadow {
+        if self.is_shadow() {
             return Err(Error::config("escalate: a shadow denies no request; remove one of the two fields"));
         }
-        let mut escalation = Escalation::new(self.name.clone(), denials);
+        let mut escalation = Escalation::new(self.name.clone().unwrap_or_default(), denials);
         if let Some(texts) = &self.block_for {
             let durations = texts.iter().map(|text| read_time("block_for", text)).collect::<Result<Vec<_>, _>>()?;
             // Whether the blocks are forgotten in time is a matter of the next field.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, Error as _};
 
 use super::{AlgorithmName, BuiltAlgorithm, Policy};
 use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
@@ -11,58 +12,64 @@ use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::{Quota, read_period};
 
-/// The fields of a policy in configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct PolicyFields {
-    pub(super) name: String,
-    pub(super) algorithm: AlgorithmName,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) quota: Option<Quota>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) max: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) max_duration: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) burst: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) max_waiting: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) aligned_to_clock: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) blocks: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) weighted: Option<bool>,
-    pub(super) by: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) when: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) fixed_cost: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) unit: Option<String>,
-    #[serde(skip_serializing_if = "is_false")]
-    pub(super) shadow: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) keep_free: Option<BTreeMap<String, u64>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) escalate: Option<Quota>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) block_for: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) forget_after: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "write_mark")]
-    pub(super) warn_at: Option<WarnAt>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) guarantee: Option<u64>,
+/// Defines the fields once: the struct, the names, and how a field is read.
+///
+/// Not a derived `Deserialize`: it reads all fields before one of them can be checked, and the error of a format then
+/// points at the whole policy instead of the invalid field.
+macro_rules! policy_fields {
+    ($($field:ident: $value:ty,)+) => {
+        /// The fields of a policy in configuration. A field that is not set is `None`.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+        pub(super) struct PolicyFields {
+            $(#[serde(skip_serializing_if = "Option::is_none")] pub(super) $field: Option<$value>,)+
+        }
+
+        impl PolicyFields {
+            pub(super) const NAMES: &[&str] = &[$(stringify!($field)),+];
+
+            /// Reads the value of the field with this name.
+            pub(super) fn read<'de, D: Deserializer<'de>>(&mut self, name: &str, value: D) -> Result<(), D::Error> {
+                match name {
+                    $(stringify!($field) if self.$field.is_some() => Err(D::Error::duplicate_field(stringify!($field))),
+                    stringify!($field) => {
+                        self.$field = Some(read_value(name, value)?);
+                        Ok(())
+                    })+
+                    _ => Err(D::Error::unknown_field(name, Self::NAMES)),
+                }
+            }
+        }
+    };
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, clippy::ref_option, reason = "serde's signature")]
-fn write_mark<S: Serializer>(mark: &Option<WarnAt>, serializer: S) -> Result<S::Ok, S::Error> {
-    mark.map(WarnAt::part).serialize(serializer)
+policy_fields! {
+    name: String,
+    algorithm: AlgorithmName,
+    quota: Quota,
+    max: u64,
+    max_duration: String,
+    burst: u64,
+    max_waiting: u64,
+    aligned_to_clock: bool,
+    blocks: u64,
+    weighted: bool,
+    by: String,
+    when: String,
+    fixed_cost: u64,
+    unit: String,
+    shadow: bool,
+    keep_free: BTreeMap<String, u64>,
+    escalate: Quota,
+    block_for: Vec<String>,
+    forget_after: String,
+    warn_at: WarnAt,
+    guarantee: u64,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_false(value: &bool) -> bool {
-    !value
+/// Reads a value. An error begins with the name of the field.
+fn read_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(name: &str, value: D) -> Result<T, D::Error> {
+    // Some formats end a message with a new line, and would add another one.
+    T::deserialize(value).map_err(|error| D::Error::custom(format_args!("{name}: {}", error.to_string().trim_end())))
 }
 
 impl TryFrom<PolicyFields> for Policy {
@@ -87,11 +94,15 @@ impl From<Policy> for PolicyFields {
 }
 
 impl PolicyFields {
+    pub(super) fn is_shadow(&self) -> bool {
+        self.shadow == Some(true)
+    }
+
     pub(super) fn check_name(&self) -> Result<(), Error> {
-        if self.name.is_empty() {
-            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
+        match self.name.as_deref() {
+            Some("") => Err(Error::config("name: it is empty; give the limit a name that clients may see")),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn check_cost(&self) -> Result<(), Error> {
@@ -118,7 +129,7 @@ impl PolicyFields {
     pub(super) fn check_guarantee(&self) -> Result<(), Error> {
         match self.guarantee {
             Some(0) => Err(Error::config("guarantee: it is 0; set the number of sub-keys that have a share")),
-            Some(_) if self.shadow => {
+            Some(_) if self.is_shadow() => {
                 Err(Error::config("guarantee: a shadow guarantees nothing; remove one of the two fields"))
             }
             Some(_) if self.keep_free.is_some() => {
@@ -128,9 +139,13 @@ impl PolicyFields {
         }
     }
 
+    fn algorithm(&self) -> Result<AlgorithmName, Error> {
+        self.algorithm.ok_or_else(|| Error::config("algorithm: it is missing; set it, as in \"gcra\""))
+    }
+
     pub(super) fn build(&self) -> Result<BuiltAlgorithm, Error> {
         let quota = || self.quota.ok_or_else(|| Error::config("quota: it is missing; set it, as in \"100/min\""));
-        Ok(match self.algorithm {
+        Ok(match self.algorithm()? {
             AlgorithmName::Gcra => {
                 let gcra = with_field("quota", Gcra::try_new(quota()?))?;
                 BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
@@ -185,10 +200,11 @@ impl PolicyFields {
             FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
         };
 
-        if self.algorithm == InFlight && self.quota.is_some() {
+        let Some(algorithm) = self.algorithm else { return Ok(()) };
+        if algorithm == InFlight && self.quota.is_some() {
             return Err(Error::config("quota: it does not apply to in-flight; set `max` instead"));
         }
-        if self.algorithm == LeakyQueue && self.keep_free.is_some() {
+        if algorithm == LeakyQueue && self.keep_free.is_some() {
             return Err(Error::config(
                 "keep_free: it does not apply to leaky-queue; remove it or change the algorithm",
             ));
@@ -209,7 +225,7 @@ impl PolicyFields {
             ),
         ];
         for (field, is_set, owners, names) in fields {
-            if is_set && !owners.contains(&self.algorithm) {
+            if is_set && !owners.contains(&algorithm) {
                 return Err(Error::config(format!(
                     "{field}: it applies to {names} only; remove it or change the algorithm"
                 )));

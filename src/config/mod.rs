@@ -41,7 +41,6 @@ mod read;
 
 use self::fields::PolicyFields;
 pub use self::key_parts::KeyParts;
-use self::read::EMPTY;
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
@@ -113,13 +112,13 @@ impl Policy {
     /// Returns the limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.fields.name
+        self.fields.name.as_deref().unwrap_or_default()
     }
 
     /// Returns the algorithm's name.
     #[must_use]
     pub fn algorithm(&self) -> AlgorithmName {
-        self.fields.algorithm
+        self.fields.algorithm.unwrap_or(AlgorithmName::Gcra)
     }
 
     /// Returns the quota, which every algorithm but `in-flight` has.
@@ -176,7 +175,7 @@ impl Policy {
     /// Returns the name of the sub-key.
     #[must_use]
     pub fn by(&self) -> &str {
-        &self.fields.by
+        self.fields.by.as_deref().unwrap_or_default()
     }
 
     /// Returns the name of the [condition](crate::Limit::only_if), if the limit has one.
@@ -218,7 +217,7 @@ impl Policy {
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.fields.shadow
+        self.fields.is_shadow()
     }
 
     pub(super) fn built(&self) -> BuiltAlgorithm {

@@ -254,8 +254,10 @@ impl Plan {
         for reading in enforced(readings) {
             let own = plan.verdict_of(reading);
             plan.verdict = plan.verdict.stricter_of(own);
-            // When a hold ends is unknown, so a wait behind a held cost is an estimate.
-            plan.is_estimate |= reading.held > 0 && (!own.is_allowed() || reading.borrows);
+            // When a hold ends is unknown, so a wait behind a held cost is an estimate. When the table of shares has a slot
+            // is unknown, too.
+            plan.is_estimate |= reading.held > 0 && (!own.is_allowed() || reading.borrows)
+                || reading.borrows && reading.counting == Counting::NoSlot;
         }
         plan
     }

@@ -15,6 +15,8 @@ impl DecisionFlags {
     pub(super) const HOLDS_UNTIL_END: Self = Self(1 << 3);
     /// The key has the maximum number of reservation ids.
     pub(super) const TOO_MANY_IDS: Self = Self(1 << 4);
+    /// The hold repeats the id of a hold that is open.
+    pub(super) const REPEAT: Self = Self(1 << 5);
 
     #[inline]
     pub(super) const fn has(self, flag: Self) -> bool {

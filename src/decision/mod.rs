@@ -104,6 +104,7 @@ impl PartialEq for Decision {
             && self.is_estimate() == other.is_estimate()
             && self.is_denied_by_leases() == other.is_denied_by_leases()
             && self.has_too_many_ids() == other.has_too_many_ids()
+            && self.is_repeat() == other.is_repeat()
             && self.decided_at == other.decided_at
             && self.most_restrictive == other.most_restrictive
             && self.all_limits == other.all_limits
@@ -196,6 +197,10 @@ impl Decision {
     /// when they are settled, and for how much. The estimate assumes that they are charged now. If only leases hold
     /// costs there, it assumes that they are charged at the end of the leases. If no other caller uses the key, that
     /// wait suffices, but a shorter one may do.
+    ///
+    /// These waits are estimates too: of a key for which a table [in memory](crate::WhenFull) has no slot, of a hold whose
+    /// id [repeats](Self::is_repeat) another one or is one too many, and of a higher cost than that of a
+    /// [cached](crate::limiter::DeniedCache) denial.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.flags.has(DecisionFlags::ESTIMATE)
@@ -231,13 +236,33 @@ impl Decision {
         self.flags.has(DecisionFlags::TOO_MANY_IDS)
     }
 
+    /// Creates the denial of the repeat of a hold whose id is remembered for `remembered`.
+    pub(crate) fn denied_repeat(decided_at: Timestamp, remembered: Duration) -> Self {
+        // An estimate: the limits may deny a new hold then.
+        Self::by_policy(decided_at, Verdict::Denied { retry_after: remembered }).with_estimate(true).with_repeat(true)
+    }
+
+    pub(crate) fn with_repeat(mut self, is_repeat: bool) -> Self {
+        self.flags.set(DecisionFlags::REPEAT, is_repeat);
+        self
+    }
+
+    /// Returns whether the hold repeats the [id](AcquireOptions::id) of a hold that is still open. It holds nothing more.
+    ///
+    /// A repeat is denied if no [repeats](AcquireOptions::repeats) are left: the answer of HTTP is 409. The first hold
+    /// stays open until it is settled or expires.
+    #[must_use]
+    pub fn is_repeat(&self) -> bool {
+        self.flags.has(DecisionFlags::REPEAT)
+    }
+
     /// Returns a peek of cost 0 as the decision on the repeat of a hold, which is allowed.
     pub(crate) fn into_repeat(mut self) -> Self {
         self.verdict = PackedVerdict::pack(Verdict::Allowed);
         for limit in self.most_restrictive.iter_mut().chain(self.all_limits.iter_mut()) {
             limit.verdict = PackedVerdict::pack(Verdict::Allowed);
         }
-        self
+        self.with_repeat(true)
     }
 
     /// Records which parts the guard of an allowed request has.
@@ -424,6 +449,7 @@ impl fmt::Debug for Decision {
             .field("is_estimate", &self.is_estimate())
             .field("is_denied_by_leases", &self.is_denied_by_leases())
             .field("has_too_many_ids", &self.has_too_many_ids())
+            .field("is_repeat", &self.is_repeat())
             .field("decided_at", &self.decided_at)
             .field("limits", &self.limits())
             .finish_non_exhaustive()

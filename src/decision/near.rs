@@ -4,6 +4,7 @@ use super::snapshot::LazySnapshot;
 
 /// The part of a limit from which on a key is near the limit, in millionths: its mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(from = "f64", into = "f64"))]
 pub(crate) struct WarnAt(NonZeroU32);
 
 impl WarnAt {
@@ -20,7 +21,6 @@ impl WarnAt {
     }
 
     /// Returns the part of the limit.
-    #[cfg(feature = "serde")]
     pub(crate) fn part(self) -> f64 {
         f64::from(self.0.get()) / f64::from(Self::WHOLE)
     }
@@ -31,6 +31,18 @@ impl WarnAt {
         let used = u128::from(snapshot.limit.saturating_sub(snapshot.remaining));
         let is_near = used * u128::from(Self::WHOLE) >= u128::from(snapshot.limit) * u128::from(self.0.get());
         NearLimit(NearLimit::HAS_MARK.0 | if is_near { NearLimit::NEAR.0 } else { 0 })
+    }
+}
+
+impl From<f64> for WarnAt {
+    fn from(part: f64) -> Self {
+        Self::new(part)
+    }
+}
+
+impl From<WarnAt> for f64 {
+    fn from(mark: WarnAt) -> Self {
+        mark.part()
     }
 }
 

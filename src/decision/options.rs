@@ -42,6 +42,8 @@ pub struct AcquireOptions {
     pub(crate) remember: Option<Remember>,
     /// The time until a hold with an id expires, in milliseconds.
     pub(crate) expires_in: u32,
+    /// How many repeats of a hold with an id are allowed.
+    pub(crate) repeats: u16,
 }
 
 impl AcquireOptions {
@@ -72,6 +74,7 @@ impl AcquireOptions {
             has_known_units: false,
             remember: None,
             expires_in: Remember::DEFAULT_EXPIRY,
+            repeats: 0,
         }
     }
 
@@ -146,9 +149,12 @@ impl AcquireOptions {
     /// The limiter returns no guard ([`Outcome::held`](crate::limiter::Outcome::held) is `None`). `settle` or `release` of
     /// the limiter ends the hold, in this process or in another one that shares the store.
     ///
-    /// - **A repeat** of a hold with the same id on the same key is allowed and holds nothing more. So a caller that has no
-    ///   reply can send the hold again. With another cost it is an error for which
-    ///   [`is_id_conflict`](Error::is_id_conflict) holds. A denied hold is not remembered.
+    /// - **The server makes the id**, for example a random one for each request. With an id that a client sends, the client
+    ///   chooses which of its requests are one request.
+    /// - **A repeat** of a hold with the same id on the same key holds nothing more. It is denied, unless the hold allows
+    ///   [repeats](Self::repeats): [`is_repeat`](super::Decision::is_repeat) then says that the hold is still open. After
+    ///   its settlement or expiry it is an error for which [`is_already_settled`](Error::is_already_settled) holds, and with
+    ///   another cost one for which [`is_id_conflict`](Error::is_id_conflict) holds. A denied hold is not remembered.
     /// - **Settling takes effect once.** Each later `settle` or `release` of the id succeeds and changes nothing.
     /// - **At its [expiry](Self::expires_in)** the whole held cost is charged.
     /// - **The id is remembered** until its expiry, and after it for the time of `expires_in` once more. A settlement after
@@ -171,7 +177,7 @@ impl AcquireOptions {
     ///
     /// assert!(limiter.hold("alice", options).await?.decision.is_allowed());
     /// let repeat = limiter.hold("alice", options).await?.decision;
-    /// assert_eq!(repeat.remaining(), Some(6_000));
+    /// assert!(!repeat.is_allowed() && repeat.is_repeat());
     ///
     /// limiter.settle("alice", "req-7f3a", 1_200).await?;
     /// limiter.settle("alice", "req-7f3a", 1_200).await?;
@@ -188,10 +194,38 @@ impl AcquireOptions {
     /// Sets the time after which a hold with an [id](Self::id) that nobody has settled is charged: 1 ms to 24 hours in
     /// whole milliseconds, by default 10 minutes. Without an id it has no effect.
     ///
-    /// Redis rounds the expiry up by at most an eighth of this time, or a millisecond.
+    /// Redis rounds the expiry up by at most a quarter of this time.
     #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
         self.expires_in = Remember::millis_of(expires_in);
+        self
+    }
+
+    /// Sets how many repeats of a hold with an [id](Self::id) are allowed while the hold is open: by default none.
+    ///
+    /// Set it for a caller that sends a hold again until it has a reply. An id passes at most `1 + repeats` times until it
+    /// is forgotten, whoever sends it. The first hold's number counts. Without an id it has no effect.
+    ///
+    /// ```
+    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::Error> {
+    /// let limiter = Memory::new(TokenBucket::new(Quota::per_day(100)));
+    /// let options = AcquireOptions::cost(40).id("req-7f3a").repeats(1);
+    ///
+    /// for (is_allowed, is_repeat) in [(true, false), (true, true), (false, true)] {
+    ///     let decision = limiter.hold("alice", options).await?.decision;
+    ///     assert_eq!((decision.is_allowed(), decision.is_repeat()), (is_allowed, is_repeat));
+    /// }
+    /// limiter.settle("alice", "req-7f3a", 25).await?;
+    /// assert!(limiter.hold("alice", options).await.is_err_and(|error| error.is_already_settled()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn repeats(mut self, repeats: u16) -> Self {
+        self.repeats = repeats;
         self
     }
 
@@ -203,7 +237,7 @@ impl AcquireOptions {
     /// must name the request, not only the client's attempt. It counts within its key, and apart from the
     /// [ids of holds](Self::id).
     ///
-    /// `remember` is 1 ms to 24 hours, in whole milliseconds. Redis rounds it up by at most an eighth, or a millisecond.
+    /// `remember` is 1 ms to 24 hours, in whole milliseconds. Redis rounds it up by at most a quarter.
     /// Without repeats (0) the id has no effect.
     ///
     /// ```
@@ -260,7 +294,7 @@ impl AcquireOptions {
     #[inline]
     pub(crate) fn reserve(&self) -> Option<Remember> {
         let hold = self.remember.filter(|remember| self.hold && remember.is_hold())?;
-        Some(hold.lasting(self.expires_in))
+        Some(hold.lasting(self.expires_in).repeating(self.repeats))
     }
 
     /// Returns the id of a request that is charged once.

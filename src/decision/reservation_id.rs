@@ -99,8 +99,9 @@ pub struct Remember {
     /// Until a hold expires, or for how long a charged request is remembered. Options are copied for each limit: see
     /// [`UnitCosts`](super::UnitCosts).
     millis: u32,
-    /// How many repeats of a charged request pass without a charge. 0 for a hold that other processes can settle.
+    /// How many repeats of a charged request pass without a charge, or how many repeats of a hold are allowed.
     pub(crate) repeats: u16,
+    is_hold: bool,
 }
 
 impl Remember {
@@ -114,11 +115,11 @@ impl Remember {
     pub(crate) const MAX_IDS: usize = 1_000_000;
 
     pub(crate) fn hold(id: ReservationId) -> Self {
-        Self { id, millis: Self::DEFAULT_EXPIRY, repeats: 0 }
+        Self { id, millis: Self::DEFAULT_EXPIRY, repeats: 0, is_hold: true }
     }
 
     pub(crate) fn request(id: ReservationId, repeats: u16, remember: Duration) -> Self {
-        Self { id, millis: Self::millis_of(remember), repeats }
+        Self { id, millis: Self::millis_of(remember), repeats, is_hold: false }
     }
 
     pub(crate) fn millis_of(time: Duration) -> u32 {
@@ -129,8 +130,12 @@ impl Remember {
         Self { millis, ..self }
     }
 
+    pub(crate) const fn repeating(self, repeats: u16) -> Self {
+        Self { repeats, ..self }
+    }
+
     pub(crate) const fn is_hold(self) -> bool {
-        self.repeats == 0
+        self.is_hold
     }
 
     /// Until a hold expires, or for how long a charged request is remembered.

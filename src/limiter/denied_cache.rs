@@ -22,7 +22,7 @@ use crate::error::Error;
 /// the same or a higher cost (in each [unit](crate::Limit::cost_of)), and the same maximum delay. It expires at its
 /// `retry_after`, counted from the time of its request. Cached denials are exact: until then the limiter would deny the
 /// request again. The numbers of a cached denial change with time, as in the limiter. A request with a higher cost
-/// receives the wait of the cached denial, and reaches the limiter after that.
+/// receives the wait of the cached denial as an [estimate](Decision::is_estimate), and reaches the limiter after that.
 ///
 /// There is one exception: a request that accepts a delay, under several limits. A charge of another key with the same
 /// shared limit, or of a settled hold, can make a delayed start [possible](crate::Limit#waiting-for-several-limits)
@@ -211,12 +211,16 @@ impl<C: Clock> CacheState<C> {
             // A hold starts now. A denied hold may be scheduled as a charge, unless the charge accepts no delay.
             && (options.hold == denial.options.hold || options.max_delay == Some(Duration::ZERO))
             && denial.options.detail >= options.detail;
-        applies.then(|| denial.decision.aged_by(now.saturating_since(denial.requested_at)))
+        // A higher cost waits for longer. It reaches the limiter when the cached denial has expired.
+        let is_higher = options.cost != denial.options.cost || options.units != denial.options.units;
+        let is_estimate = is_higher && denial.decision.retry_after().is_some();
+        applies.then(|| denial.decision.aged_by(now.saturating_since(denial.requested_at)).with_estimate(is_estimate))
     }
 
     /// Caches a denial, unless the key was invalidated while the request was in flight.
     fn insert(&self, in_flight: UncachedRequest, decision: &Decision) {
-        if decision.is_estimate() {
+        // The denial of a repeat is one of the cost by which it exceeds the charged one.
+        if decision.is_estimate() || in_flight.options.get_id().is_some() {
             return;
         }
         let ttl = match (decision.verdict(), decision.source()) {

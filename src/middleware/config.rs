@@ -245,5 +245,5 @@ pub(crate) fn rejection_event(rejection: &Rejection, elapsed: Option<Duration>) 
 
 /// The event of a request without a key.
 pub(crate) fn missing_key_event(missing: &MissingKey, forwarded: bool) -> Event<'_> {
-    Event::MissingKey { reason: missing, server_error: missing.is_server_error(), forwarded }
+    Event::missing_key(missing, missing.is_server_error(), forwarded)
 }

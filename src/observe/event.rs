@@ -13,7 +13,7 @@ use crate::error::Error;
 /// `limiter::Observed` emits the same events for callers of a limiter.
 ///
 /// No event describes the inner service's response.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// The layer forwarded or rejected the request, as the decision demands.
@@ -32,7 +32,7 @@ pub enum Event<'a> {
     #[non_exhaustive]
     MissingKey {
         /// The reason. The reason of a custom extractor may repeat text that the client has sent.
-        reason: &'a dyn fmt::Display,
+        reason: Reason<'a>,
         /// Whether the server is misconfigured.
         server_error: bool,
         /// Whether the layer forwarded the request ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)).
@@ -243,6 +243,23 @@ pub enum Event<'a> {
     },
 }
 
+/// Why a request has [no key](Event::MissingKey). The text is in `Display`; `Debug` omits it, because it may repeat text of
+/// the client.
+#[derive(Clone, Copy)]
+pub struct Reason<'a>(&'a dyn fmt::Display);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reason(..)")
+    }
+}
+
 /// Where decisions were [dropped uncharged](Event::Shed), because they could not be answered in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -311,7 +328,7 @@ impl<'a> Event<'a> {
     /// Creates [`MissingKey`](Self::MissingKey).
     #[must_use]
     pub const fn missing_key(reason: &'a dyn fmt::Display, server_error: bool, forwarded: bool) -> Self {
-        Self::MissingKey { reason, server_error, forwarded }
+        Self::MissingKey { reason: Reason(reason), server_error, forwarded }
     }
 
     /// Creates [`Failed`](Self::Failed).
@@ -431,86 +448,6 @@ impl RequestOutcome {
             Self::MissingKeyExempt => "missing_key_exempt",
             Self::Failed => "failed",
             Self::Abandoned => "abandoned",
-        }
-    }
-}
-
-impl fmt::Debug for Event<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Decided { decision, elapsed } => {
-                f.debug_struct("Decided").field("decision", decision).field("elapsed", elapsed).finish()
-            }
-            Self::Exempt => f.write_str("Exempt"),
-            // Without the reason, which may repeat text of the client.
-            Self::MissingKey { server_error, forwarded, .. } => f
-                .debug_struct("MissingKey")
-                .field("server_error", server_error)
-                .field("forwarded", forwarded)
-                .finish_non_exhaustive(),
-            Self::Failed { error, elapsed } => {
-                f.debug_struct("Failed").field("error", error).field("elapsed", elapsed).finish()
-            }
-            Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
-            Self::WaitStarted => f.write_str("WaitStarted"),
-            Self::WaitEnded { waited, end } => {
-                f.debug_struct("WaitEnded").field("waited", waited).field("end", end).finish()
-            }
-            Self::WaitRefused => f.write_str("WaitRefused"),
-            Self::WaitAsked { admitted } => f.debug_struct("WaitAsked").field("admitted", admitted).finish(),
-            Self::Settled { unit, held, actual } => {
-                f.debug_struct("Settled").field("unit", unit).field("held", held).field("actual", actual).finish()
-            }
-            Self::InFlightStarted { cost } => f.debug_struct("InFlightStarted").field("cost", cost).finish(),
-            Self::InFlightEnded { cost, lasted } => {
-                f.debug_struct("InFlightEnded").field("cost", cost).field("lasted", lasted).finish()
-            }
-            Self::Batch { store, size, elapsed, error } => f
-                .debug_struct("Batch")
-                .field("store", store)
-                .field("size", size)
-                .field("elapsed", elapsed)
-                .field("error", error)
-                .finish(),
-            Self::Shed { store, cause, count } => {
-                f.debug_struct("Shed").field("store", store).field("cause", cause).field("count", count).finish()
-            }
-            Self::Breaker { store, error } => {
-                f.debug_struct("Breaker").field("store", store).field("error", error).finish()
-            }
-            Self::HoldsExpired { store, count } => {
-                f.debug_struct("HoldsExpired").field("store", store).field("count", count).finish()
-            }
-            Self::InFlightUncounted { store, cost } => {
-                f.debug_struct("InFlightUncounted").field("store", store).field("cost", cost).finish()
-            }
-            Self::LeaseRenewed { store, granted, spent, returned, lost } => f
-                .debug_struct("LeaseRenewed")
-                .field("store", store)
-                .field("granted", granted)
-                .field("spent", spent)
-                .field("returned", returned)
-                .field("lost", lost)
-                .finish(),
-            Self::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => f
-                .debug_struct("Usage")
-                .field("limit", limit)
-                .field("live_keys", live_keys)
-                .field("capacity", capacity)
-                .field("bytes", bytes)
-                .field("evicted", evicted)
-                .field("held_keys", held_keys)
-                .field("held", held)
-                .finish(),
-            Self::NearLimit { limit } => f.debug_struct("NearLimit").field("limit", limit).finish(),
-            Self::ShadowUncounted { limit } => f.debug_struct("ShadowUncounted").field("limit", limit).finish(),
-            Self::Escalated { limit, duration, step } => f
-                .debug_struct("Escalated")
-                .field("limit", limit)
-                .field("duration", duration)
-                .field("step", step)
-                .finish(),
-            Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }
     }
 }

@@ -148,7 +148,7 @@ impl Observer for Tracing {
             Event::Decided { decision, elapsed } => self.decided(event, decision, elapsed),
             Event::Exempt => trace!(target: TARGET, limiter, "request exempt"),
             Event::MissingKey { reason, server_error, forwarded } => {
-                self.missing_key(reason, server_error, forwarded);
+                self.missing_key(&reason, server_error, forwarded);
             }
             Event::Failed { error, elapsed } => self.failed(error, elapsed),
             Event::Abandoned { stage } => debug!(target: TARGET, limiter, ?stage, "request abandoned"),

@@ -26,6 +26,7 @@ use crate::observe::Observers;
 /// | the cost exceeds the limit | `RESOURCE_EXHAUSTED` (8) | `QuotaFailure` only: clients do not retry without `RetryInfo` |
 /// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
 /// | the request has no key | `INVALID_ARGUMENT` (3) | |
+/// | the handler's hold repeats the id of another one | `ALREADY_EXISTS` (6) | |
 /// | the server is misconfigured | `INTERNAL` (13) | |
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
@@ -39,25 +40,7 @@ use crate::observe::Observers;
 /// The layer works on a whole server, on one service, and on an intercepted service. The body of the rate limited
 /// service is a [`ResponseBody`] around the inner service's body.
 ///
-/// ```
-/// use tonic::service::interceptor::InterceptedService;
-/// use tonic::transport::Server;
-/// use tower::Layer;
-/// use tower_ratelimit::response::Grpc;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-///
-/// # fn serve() {
-/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Grpc::new());
-///
-/// let (_, health) = tonic_health::server::health_reporter();
-/// let everything = Server::builder().layer(layer.clone()).add_service(health.clone());
-/// let one_service = Server::builder().add_service(layer.layer(health.clone()));
-///
-/// let intercepted = InterceptedService::new(health, |call: tonic::Request<()>| Ok(call));
-/// let intercepted_service = Server::builder().add_service(layer.layer(intercepted));
-/// # }
-/// ```
+#[cfg_attr(not(doctest), doc = include_str!("tonic.md"))]
 ///
 /// [`PeerIp`](crate::PeerIp) finds the peer's address of tonic 0.14 without further setup.
 #[derive(Clone, Copy, Debug)]
@@ -202,6 +185,7 @@ fn code(rejection: &Rejection) -> Code {
     match rejection {
         _ if rejection.is_misconfigured() => Code::Internal,
         Rejection::MissingKey(_) => Code::InvalidArgument,
+        _ if rejection.repeats_id() => Code::AlreadyExists,
         _ if rejection.is_over_limit() => Code::ResourceExhausted,
         _ => Code::Unavailable,
     }
@@ -227,7 +211,7 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
 /// Returns the pushback as gRPC defines it: a signed 32-bit number, negative to forbid a retry.
 fn pushback(rejection: &Rejection, jitter: Duration) -> Option<i32> {
     match rejection.retry_after() {
-        None => rejection.is_over_limit().then_some(-1),
+        None => (rejection.is_over_limit() || rejection.repeats_id()).then_some(-1),
         Some(retry_after) => {
             let max_jitter = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
             let added = u128::from(fastrand::u64(0..=max_jitter));

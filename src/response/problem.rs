@@ -40,6 +40,7 @@ where
 /// | the key is blocked | 429, type `quota-exceeded` as above, or `abnormal-usage-detected` if by an [escalation](crate::limiter::Escalating); `block-reason` is `administrator` or `escalation` |
 /// | the limiter is unavailable, and the policy is to deny | 503, type `temporary-reduced-capacity` |
 /// | the request has no key | 400 |
+/// | the handler's hold repeats the id of another one: [`is_repeat`](Decision::is_repeat), [`is_already_settled`](crate::Error::is_already_settled), [`is_id_conflict`](crate::Error::is_id_conflict) | 409 |
 /// | the server is misconfigured | 500, without details |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Problem;
@@ -74,6 +75,7 @@ pub(super) fn status(rejection: &Rejection) -> StatusCode {
     match rejection {
         _ if rejection.is_misconfigured() => StatusCode::INTERNAL_SERVER_ERROR,
         Rejection::MissingKey(_) => StatusCode::BAD_REQUEST,
+        _ if rejection.repeats_id() => StatusCode::CONFLICT,
         _ if rejection.is_over_limit() => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }

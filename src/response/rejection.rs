@@ -16,7 +16,8 @@ pub enum Rejection {
     OverLimit(Decision),
     /// The extractor found no key.
     MissingKey(MissingKey),
-    /// The limiter could not decide.
+    /// The limiter could not decide, or the id of a hold is one of a hold that has [ended](Error::is_already_settled) or has
+    /// [another cost](Error::is_id_conflict).
     Unavailable(Error),
 }
 
@@ -37,7 +38,7 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OverLimit(decision) => decision.retry_after(),
-            Self::Unavailable(_) if !self.is_misconfigured() => Some(Duration::from_secs(1)),
+            Self::Unavailable(_) if !self.is_misconfigured() && !self.repeats_id() => Some(Duration::from_secs(1)),
             Self::Unavailable(_) | Self::MissingKey(_) => None,
         }
     }
@@ -70,12 +71,22 @@ impl Rejection {
         self.decision().is_some_and(|decision| decision.source() != DecisionSource::Policy)
     }
 
+    /// Whether the request repeats a reservation id that holds nothing more: status 409 in HTTP.
+    pub(super) fn repeats_id(&self) -> bool {
+        match self {
+            Self::OverLimit(decision) => decision.is_repeat(),
+            Self::Unavailable(error) => error.is_already_settled() || error.is_id_conflict(),
+            Self::MissingKey(_) => false,
+        }
+    }
+
     /// Returns the text that `Display` writes.
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         let decision = match self {
             // The reason of a misconfigured server reaches observers only.
             _ if self.is_misconfigured() => return Cow::Borrowed(MISCONFIGURED_TEXT),
             Self::MissingKey(missing) => return missing.reason(),
+            _ if self.repeats_id() => return Cow::Borrowed(REPEATED_ID_TEXT),
             Self::Unavailable(_) => return Cow::Borrowed(UNAVAILABLE_TEXT),
             Self::OverLimit(decision) => decision,
         };
@@ -127,6 +138,7 @@ impl From<Error> for Rejection {
 }
 
 const UNAVAILABLE_TEXT: &str = "rate limiter unavailable";
+const REPEATED_ID_TEXT: &str = "a request with this id was admitted before";
 const MISCONFIGURED_TEXT: &str = "server misconfigured";
 
 /// Appends the decimal digits of `number`, without the formatting machinery of the standard library, which dominates the

@@ -19,24 +19,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 ///
 /// The requests of a tonic client are not `Clone`, but its messages are: wrap the call in a service.
 ///
-/// ```
-/// use tonic::transport::Channel;
-/// use tonic_health::pb::HealthCheckRequest;
-/// use tonic_health::pb::health_client::HealthClient;
-/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-/// use tower_ratelimit::retry::{GrpcHint, RetryAfter};
-///
-/// async fn ask(client: HealthClient<Channel>) -> Result<(), tonic::Status> {
-///     let mut check = ServiceBuilder::new().retry(RetryAfter::new().with_reader(GrpcHint)).service(service_fn(
-///         move |request: HealthCheckRequest| {
-///             let mut client = client.clone();
-///             async move { client.check(request).await }
-///         },
-///     ));
-///     check.ready().await?.call(HealthCheckRequest::default()).await?;
-///     Ok(())
-/// }
-/// ```
+#[cfg_attr(not(doctest), doc = include_str!("tonic.md"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrpcHint;
 

@@ -75,24 +75,9 @@ impl<R, C> RetryAfter<R, C> {
     ///
     /// A request for which the function returns `None` is sent once, and not retried.
     ///
-    /// With reqwest, whose client is a tower service (`cargo run --example reqwest` also limits the client):
+    /// With reqwest, whose client is a tower service (`cargo run -p example-reqwest` also limits the client):
     ///
-    /// ```
-    /// use reqwest::{Client, Request, Response};
-    /// use tower::{Service, ServiceBuilder, ServiceExt};
-    /// use tower_ratelimit::retry::{HttpHint, RetryAfter};
-    ///
-    /// async fn get(url: &str) -> Result<Response, reqwest::Error> {
-    ///     let policy = RetryAfter::new().clone_with(Request::try_clone).read_responses(
-    ///         |request: &Request, response: &Response| {
-    ///             HttpHint.read_response(Some(request.method()), response.status(), response.headers())
-    ///         },
-    ///     );
-    ///     let client = Client::new();
-    ///     let request = client.get(url).build()?;
-    ///     ServiceBuilder::new().retry(policy).service(client).ready().await?.call(request).await
-    /// }
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("reqwest.md"))]
     pub fn clone_with<F>(self, clone: F) -> RetryAfter<R, F> {
         RetryAfter { reader: self.reader, clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }

@@ -135,14 +135,18 @@ pub(crate) fn listening(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns the command of an example that listens on a free port. Cargo puts tests in `target/PROFILE/deps` and examples in
-/// `target/PROFILE/examples`.
+/// Returns the command of an example that listens on a free port. Cargo puts tests in `target/PROFILE/deps`, the examples of
+/// the root package in `target/PROFILE/examples`, and the packages below `examples` in `target/PROFILE`.
 pub(crate) fn example(name: &str) -> Command {
     let test = std::env::current_exe().expect("this test's own path");
     let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
-    let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
-    listening(path)
+    let paths = [profile.join("examples").join(name), profile.join(format!("example-{name}"))];
+    let found =
+        paths.map(|path| path.with_extension(std::env::consts::EXE_EXTENSION)).into_iter().find(|path| path.exists());
+    listening(found.unwrap_or_else(|| {
+        let build = "cargo test --workspace --all-features --no-run";
+        panic!("the example {name} is missing in {}: `{build}` builds it", profile.display())
+    }))
 }
 
 /// Returns the command that runs an ignored test of this binary.

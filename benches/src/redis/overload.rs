@@ -5,9 +5,9 @@
 //! crate and a plain pipelined client run in alternating rounds; the output is a Markdown table of the medians. The
 //! whole table takes less than five minutes.
 
-#[path = "../../../tests/redis/link.rs"]
+#[path = "../../../tests/stores/redis/link.rs"]
 mod link;
-#[path = "../../../tests/redis/open_loop.rs"]
+#[path = "../../../tests/stores/redis/open_loop.rs"]
 mod open_loop;
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 #[path = "log_fuzz.rs"]
 mod log;
-#[path = "../../../tests/fuzz/mutation.rs"]
+#[path = "../../../tests/http/fuzz/mutation.rs"]
 mod mutation;
 
 #[test]

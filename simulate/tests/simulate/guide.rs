@@ -43,8 +43,8 @@ pub(crate) fn limits_of_case(picture: &str) -> Vec<Policy> {
 #[test]
 fn every_configuration_is_valid() {
     let (guide, limits) = (blocks(GUIDE, "toml"), blocks(LIMITS, "toml"));
-    // The sample of a log; the requests in flight, and the priority classes.
-    assert_eq!((guide.len(), limits.len()), (cases().len() + 1, 2));
+    // The requests in flight, and the priority classes.
+    assert_eq!((guide.len(), limits.len()), (cases().len(), 2));
     assert!(guide.into_iter().chain(limits).all(|block| !parse(block).is_empty()));
 }
 
@@ -80,40 +80,34 @@ fn code_and_configuration_of_a_case_have_the_same_settings() {
     }
 }
 
-/// The commands of the section on abuse, with the sample: the printed text is that of the page.
+/// The program prints the text that the page shows. The other selections of the same log find other limits.
 #[test]
-fn commands_on_the_sample_print_what_the_page_shows() {
-    let section =
-        GUIDE.split("\n### ").find(|part| part.starts_with("A log that contains abuse\n")).expect("the section");
-    let section = section.split("\n## ").next().expect("the section");
-    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/sample");
-    let limits = std::fs::read_to_string(format!("{sample}/limits.toml")).expect("the sample");
-    assert_eq!(blocks(section, "toml").iter().map(|block| format!("{block}\n")).collect::<Vec<_>>(), [limits]);
-
-    let commands: Vec<_> = blocks(section, "sh").into_iter().flat_map(str::lines).collect();
-    let mut printed = commands.iter().map(|command| {
-        let command = command.strip_prefix("simulate ").expect("a command").replace('\'', "");
-        let output = Command::new(env!("CARGO_BIN_EXE_simulate")).args(command.split(' ')).current_dir(sample).output();
+fn command_on_the_sample_prints_what_the_page_shows() {
+    let section = GUIDE.split("\n## ").find(|part| part.starts_with("Simulation\n")).expect("the section");
+    let run = |command: &str| {
+        let command = command.strip_prefix("simulate ").expect("a command");
+        let mut program = Command::new(env!("CARGO_BIN_EXE_simulate"));
+        let output = program.args(command.split(' ')).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output();
         let output = output.expect("the program");
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
-    });
+    };
+    let command = *blocks(section, "sh").last().expect("a command");
     let [shown] = blocks(section, "text")[..] else { panic!("one output is shown") };
-    assert_eq!(printed.next().as_deref().map(str::trim_end), Some(shown));
-    // The scraper raises a share of the requests. Without the scraper the clients determine it again.
-    let by_requests = printed.next().expect("the second command");
-    assert!(
-        by_requests.contains("client: gcra, 30/min, burst 219, by address: denies 7 (0.96 %), 1 key"),
-        "{by_requests}"
-    );
-    let excluded = printed.next().expect("the third command");
+    assert_eq!(run(command).trim_end(), shown);
+
+    let sample = "simulate simulate/sample/limits.toml simulate/sample/access.log";
+    // The scraper sends a third of the requests, so it determines the limit for a part of the requests.
+    let by_requests = run(&format!("{sample} --suggest 1% --of requests"));
+    let expected = "client: gcra, 30/min, burst 219, by address: denies 7 (0.96 %), 1 key";
+    assert!(by_requests.contains(expected), "{by_requests}");
+    let excluded = run(&format!("{sample} --exclude path=/health --exclude address=203.0.113.* --suggest 0%"));
     assert!(
         excluded.starts_with("428 requests in ") && excluded.contains("30/min, burst 11, by address"),
         "{excluded}"
     );
-    let only = printed.next().expect("the fourth command");
+    let only = run(&format!("{sample} --only method=POST --only path=/cart*"));
     assert!(only.contains("  denied           0 (0.00 %)"), "{only}");
-    assert_eq!(printed.next(), None);
 }
 
 /// The pages show each picture, and define its link.

@@ -31,39 +31,11 @@
 //!
 //! With hyper's client, requests and responses are those of the crate `http`, which the gate reads by itself:
 //!
-//! ```
-//! use http_body_util::Empty;
-//! use hyper_util::client::legacy::Client;
-//! use hyper_util::rt::TokioExecutor;
-//! use tower::{BoxError, ServiceBuilder};
-//! use tower_ratelimit::retry::GateLayer;
-//!
-//! # fn client() {
-//! let http = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
-//! let client = ServiceBuilder::new().layer(GateLayer::new()).map_err(BoxError::from).service(http);
-//! # fn is_service<S: tower::Service<http::Request<Empty<bytes::Bytes>>>>(_: S) {}
-//! # is_service(client);
-//! # }
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("hyper.md"))]
 //!
 //! With reqwest, closures read its requests and responses:
 //!
-//! ```
-//! use reqwest::{Client, Request, Response};
-//! use tower::{BoxError, ServiceBuilder};
-//! use tower_ratelimit::retry::{GateLayer, HttpGateSignal};
-//!
-//! # fn client() {
-//! let gate = GateLayer::new()
-//!     .keyed_by(|request: &Request| request.url().origin())
-//!     .with_reader(|response: &Response| HttpGateSignal.read_response(response.status(), response.headers()));
-//! let client = ServiceBuilder::new()
-//!     .layer(gate)
-//!     .map_err(|error: reqwest::Error| BoxError::from(error))
-//!     .service(Client::new());
-//! # let _ = client;
-//! # }
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("reqwest.md"))]
 
 mod future;
 mod layer;

@@ -2,7 +2,7 @@
 
 use super::limiter::{Memory, Shared, table_full};
 use super::limits::MemoryLimits;
-use super::reservations::{RecordKey, Records, Reservations, Settlement};
+use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
 use super::transaction_limit::{Charge, HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
@@ -24,12 +24,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             // No limit applies to the key.
             return Ok(shared.peek::<Key, L>(&context).into());
         };
-        if let Some(costs) = records.costs(record) {
-            if costs != options.costs() {
-                return Err(Error::id_conflict());
+        match records.repeat(record, options.costs()).transpose()? {
+            None => {}
+            Some(Repeat::Denied(until)) => {
+                return Ok(Decision::denied_repeat(context.now, until.saturating_since(context.now)).into());
             }
-            let peeked = shared.peek::<Key, L>(&self.context(key, options.without_cost()));
-            return Ok(peeked.into_repeat().into());
+            Some(Repeat::Allowed) => {
+                let peeked = shared.peek::<Key, L>(&self.context(key, options.without_cost()));
+                return Ok(peeked.into_repeat().into());
+            }
         }
         if !shared.reservations.make_room(&mut records, record.0, true) {
             let decision = shared.peek::<Key, L>(&context);
@@ -157,6 +160,9 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 
     #[cold]
     fn end_expired<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self, records: &mut Records, now: Timestamp) {
+        for limits in records.take_stale(now) {
+            let _ = self.settle_limits::<Key, L>(&limits, &Charge::Nothing);
+        }
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
             let _ = self.settle_limits::<Key, L>(limits, &Charge::Held);

@@ -21,7 +21,8 @@ use super::transaction_limit::HeldLimit;
 use super::usage::KeyId;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
-use crate::store::inner::Remember;
+use crate::error::Error;
+use crate::store::inner::{Remember, latest_end, micros_floor};
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {
@@ -29,6 +30,8 @@ pub(super) struct Reservations {
     max_total: usize,
     /// The earliest expiry of a hold in microseconds, `u64::MAX` if there is none.
     next_due: AtomicU64,
+    /// [`Records::newest`].
+    newest: AtomicU64,
     records: Mutex<Records>,
     hasher: RandomState,
 }
@@ -45,6 +48,13 @@ pub(super) struct Records {
     /// The requests that are charged once, by the time at which they are forgotten.
     requests: BTreeMap<(u64, u64), RecordKey>,
     last_number: u64,
+    /// The latest time of a record since the clock stepped back.
+    newest: u64,
+}
+
+/// Returns whether the clock has stepped back by more than the shortest time for which an id is remembered.
+fn is_behind(now: u64, newest: u64) -> bool {
+    now.saturating_add(micros_floor(Remember::MIN)) < newest
 }
 
 /// A key of the limiter (a hash of its sub-keys in all limits, and of the kind of the id), and an id.
@@ -54,14 +64,30 @@ struct Record {
     costs: Costs,
     limits: Vec<HeldLimit>,
     phase: Phase,
+    /// When a hold expires, or when a charged request is forgotten.
     expires_at: u64,
-    forgotten_at: u64,
+    /// For how long it lasts until then.
+    lifetime: u64,
     number: u64,
+}
+
+impl Record {
+    /// For as long again after the expiry, a late settlement finds the record and charges only the excess.
+    fn forgotten_at(&self) -> u64 {
+        if let Phase::Charged { .. } = self.phase {
+            self.expires_at
+        } else {
+            self.expires_at.saturating_add(self.lifetime)
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    Held,
+    /// So many repeats are allowed.
+    Held {
+        repeats: u16,
+    },
     /// The whole held cost was charged.
     Expired,
     Settled,
@@ -69,6 +95,13 @@ enum Phase {
     Charged {
         repeats: u16,
     },
+}
+
+/// What a hold with a remembered id is.
+pub(super) enum Repeat {
+    Allowed,
+    /// No repeats are left. The id is remembered until this time.
+    Denied(Timestamp),
 }
 
 /// What a settlement must do.
@@ -90,18 +123,22 @@ impl Reservations {
             max_ids,
             max_total: Self::MAX_TOTAL,
             next_due: AtomicU64::new(u64::MAX),
+            newest: AtomicU64::new(0),
             records: Mutex::default(),
             hasher: RandomState::new(),
         }
     }
 
-    /// Returns whether a hold has expired.
+    /// Returns whether a hold has expired, or the clock has stepped back.
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Timestamp) -> bool {
         // Relaxed: a thread that misses the new time leaves due holds to the next call. Records are read under their
         // lock.
         let next = self.next_due.load(Ordering::Relaxed);
-        next != u64::MAX && next <= now().as_micros()
+        next != u64::MAX && {
+            let now = now().as_micros();
+            next <= now || is_behind(now, self.newest.load(Ordering::Relaxed))
+        }
     }
 
     /// Returns the hash of a key's parts in all limits.
@@ -117,6 +154,7 @@ impl Reservations {
     pub(super) fn publish(&self, records: &Records) {
         let next = records.held.first_key_value().map_or(u64::MAX, |((at, _), _)| *at);
         self.next_due.store(next, Ordering::Relaxed);
+        self.newest.store(records.newest, Ordering::Relaxed);
     }
 
     /// Makes room for an id of a key, as "Memory" describes. Returns `false` if there is none.
@@ -140,9 +178,36 @@ impl Records {
         // Always present: a record is forgotten only after its hold has ended.
         let record = self.by_id.get_mut(&key)?;
         record.phase = Phase::Expired;
-        self.ended.insert((record.forgotten_at, record.number), key);
+        self.ended.insert((record.forgotten_at(), record.number), key);
         record.limits.iter_mut().for_each(|limit| limit.expired_at = Some(Timestamp::from_micros(at)));
         Some(&record.limits)
+    }
+
+    /// After a step of the clock back, forgets the ids that do not count (see [`latest_end`]). Returns the limits of those
+    /// that are held, which must be released.
+    pub(super) fn take_stale(&mut self, now: Timestamp) -> Vec<Vec<HeldLimit>> {
+        if !is_behind(now.as_micros(), self.newest) {
+            return Vec::new();
+        }
+        // Later times make no further record stale, so each step is searched for once.
+        self.newest = now.as_micros();
+        let is_stale = |record: &Record| record.expires_at > latest_end(now, record.lifetime).as_micros();
+        let stale: Vec<_> = self.by_id.iter().filter(|(_, record)| is_stale(record)).map(|(key, _)| *key).collect();
+        let mut held = Vec::new();
+        for key in stale {
+            let Some(record) = self.by_id.get_mut(&key) else { continue };
+            let (expiry, forgotten) = ((record.expires_at, record.number), (record.forgotten_at(), record.number));
+            match record.phase {
+                Phase::Held { .. } => {
+                    self.held.remove(&expiry);
+                    held.push(std::mem::take(&mut record.limits));
+                }
+                Phase::Charged { .. } => drop(self.requests.remove(&forgotten)),
+                Phase::Expired | Phase::Settled => drop(self.ended.remove(&forgotten)),
+            }
+            self.forget(key);
+        }
+        held
     }
 
     /// Forgets the ids that need not be remembered any longer.
@@ -166,9 +231,18 @@ impl Records {
         }
     }
 
-    /// Returns the costs of the hold with an id.
-    pub(super) fn costs(&self, key: RecordKey) -> Option<Costs> {
-        self.by_id.get(&key).map(|record| record.costs)
+    /// Returns what a hold of these costs is if its id is remembered, and counts an allowed repeat.
+    pub(super) fn repeat(&mut self, key: RecordKey, costs: Costs) -> Option<Result<Repeat, Error>> {
+        let record = self.by_id.get_mut(&key)?;
+        Some(match record.phase {
+            _ if record.costs != costs => Err(Error::id_conflict()),
+            Phase::Held { repeats: 0 } => Ok(Repeat::Denied(Timestamp::from_micros(record.forgotten_at()))),
+            Phase::Held { repeats } => {
+                record.phase = Phase::Held { repeats: repeats - 1 };
+                Ok(Repeat::Allowed)
+            }
+            _ => Err(Error::already_settled()),
+        })
     }
 
     /// Records a hold.
@@ -184,12 +258,12 @@ impl Records {
         limits.shrink_to_fit();
         self.last_number += 1;
         let number = self.last_number;
-        let expires_at = now.as_micros().saturating_add(reserve.micros());
-        // For as long again after the expiry, a late settlement finds the record and charges only the excess.
-        let forgotten_at = expires_at.saturating_add(reserve.micros());
+        self.newest = self.newest.max(now.as_micros());
+        let (lifetime, phase) = (reserve.micros(), Phase::Held { repeats: reserve.repeats });
+        let expires_at = now.as_micros().saturating_add(lifetime);
         self.held.insert((expires_at, number), key);
         *self.counts.entry(key.0).or_default() += 1;
-        self.by_id.insert(key, Record { costs, limits, phase: Phase::Held, expires_at, forgotten_at, number });
+        self.by_id.insert(key, Record { costs, limits, phase, expires_at, lifetime, number });
     }
 
     /// Ends the hold with an id, unless it has ended.
@@ -199,9 +273,9 @@ impl Records {
         match before {
             Phase::Settled | Phase::Charged { .. } => Settlement::Nothing,
             Phase::Expired => Settlement::Excess(std::mem::take(&mut record.limits)),
-            Phase::Held => {
+            Phase::Held { .. } => {
                 self.held.remove(&(record.expires_at, record.number));
-                self.ended.insert((record.forgotten_at, record.number), key);
+                self.ended.insert((record.forgotten_at(), record.number), key);
                 Settlement::End(std::mem::take(&mut record.limits))
             }
         }
@@ -241,10 +315,12 @@ impl Reservations {
         }
         records.last_number += 1;
         let (number, phase) = (records.last_number, Phase::Charged { repeats: once.repeats });
-        let forgotten_at = now.as_micros().saturating_add(once.micros());
-        records.requests.insert((forgotten_at, number), key);
+        records.newest = records.newest.max(now.as_micros());
+        let lifetime = once.micros();
+        let expires_at = now.as_micros().saturating_add(lifetime);
+        records.requests.insert((expires_at, number), key);
         *records.counts.entry(key.0).or_default() += 1;
-        let record = Record { costs, limits: Vec::new(), phase, expires_at: forgotten_at, forgotten_at, number };
+        let record = Record { costs, limits: Vec::new(), phase, expires_at, lifetime, number };
         records.by_id.insert(key, record);
     }
 }

@@ -213,9 +213,10 @@ pub(super) fn lock_all(parts: &[&dyn Part]) -> u64 {
 #[cold]
 fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     let wait = Timestamp::from_micros(full.until).saturating_since(now);
-    // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown.
+    // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown. An estimate,
+    // also because a key of these sets may move to another set before.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
-    Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(full.all_held)
+    Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(true)
 }
 
 /// One limit of a decision that was made.

@@ -55,7 +55,8 @@ pub enum WhenFull {
     /// This is exact if one algorithm applies to all keys. If the algorithm is chosen by the key, the new key's
     /// algorithm interprets the usage. The table stores one more state for every three keys.
     CarryOver,
-    /// Denies the new key, with a `retry_after` until one of the keys in its place is idle. The decision is
+    /// Denies the new key, with a `retry_after` until one of the keys in its place is idle: an
+    /// [estimate](crate::Decision::is_estimate), because a slot can be free before. The decision is
     /// [by policy](crate::DecisionSource::Policy), as no limit of the key has denied it. In HTTP it is a 503.
     ///
     /// Setting the usage of a new key, and charging a new key after its request, fails with an error. A shadow limit

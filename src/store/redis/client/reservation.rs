@@ -40,7 +40,7 @@ impl ReserveOperation {
             counts_key: push_key(&self.keys.counts, keys),
             lifetime: self.reserve.micros(),
             max_ids: self.max_ids as u64,
-            repeats: 0,
+            repeats: u64::from(self.reserve.repeats),
         };
         numbers.extend(fields.map(to_f64).into_numbers());
         numbers

@@ -22,8 +22,8 @@
 -- was charged, the results are these costs. The results of an update are UPDATED, those of a report GRANT (for a kernel
 -- with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation is 0.
 --
--- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one), and no
--- figures follow. Names in capitals are lists of fields.rs.
+-- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one; a denied
+-- repeat has the time for which its id is remembered in place of the flags), and no figures follow. Names in capitals are lists of fields.rs.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
@@ -239,7 +239,9 @@ local function decide(template, operation)
       results[result_count] = REPEATED + FLAG.cannot_schedule
       return push_views(template, operation)
     elseif known then
-      return fail(known)
+      fail(known)
+      results[result_count] = known == DENIED_REPEAT and reservations.remembered_for() or known
+      return
     end
   end
   local verdicts, immediates, can_schedule = evaluate(template, operation, now, holding and 0 or template.arg2, true)
@@ -267,16 +269,17 @@ local function decide(template, operation)
     held_costs.mark_large_costs(template, operation, verdicts, by_leases)
   end
   if allowed and template.op ~= OPERATION.peek then
-    local charged_limits = { nil, nil, nil, nil }
+    local charged_limits, counts = { nil, nil, nil, nil }, { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      -- A shadow counts only what it would allow.
-      charged_limits[l] = p.cost > 0 and l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
+      -- A shadow counts only what it would allow, and a share nothing of a request that borrows.
+      counts[l] = l ~= borrowed_share and (not p.is_shadow or own == 0 or own < -1)
+      charged_limits[l] = p.cost > 0 and counts[l]
     end
     -- Before the charges, because holds can fail, and nothing may be charged then.
     local problems
     if template.record and not template.repeats then
-      problems = reservations.hold(template, operation, charged_limits, verdicts)
+      problems = reservations.hold(template, operation, charged_limits, counts)
     elseif holding then
       problems = held_costs.hold(template, operation, charged_limits)
     end
@@ -405,6 +408,7 @@ local function run_decision_of_some(template, operation)
   some.record, some.counts = template.record, template.counts
   some.lifetime, some.max_ids = template.lifetime, template.max_ids
   some.repeats, some.credits = template.repeats, template.credits and {}
+  some.hold_repeats = template.hold_repeats
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1

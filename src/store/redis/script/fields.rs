@@ -174,6 +174,11 @@ codes! {
         TooManyIds = too_many_ids,
         /// The key has no hold with the id.
         UnknownId = unknown_id,
+        /// The hold with the id is settled or has expired.
+        AlreadySettled = already_settled,
+        /// The hold with the id is open, and no repeats are left. The time for which it is remembered is in place of the
+        /// flags.
+        Repeated = repeated,
     }
 }
 
@@ -193,10 +198,13 @@ pub(crate) const LEASE_IDS: u64 = 1 << 52;
 /// No lease gets fewer units: a smaller grant is not worth a call.
 #[allow(dead_code, reason = "as above")]
 pub(crate) const MIN_GRANT: u64 = 2;
-/// The maximum number of entries of a key: of sessions, of leases, and of groups of reservations.
+/// The maximum number of entries of a key: of sessions, and of leases.
 pub(crate) const MAX_ENTRIES: u64 = 64;
+/// The maximum number of groups of reservations of a key. The rounding of expiries in `reservations.lua` makes at most
+/// nine for the shortest time until an expiry, and at most five more for each doubling up to 24 hours.
+pub(crate) const MAX_GROUPS: u64 = 160;
 
-const CONSTANTS: [(&str, &str, u64); 7] = [
+const CONSTANTS: [(&str, &str, u64); 8] = [
     ("FLAG", "cannot_schedule", CANNOT_SCHEDULE),
     ("FLAG", "denied_by_leases", DENIED_BY_LEASES),
     ("FLAG", "first_blocked", FIRST_BLOCKED),
@@ -204,6 +212,7 @@ const CONSTANTS: [(&str, &str, u64); 7] = [
     ("BOUND", "lease_ids", LEASE_IDS),
     ("BOUND", "min_grant", MIN_GRANT),
     ("BOUND", "max_entries", MAX_ENTRIES),
+    ("BOUND", "max_groups", MAX_GROUPS),
 ];
 
 impl Failure {
@@ -369,7 +378,7 @@ mod tests {
         for &failure in Failure::ALL {
             assert_eq!(Failure::of(failure.result()), Some(failure));
         }
-        let last = Failure::UnknownId.result();
+        let last = Failure::Repeated.result();
         assert_eq!([i64::MIN, Failure::FIRST - 1, last + 1, -1, 0, i64::MAX].map(Failure::of), [None; 6]);
     }
 }

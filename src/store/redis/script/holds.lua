@@ -51,6 +51,11 @@ local function make_holds()
     return { table_unpack(s, 1, state_words(kernel, s)) }
   end
 
+  -- Returns whether an entry is a group of reservations.
+  local function is_group(id)
+    return id % 1 ~= 0
+  end
+
   -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a list, or with
   -- `held_until_end`, adds `s.held` by itself.
   function this.charged(index, at, p)
@@ -117,9 +122,13 @@ local function make_holds()
     table.sort(entries, function(a, b) return a[ENTRY.expiry] < b[ENTRY.expiry] end)
     for i = 1, #entries do
       local entry = entries[i]
-      if entry[ENTRY.expiry] <= now then
+      -- Nobody renews a group. One of a clock that was far ahead does not count.
+      local is_stale = is_group(entry[ENTRY.id]) and entry[ENTRY.expiry] > now + 2 * h.span
+      if entry[ENTRY.expiry] <= now or is_stale then
         if entry[ENTRY.held] > 0 then
-          kernel.charge(s, entry[ENTRY.expiry], entry[ENTRY.held], p)
+          if not is_stale then
+            kernel.charge(s, entry[ENTRY.expiry], entry[ENTRY.held], p)
+          end
           h.cost, expired = h.cost - entry[ENTRY.held], expired + 1
         end
       else
@@ -158,20 +167,20 @@ local function make_holds()
 
   -- Returns the kind of an entry: of a session, a lease, or a group of reservations.
   local function kind_of(id)
-    return id >= LEASE_IDS and OPERATION.lease or id % 1 == 0 and OPERATION.hold or OPERATION.reserve
+    return id >= LEASE_IDS and OPERATION.lease or is_group(id) and OPERATION.reserve or OPERATION.hold
   end
 
   -- Returns whether a key has the maximum number of entries of this kind.
   local function is_full(index, kind)
-    local h, count = holds[index], 0
-    if not h or h.count < MAX_ENTRIES then
+    local h, count, most = holds[index], 0, kind == OPERATION.reserve and MAX_GROUPS or MAX_ENTRIES
+    if not h or h.count < most then
       return false
     end
     local entries = entries_of(index, h)
     for i = 1, #entries do
       if kind_of(entries[i][ENTRY.id]) == kind then count = count + 1 end
     end
-    return count >= MAX_ENTRIES
+    return count >= most
   end
 
   local function find(index, id)

@@ -49,11 +49,12 @@
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = FAILURE.invalid_state, FAILURE.expired, FAILURE.full, FAILURE.unsupported
 local CONFLICT, TOO_MANY_IDS, UNKNOWN_ID = FAILURE.conflict, FAILURE.too_many_ids, FAILURE.unknown_id
+local ALREADY_SETTLED, DENIED_REPEAT = FAILURE.already_settled, FAILURE.repeated
 -- In the sum of a decision: the id is remembered, and nothing more is held or charged.
 local REPEATED = FLAG.repeated
 local max = math.max
--- The maximum number of entries of a key: of sessions, of leases, and of groups of reservations.
-local MAX_ENTRIES = BOUND.max_entries
+-- The maximum number of entries of a key: of sessions, and of leases; of groups of reservations.
+local MAX_ENTRIES, MAX_GROUPS = BOUND.max_entries, BOUND.max_groups
 
 local limits = #kernels
 -- Tables are created with slots: growing a table step by step costs more in Lua than the rest of this file.
@@ -127,8 +128,8 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  -- The longest value has fewer words: 66 of a state, HELD.LENGTH of its holds, and 3 * MAX_ENTRIES of entries.
-  if count <= words or count % 1 ~= 0 or count > 1100 then
+  -- The longest value has fewer words: 66 of a state, HELD.LENGTH of its holds, and ENTRY.LENGTH for each entry.
+  if count <= words or count % 1 ~= 0 or count > 1600 then
     return false
   end
   local known = count
@@ -150,7 +151,7 @@ local function decode(index, kernel, value)
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD.count]
-    if not entries or entries > 3 * MAX_ENTRIES or entries % 1 ~= 0
+    if not entries or entries > 2 * MAX_ENTRIES + MAX_GROUPS or entries % 1 ~= 0
         or count ~= words + HELD.LENGTH + entries * ENTRY.LENGTH then
       return false
     end
@@ -274,7 +275,7 @@ for index = 1, template_count do
     end
     if op == OPERATION.reserve then
       -- A hold, and the record of its id.
-      template.op = OPERATION.hold
+      template.op, template.hold_repeats = OPERATION.hold, ids[limits + RESERVE.repeats]
     elseif op >= OPERATION.once then
       template.repeats = ids[limits + RESERVE.repeats]
       if op ~= OPERATION.record then

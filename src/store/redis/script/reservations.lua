@@ -9,15 +9,16 @@
 --
 -- Two more keys belong to an id. Both have the cluster slot of the states:
 --
--- - The *record*, of doubles: the time at which the id is forgotten, the id of its group, 1 if it is settled, and for each
---   limit the cost of the request and the held cost (-1 if the limit holds nothing). Of a request that is charged once:
---   the repeats that pass in place of the group, 1, the charged costs, and -1.
+-- - The *record*, of doubles: the time at which the id is forgotten, the id of its group, the repeats that are allowed (-1
+--   if it is settled), and for each limit the cost of the request and the held cost (-1 if the limit holds nothing). Of a
+--   request that is charged once: the repeats that pass in place of the group, then for how long the id is remembered,
+--   the charged costs, and -1.
 -- - The *counts* of the user's key: for each time at which ids are forgotten, the time and the number of these ids.
 --
 -- # Protocol
 --
--- A hold without a record adds its costs to the group's entries, and writes the record. A hold with a record changes
--- nothing. A settlement takes the held costs from the entry and marks the record, so a repeat changes nothing. If the
+-- A hold without a record adds its costs to the group's entries, and writes the record. A hold with a record counts its
+-- repeats. A settlement takes the held costs from the entry and marks the record, so a repeat changes nothing. If the
 -- entry is absent, the held costs were charged at their expiry, and only what exceeds them is charged.
 --
 -- A request that is charged once writes its record in the operation that charges it. A repeat is two operations, because the
@@ -25,8 +26,10 @@
 -- cost exceeds it. It fails if the record has changed meanwhile. A held cost is recorded when it is settled.
 
 local RECORD_WORDS = 3
--- The groups of one lifetime that exist at once, as a power of two: an expiry is later by at most an eighth of the time.
-local GROUPS = 16
+-- The shortest span of which expiries are multiples, in microseconds: a fraction of the shortest lifetime, a millisecond.
+local MIN_STEP = 125
+-- No id is remembered for longer: twice 24 hours and what expiries are rounded.
+local MAX_REMEMBERED = 2.5 * 86400000000
 
 local function make_reservations(held_costs)
   local this = {}
@@ -62,7 +65,13 @@ local function make_reservations(held_costs)
         return false
       end
     end
-    if record[1] <= now then
+    -- When its hold expires or its request is forgotten, and how long that lasts at most. A record of a clock that was
+    -- further ahead than that does not count.
+    local ends_at, span = record[1], record[3]
+    if not template.repeats then
+      ends_at, span = record[2], record[1] - record[2]
+    end
+    if record[1] <= now or ends_at > now + 2 * span then
       return nil
     end
     return record
@@ -94,7 +103,12 @@ local function make_reservations(held_costs)
     end
   end
 
-  -- Returns REPEATED for an id that is remembered, a failure, or nil for a new one.
+  -- Returns for how long the id of the request is remembered.
+  function this.remembered_for()
+    return current[1] - now
+  end
+
+  -- Returns REPEATED for an id that is remembered, a failure, or nil for a new one. Counts a repeat.
   function this.find(template)
     current = nil
     if template.repeats then
@@ -109,6 +123,15 @@ local function make_reservations(held_costs)
         return CONFLICT
       end
     end
+    -- The group expires at a whole number.
+    if record[3] < 0 or record[2] - 0.5 <= now then
+      return ALREADY_SETTLED
+    elseif record[3] == 0 then
+      current = record
+      return DENIED_REPEAT
+    end
+    record[3] = record[3] - 1
+    put(template.record, record, record[1])
     return REPEATED
   end
 
@@ -119,7 +142,8 @@ local function make_reservations(held_costs)
     if value and #value % 16 == 0 then
       for at = 1, #value, 16 do
         local time, ids = unpack('<dd', value, at)
-        if time > now and ids >= 1 and time <= MAX_EXACT and ids <= MAX_EXACT then
+        -- Not of a clock that was far ahead.
+        if time > now and time <= now + MAX_REMEMBERED and ids >= 1 and ids <= MAX_EXACT then
           total, latest = total + ids, max(latest, time)
           if time == forgotten_at then
             found, ids = true, ids + 1
@@ -133,17 +157,18 @@ local function make_reservations(held_costs)
       counts[#counts + 1] = forgotten_at
       counts[#counts + 1] = 1
     end
-    if total > template.max_ids or #counts > 4 * MAX_ENTRIES then
+    if total > template.max_ids or #counts > 4 * MAX_GROUPS then
       return
     end
     put(template.counts, counts, latest)
     return true
   end
 
-  -- Returns the span of which all expiries of a lifetime are multiples.
+  -- Returns the span of which all expiries of a lifetime are multiples: at most a quarter of the lifetime, and more than
+  -- an eighth. So the groups of all lifetimes are few.
   local function step_of(template)
-    local step = 1000
-    while step * GROUPS < template.lifetime do
+    local step = MIN_STEP
+    while step * 8 <= template.lifetime do
       step = step * 2
     end
     return step
@@ -154,7 +179,7 @@ local function make_reservations(held_costs)
     local step = step_of(template)
     local forgotten_at = ceil((now + template.lifetime) / step) * step
     if template.repeats > 0 and count_id(template, forgotten_at) then
-      local record = { forgotten_at, template.repeats, 1 }
+      local record = { forgotten_at, template.repeats, forgotten_at - now }
       for l = 1, limits do
         record[RECORD_WORDS + 2 * l - 1], record[RECORD_WORDS + 2 * l] = cost_of(l), -1
       end
@@ -197,19 +222,19 @@ local function make_reservations(held_costs)
     end
   end
 
-  -- Holds the costs, and records the id. Returns the failures by limit, or nil.
-  function this.hold(template, operation, charged_limits, verdicts)
+  -- Holds the costs, and records the id. `counts` has the limits that count the request. Returns the failures by limit, or
+  -- nil.
+  function this.hold(template, operation, charged_limits, counts)
     local step = step_of(template)
     local expiry = ceil((now + template.lifetime) / step) * step
     local forgotten_at = expiry + ceil(template.lifetime / step) * step
     local group, hold = expiry + 0.5, { ids = {}, arg2 = expiry - now, record = true }
-    local record = { forgotten_at, group, 0 }
+    local record = { forgotten_at, group, template.hold_repeats }
     for l = 1, limits do
-      local p, own = template[l], verdicts[l]
-      local holds_cost = template.ids[l] ~= 0
+      local p, holds_cost = template[l], template.ids[l] ~= 0
       hold[l], hold.ids[l] = p, holds_cost and -group or 0
       record[#record + 1] = p.cost
-      record[#record + 1] = holds_cost and (not p.is_shadow or own == 0 or own < -1) and p.cost or -1
+      record[#record + 1] = holds_cost and counts[l] and p.cost or -1
     end
     local problems = held_costs.check_hold(hold, operation, charged_limits)
     -- The last check, because it writes.
@@ -271,14 +296,14 @@ local function make_reservations(held_costs)
     end
     for l = 1, limits do
       local held, actual, released, charged = record[RECORD_WORDS + 2 * l], template.ids[l], 0, 0
-      if record[3] == 0 and held >= 0 then
+      if record[3] >= 0 and held >= 0 then
         released, charged = settle_limit(operation[l + 1], template[l], record[2], held, actual < 0 and held or actual)
       end
       results[result_count + SETTLED.released], results[result_count + SETTLED.charged] = released, charged
       result_count = result_count + SETTLED.LENGTH
     end
-    if record[3] == 0 then
-      record[3] = 1
+    if record[3] >= 0 then
+      record[3] = -1
       put(template.record, record, record[1])
     end
   end

@@ -20,6 +20,8 @@ pub(crate) struct ScriptVerdict {
     is_denied_by_leases: bool,
     /// The id is remembered, and nothing more is held or charged.
     is_repeat: bool,
+    /// Of a denied repeat: for how many microseconds the id is remembered.
+    remembered: u64,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
     /// For each limit a bit: the reason of the block is an escalation.
@@ -87,6 +89,7 @@ impl ScriptVerdict {
             values[0] = Failure::InvalidState.result();
         }
         let flags = flags.unsigned_abs();
+        let remembered = flags;
         let has = |flag| flags & flag != 0;
         let (cannot_schedule, is_denied_by_leases) = (has(CANNOT_SCHEDULE), has(DENIED_BY_LEASES));
         let is_repeat = has(REPEATED);
@@ -100,7 +103,7 @@ impl ScriptVerdict {
             }
             bits
         });
-        Some(Self { values, cannot_schedule, is_denied_by_leases, is_repeat, blocked, escalated, views })
+        Some(Self { values, cannot_schedule, is_denied_by_leases, is_repeat, remembered, blocked, escalated, views })
     }
 
     /// Returns the reason of the key's block under the limit with this index, if the key is blocked.
@@ -127,6 +130,12 @@ impl ScriptVerdict {
     pub(crate) fn failed_reservation(&self, now: Timestamp) -> Option<Result<Decision, Error>> {
         if self.has(Failure::Conflict) {
             return Some(Err(Error::id_conflict()));
+        }
+        if self.has(Failure::AlreadySettled) {
+            return Some(Err(Error::already_settled()));
+        }
+        if self.has(Failure::Repeated) {
+            return Some(Ok(Decision::denied_repeat(now, Duration::from_micros(self.remembered))));
         }
         self.has(Failure::TooManyIds).then(|| Ok(Decision::too_many_ids(now)))
     }
@@ -261,6 +270,7 @@ impl ScriptVerdict {
             statuses.push(status.with_near(numbers.near));
         }
         let decision = plan.decide(now, options, statuses.into_iter());
+        let decision = decision.with_repeat(self.is_repeat);
         Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))
     }
 }

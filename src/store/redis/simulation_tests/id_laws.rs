@@ -10,7 +10,7 @@ use super::scenario::{Call, Kind, LeaseEnd, Scenario};
 use crate::AcquireOptions;
 use crate::random::Random;
 
-/// For how long the ids of requests are remembered, and how many repeats pass: all of a scenario.
+/// For how long the ids of requests are remembered, and how many repeats pass or hold: all of a scenario.
 const REMEMBER: Duration = Duration::from_secs(60 * 60);
 const REPEATS: u16 = 100;
 
@@ -22,7 +22,7 @@ pub(super) fn request(cost: u64, id: u64) -> AcquireOptions {
 const LIFETIME: Duration = Duration::from_millis(150);
 
 pub(super) fn reservation(cost: u64, id: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).id(&id.to_string()).expires_in(LIFETIME).hold()
+    AcquireOptions::cost(cost).id(&id.to_string()).repeats(REPEATS).expires_in(LIFETIME).hold()
 }
 
 /// In the error of a settlement whose id is not remembered.

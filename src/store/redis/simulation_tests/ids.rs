@@ -1,7 +1,9 @@
 //! What the server remembers of ids, as the documentation of holds with an id and of requests that are charged once says it.
 
 use super::model::{Part, Run, Store};
-use super::wire::{BatchReply, CONFLICT, INVALID_STATE, Input, REPEATED, Step, Template, UNKNOWN_ID, to_f64};
+use super::wire::{
+    ALREADY_SETTLED, BatchReply, CONFLICT, INVALID_STATE, Input, REPEATED, Step, Template, UNKNOWN_ID, to_f64,
+};
 
 /// What the server remembers of an id.
 #[derive(Clone)]
@@ -17,8 +19,8 @@ impl Record {
     /// Returns a time as Redis rounds it up, and its step.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of some seconds")]
     fn round(now: u64, lifetime: f64) -> (u64, u64) {
-        let (mut step, lifetime) = (1000, lifetime as u64);
-        while step * 16 < lifetime {
+        let (mut step, lifetime) = (125, lifetime as u64);
+        while step * 8 <= lifetime {
             step *= 2;
         }
         ((now + lifetime).next_multiple_of(step), lifetime.next_multiple_of(step))
@@ -48,6 +50,10 @@ impl Store {
             if parts.iter().zip(&record.costs).any(|(part, cost)| part.cost != *cost) {
                 return failed;
             }
+            if record.is_settled || record.word - 0.5 <= to_f64(run.now) {
+                return Some(vec![ALREADY_SETTLED; limits + 1]);
+            }
+            // The calls of a scenario are fewer than the repeats of a hold.
             return Some([vec![0.0; limits], vec![REPEATED + 1.0]].concat());
         }
         let credits = &template.ids[limits + 5..];

@@ -154,6 +154,7 @@ pub(crate) const EXPIRED: f64 = INVALID_STATE + 1.0;
 pub(crate) const LATE: f64 = INVALID_STATE + 4.0;
 pub(crate) const CONFLICT: f64 = INVALID_STATE + 5.0;
 pub(crate) const UNKNOWN_ID: f64 = INVALID_STATE + 7.0;
+pub(crate) const ALREADY_SETTLED: f64 = INVALID_STATE + 8.0;
 pub(crate) const REPEATED: f64 = 1_099_511_627_776.0;
 
 /// The parts of a reply: see `driver.lua`.

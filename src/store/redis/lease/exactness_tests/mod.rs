@@ -3,7 +3,7 @@
 //! spend. The processes run the code of the crate. The server, which answers as the scripts do (`server_model`), and the
 //! auditor are independent of it.
 
-#[path = "../../../../../tests/redis/lease_audit.rs"]
+#[path = "../../../../../tests/stores/redis/lease_audit.rs"]
 mod lease_audit;
 mod server;
 mod usage;

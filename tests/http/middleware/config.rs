@@ -1,0 +1,1303 @@
+//! Limits from configuration: algorithms by name, errors that point at the field, and serialization. Limits that are
+//! replaced under load keep their usage exactly.
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
+use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::{
+    AcquireOptions, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+};
+
+use crate::random::Random;
+use crate::support::NOTIFICATIONS;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+struct Caller {
+    user: u32,
+    organisation: &'static str,
+}
+
+const ALICE: Caller = Caller { user: 1, organisation: "acme" };
+const BOB: Caller = Caller { user: 2, organisation: "acme" };
+
+fn parts() -> KeyParts<Caller> {
+    KeyParts::new()
+        .add("user", |caller: &Caller| caller.user)
+        .add("organisation", |caller: &Caller| caller.organisation)
+        .add("all", |_: &Caller| ())
+}
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    limits: Vec<Policy>,
+}
+
+fn from_toml(text: &str) -> Vec<Policy> {
+    toml::from_str::<Config>(text).unwrap_or_else(|error| panic!("{error}")).limits
+}
+
+/// Parses a policy from TOML.
+fn policy(settings: &str) -> Result<Policy, toml::de::Error> {
+    toml::from_str(settings)
+}
+
+type Dynamic = Memory<Caller, Vec<DynLimit<Caller>>, ManualClock>;
+
+fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
+    Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
+}
+
+/// Creates a limiter that accepts an empty list of limits.
+fn memory_without_limits(clock: &ManualClock) -> Dynamic {
+    Memory::builder(Vec::new()).max_keys(1000).allow_no_limits().clock(clock.clone()).build().unwrap()
+}
+
+fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
+    limiter.peek(caller, AcquireOptions::default().detail(Detail::All)).try_ready().unwrap().unwrap()
+}
+
+/// Returns the remaining tokens of each limit by name.
+fn left(limiter: &impl Limiter<Caller>, caller: &Caller) -> BTreeMap<String, u64> {
+    let decision = peek(limiter, caller);
+    decision.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect()
+}
+
+fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    limits.map(|(name, left)| (name.to_owned(), left)).into()
+}
+
+fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+        panic!("memory answers immediately")
+    };
+    outcome.unwrap().held.expect("the hold is allowed")
+}
+
+fn settle(held: Held, actual: u64) {
+    held.settle(actual).try_ready().expect("memory answers immediately").unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A configured limit decides like the same limit built in code.
+fn assert_decides_as(settings: &str, algorithm: impl Algorithm) {
+    let policies = [policy(&format!("name = 'x'\nby = 'all'\n{settings}")).unwrap()];
+    let clock = ManualClock::new();
+    let configured = memory(parts().limits(&policies).unwrap(), &clock);
+    let in_code = vec![DynLimit::new(Limit::new("x", algorithm).keyed_by(|_: &Caller| ()))];
+    let in_code = memory(in_code, &clock);
+    let mut random = Random::new(1);
+    for _ in 0..300 {
+        clock.advance(Duration::from_micros(random.below(1 << 22)));
+        let options = AcquireOptions::cost(random.below(4)).max_delay(SECOND * random.choose(&[0, 1, 2, 3]));
+        assert_eq!(configured.check(&ALICE, options), in_code.check(&ALICE, options), "{settings}");
+    }
+}
+
+#[test]
+fn configured_algorithms_decide_as_in_code() {
+    let quota: Quota = "30/min".parse().unwrap();
+    assert_decides_as("algorithm = 'gcra'\nquota = '30/min'", Gcra::new(quota));
+    assert_decides_as("algorithm = 'gcra'\nquota = '30/min'\nburst = 5", Gcra::new(quota).burst(5));
+    assert_decides_as("algorithm = 'token-bucket'\nquota = '30/min'\nburst = 3", TokenBucket::new(quota).burst(3));
+    assert_decides_as("algorithm = 'leaky-bucket'\nquota = '30/min'\nburst = 40", LeakyBucket::new(quota).burst(40));
+    assert_decides_as("algorithm = 'leaky-queue'\nquota = '30/min'", LeakyQueue::new(quota));
+    assert_decides_as(
+        "algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 0",
+        LeakyQueue::new(quota).max_waiting(0),
+    );
+    assert_decides_as(
+        "algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 7",
+        LeakyQueue::new(quota).max_waiting(7),
+    );
+    assert_decides_as("algorithm = 'fixed-window'\nquota = '30/min'", FixedWindow::new(quota));
+    assert_decides_as(
+        "algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = false",
+        FixedWindow::new(quota),
+    );
+    let aligned = FixedWindow::new(quota).aligned_to_clock();
+    assert_decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = true", aligned);
+    assert_decides_as("algorithm = 'sliding-window'\nquota = '30/min'", SlidingWindow::new(quota));
+    assert_decides_as(
+        "algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 4",
+        SlidingWindow::new(quota).blocks(4),
+    );
+    let weighted = SlidingWindow::new(quota).blocks(1).weighted();
+    assert_decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 1\nweighted = true", weighted);
+    assert_decides_as("algorithm = 'sliding-log'\nquota = '5 per 10s'", SlidingLog::new("5 per 10s".parse().unwrap()));
+}
+
+#[test]
+fn in_flight_policy_has_a_maximum_and_no_quota() {
+    let text = |fields: &str| policy(&format!("name = 'streams'\nalgorithm = 'in-flight'\nby = 'user'\n{fields}"));
+    let streams = text("max = 2\nmax_duration = '1h'\nfixed_cost = 1").unwrap();
+    assert_eq!((streams.quota(), streams.max()), (None, Some(2)));
+    assert_eq!(streams.max_duration(), Some(60 * MINUTE));
+    assert_eq!(streams.algorithm(), AlgorithmName::InFlight);
+    let written = serde_json::to_string(&streams).unwrap();
+    assert_eq!(serde_json::from_str::<Policy>(&written).unwrap(), streams, "{written}");
+
+    for (fields, problem) in [
+        ("", "max: it is missing"),
+        ("max = 0", "max: requests in flight: 0 is not a valid maximum"),
+        ("max = 2\nquota = '1/s'", "quota: it does not apply to in-flight"),
+        ("max = 2\nburst = 3", "burst: it applies to gcra"),
+        ("max = 2\nmax_duration = '1 fortnight'", "max_duration: "),
+        ("max = 2\nmax_duration = '0s'", "max_duration: requests in flight: 0ns"),
+    ] {
+        let error = text(fields).unwrap_err().to_string();
+        assert!(error.contains(problem), "{fields}: {error}");
+    }
+    let error = policy("name = 'a'\nalgorithm = 'gcra'\nby = 'user'").unwrap_err().to_string();
+    assert!(error.contains("quota: it is missing"), "{error}");
+    let error = policy("name = 'a'\nalgorithm = 'gcra'\nquota = '1/s'\nmax = 3\nby = 'user'").unwrap_err().to_string();
+    assert!(error.contains("max: it applies to in-flight only"), "{error}");
+}
+
+#[test]
+fn policy_returns_its_fields() {
+    let text = "name = 'api'\nalgorithm = 'sliding-log'\nquota = '5 per 15min'\nby = 'user'\nshadow = true";
+    let policy = policy(text).unwrap();
+    assert_eq!((policy.name(), policy.by(), policy.is_shadow()), ("api", "user", true));
+    assert_eq!(policy.algorithm(), AlgorithmName::SlidingLog);
+    assert_eq!(policy.quota(), Some(Quota::new(5, 15 * MINUTE)));
+}
+
+const ALL: &str = r#"
+    [[limits]]
+    name = "smooth"
+    algorithm = "gcra"
+    quota = "10/s"
+    burst = 20
+    by = "user"
+
+    [[limits]]
+    name = "hourly"
+    algorithm = "fixed-window"
+    quota = "1_000 per hour"
+    aligned_to_clock = true
+    by = "organisation"
+
+    [[limits]]
+    name = "spacing"
+    algorithm = "leaky-queue"
+    quota = "100/s"
+    max_waiting = 5
+    by = "all"
+
+    [[limits]]
+    name = "trial"
+    algorithm = "sliding-window"
+    quota = "3/min"
+    blocks = 6
+    weighted = true
+    by = "user"
+    shadow = true
+
+    [[limits]]
+    name = "log"
+    algorithm = "sliding-log"
+    quota = "50/min"
+    by = "user"
+"#;
+
+#[test]
+fn configured_limits_count_by_their_sub_keys() {
+    let clock = ManualClock::new();
+    let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
+    let decision = limiter.check(&ALICE, AcquireOptions::cost(4).max_delay(SECOND));
+    assert_eq!(decision.shadow_denials().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
+    let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
+    assert_eq!(left(&limiter, &ALICE), named(expected));
+    let expected = [("smooth", 20), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 50)];
+    assert_eq!(left(&limiter, &BOB), named(expected));
+    let eve = Caller { user: 3, organisation: "other" };
+    assert_eq!(left(&limiter, &eve)["hourly"], 1000);
+}
+
+#[test]
+fn configured_fixed_cost_does_not_depend_on_the_request() {
+    let text = r#"
+        limits = [
+            { name = "requests", algorithm = "gcra", quota = "10/s", by = "user", fixed_cost = 1 },
+            { name = "tokens", algorithm = "token-bucket", quota = "1000/min", by = "user" },
+        ]
+    "#;
+    let policies = from_toml(text);
+    assert_eq!([policies[0].fixed_cost(), policies[1].fixed_cost()], [Some(1), None]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, 400).is_allowed());
+    assert_eq!(left(&limiter, &ALICE), named([("requests", 9), ("tokens", 600)]));
+}
+
+#[test]
+fn configured_unit_is_the_unit_of_the_limit() {
+    let text = r#"
+        limits = [
+            { name = "requests", algorithm = "gcra", quota = "10/s", by = "user", fixed_cost = 1 },
+            { name = "input", algorithm = "token-bucket", quota = "1000/min", by = "user", unit = "input" },
+        ]
+    "#;
+    let policies = from_toml(text);
+    assert_eq!([policies[0].unit(), policies[1].unit()], [None, Some("input")]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, Costs::from(7).add("input", 400)).is_allowed());
+    assert_eq!(left(&limiter, &ALICE), named([("requests", 9), ("input", 600)]));
+    for (fields, problem) in [
+        ("unit = ''", "unit: it is empty"),
+        ("unit = 'input'\nfixed_cost = 1", "unit: a limit with `fixed_cost` has no unit"),
+        ("fixed_cost = 1\nunit = 'input'", "unit: a limit with `fixed_cost` has no unit"),
+    ] {
+        let text = format!("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\n{fields}");
+        let error = toml::from_str::<Policy>(&text).expect_err(fields).to_string();
+        assert!(error.contains(problem), "{fields}: {error}");
+    }
+}
+/// Requests arrive at twice the rate of the policy at each of several processes. All processes together admit at most
+/// what the whole policy sustains, and once what each may admit at once.
+#[test]
+fn divided_policies_sustain_at_most_the_whole_policy() {
+    let settings = [
+        "algorithm = 'gcra'\nquota = '10/s'\nburst = 20",
+        "algorithm = 'token-bucket'\nquota = '5/min'",
+        "algorithm = 'leaky-bucket'\nquota = '7/s'\nburst = 3",
+        "algorithm = 'leaky-queue'\nquota = '10/s'\nmax_waiting = 4",
+        "algorithm = 'fixed-window'\nquota = '30/min'",
+        "algorithm = 'sliding-window'\nquota = '30/min'",
+        "algorithm = 'sliding-log'\nquota = '30/min'",
+    ];
+    for (settings, processes) in settings.iter().flat_map(|settings| [1, 3, 4, 8, 40].map(|number| (settings, number)))
+    {
+        let whole = policy(&format!("name = 'a'\nby = 'user'\n{settings}")).unwrap();
+        let part = whole.divided_by(processes).unwrap();
+        let clock = ManualClock::new();
+        let limiters: Vec<_> =
+            (0..processes).map(|_| memory(parts().limits(std::slice::from_ref(&part)).unwrap(), &clock)).collect();
+        let quota = whole.quota().unwrap();
+        let interval = quota.period() / u32::try_from(2 * quota.limit()).unwrap();
+        let periods = 20;
+        let mut admitted = 0;
+        for _ in 0..(periods * 2 * quota.limit()) {
+            admitted += limiters.iter().filter(|limiter| limiter.check(&ALICE, 1).is_allowed()).count() as u64;
+            clock.advance(interval);
+        }
+        let at_once = part.burst().unwrap_or(part.quota().unwrap().limit()) * processes;
+        let bound = periods * quota.limit() + at_once;
+        assert!(admitted <= bound, "{settings}, {processes} processes: {admitted} of {bound}");
+        assert!(admitted > 0, "{settings}, {processes} processes admit nothing");
+    }
+}
+
+#[test]
+fn divided_policy_divides_each_number() {
+    let whole = policy(
+        "name = 'a'\nalgorithm = 'gcra'\nquota = '100/min'\nburst = 20\nby = 'user'\nkeep_free = { bulk = 9 }\nfixed_cost = 3",
+    )
+    .unwrap();
+    let part = whole.divided_by(8).unwrap();
+    assert_eq!((part.quota(), part.burst(), part.fixed_cost()), (Some(Quota::per_minute(12)), Some(2), Some(3)));
+    assert_eq!(part.keep_free().collect::<Vec<_>>(), [("bulk", 1)]);
+    assert_eq!(whole.divided_by(1).unwrap(), whole);
+
+    let in_flight = policy("name = 'a'\nalgorithm = 'in-flight'\nmax = 6\nby = 'user'").unwrap();
+    assert_eq!([4, 6, 7].map(|processes| in_flight.divided_by(processes).unwrap().max()), [Some(1); 3]);
+
+    let error = whole.divided_by(0).unwrap_err().to_string();
+    assert!(error.contains("0 processes"), "{error}");
+    let long = policy("name = 'a'\nalgorithm = 'fixed-window'\nquota = '1 per 1 d'\nby = 'user'").unwrap();
+    let error = long.divided_by(u64::MAX).unwrap_err().to_string();
+    assert!(error.starts_with("quota: "), "{error}");
+}
+
+#[test]
+fn configured_mark_is_the_mark_of_the_limit() {
+    let text = "limits = [{ name = 'api', algorithm = 'gcra', quota = '10/s', by = 'user', warn_at = 0.7 }]";
+    let policies = from_toml(text);
+    assert_eq!(policies[0].warn_at(), Some(0.7));
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(!limiter.check(&ALICE, 6).is_near_limit());
+    assert!(limiter.check(&ALICE, 1).is_near_limit());
+    for mark in ["0.0", "0", "-0.5", "1.5", "2", "nan", "inf"] {
+        let text =
+            format!("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\nwarn_at = {mark}\nshadow = true");
+        let error = toml::from_str::<Policy>(&text).expect_err(mark).to_string();
+        assert!(error.contains("warn_at: it is not above 0 and at most 1"), "{mark}: {error}");
+        assert!(error.contains("line 5"), "{mark}: {error}");
+    }
+}
+
+/// A policy with `guarantee` is a guaranteed share of the limit beside it.
+#[test]
+fn configured_guarantee_is_a_share_of_the_other_limit() {
+    let text = "limits = [
+        { name = 'share', algorithm = 'gcra', quota = '10/s', burst = 2, by = 'user', guarantee = 3 },
+        { name = 'all', algorithm = 'gcra', quota = '30/s', burst = 20, by = 'all' },
+    ]";
+    let policies = from_toml(text);
+    assert_eq!([policies[0].guarantee(), policies[1].guarantee()], [Some(3), None]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    // Within its share 2 units, then she borrows what the three bursts leave.
+    assert!(limiter.check(&ALICE, 2).is_allowed());
+    let borrowed = (0..20).filter(|_| limiter.check(&ALICE, 1).is_allowed()).count();
+    assert_eq!(borrowed, 12, "20 - 2 - 3 * 2");
+    assert!(limiter.check(&BOB, 2).is_allowed());
+
+    for (settings, problem) in [
+        ("algorithm = 'gcra'\nguarantee = 0", "guarantee: it is 0"),
+        ("algorithm = 'gcra'\nguarantee = 2\nshadow = true", "guarantee: a shadow guarantees nothing"),
+        ("algorithm = 'gcra'\nguarantee = 2\nkeep_free = { bulk = 1 }", "guarantee: a share keeps no units free"),
+        ("algorithm = 'fixed-window'\nguarantee = 2", "guarantee: it applies to gcra"),
+        ("algorithm = 'leaky-queue'\nguarantee = 2", "guarantee: it applies to gcra"),
+    ] {
+        let error = policy(&format!("name = 'a'\nquota = '1/s'\nby = 'user'\n{settings}")).unwrap_err().to_string();
+        assert!(error.contains(problem), "{settings}: {error}");
+    }
+    let alone =
+        from_toml("limits = [{ name = 'share', algorithm = 'gcra', quota = '1/s', by = 'user', guarantee = 2 }]");
+    let error = Memory::builder(parts().limits(&alone).unwrap()).build().unwrap_err().to_string();
+    assert!(error.contains("guaranteed share \"share\""), "{error}");
+}
+
+#[test]
+fn policies_survive_a_serde_round_trip() {
+    let policies = from_toml(ALL);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    for policy in &policies {
+        let written = toml::Value::try_from(policy).unwrap();
+        assert_eq!(&written.try_into::<Policy>().unwrap(), policy);
+    }
+    // Unset fields are omitted, and a quota is written in its text form.
+    assert_eq!(
+        serde_json::to_value(&policies[1]).unwrap(),
+        serde_json::json!({
+            "name": "hourly",
+            "algorithm": "fixed-window",
+            "quota": "1000/h",
+            "aligned_to_clock": true,
+            "by": "organisation",
+        })
+    );
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json[3]["shadow"], true);
+    assert_eq!(json[4].as_object().unwrap().len(), 4);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Invalid settings in TOML from line 3 on, the position of the error, and words in its message.
+///
+/// The position is that of the whole policy if a field is invalid only with another field, which toml reads later: it
+/// reads in alphabetical order.
+const INVALID: [(&str, &str, &[&str]); 29] = [
+    ("algorithm = 'gcraa'\nquota = '1/s'", "3, column 13", &["`gcraa`", "`gcra`", "`sliding-log`"]),
+    ("algorithm = 'GCRA'\nquota = '1/s'", "3, column 13", &["`GCRA`"]),
+    ("algorithm = 7\nquota = '1/s'", "3, column 13", &[]),
+    ("algorithm = 'gcra'\nquota = 'ten'", "4, column 9", &["\"ten\"", "COUNT/PERIOD"]),
+    ("algorithm = 'gcra'\nquota = '10/fortnight'", "4, column 9", &["\"10/fortnight\"", "us, ms, s, min, h, d or w"]),
+    ("algorithm = 'gcra'\nquota = '0/s'", "4, column 9", &["\"0/s\"", "at least 1"]),
+    ("algorithm = 'gcra'\nquota = '1 per 0s'", "4, column 9", &["\"1 per 0s\""]),
+    ("algorithm = 'gcra'\nquota = 10", "4, column 9", &["\"100/min\""]),
+    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "4, column 9", &["quota: ", "invalid quota"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = 0", "5, column 9", &["burst: ", "at least 1"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = -1", "5, column 9", &["`-1`"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = '1'", "5, column 9", &["\"1\""]),
+    ("algorithm = 'token-bucket'\nquota = '1/d'\nburst = 100000", "1, column 1", &["burst: ", "200 years"]),
+    ("algorithm = 'leaky-bucket'\nquota = '1/s'\nburst = 0", "5, column 9", &["burst: ", "at least 1"]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nmax_waiting = 9007199254740992", "5, column 15", &["max_waiting: "]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nburst = 5", "5, column 9", &["burst: ", "gcra, token-bucket"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nmax_waiting = 5", "5, column 15", &["max_waiting: ", "leaky-queue"]),
+    (
+        "algorithm = 'gcra'\nquota = '1/s'\naligned_to_clock = false",
+        "5, column 20",
+        &["aligned_to_clock: ", "fixed-window"],
+    ),
+    ("algorithm = 'fixed-window'\nquota = '1/s'\nblocks = 5", "5, column 10", &["blocks: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '1/s'\nweighted = true", "5, column 12", &["weighted: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '2_000_000/d'", "4, column 9", &["quota: ", "SlidingWindow"]),
+    ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 7", "1, column 1", &["blocks: ", "whole number"]),
+    ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 61", "1, column 1", &["blocks: ", "1 to 60"]),
+    (
+        "algorithm = 'sliding-window'\nquota = '90_000_000/h'\nweighted = true",
+        "1, column 1",
+        &["weighted: ", "more blocks"],
+    ),
+    ("burst = 5\nquota = '1/s'\nalgorithm = 'sliding-log'", "3, column 9", &["burst: ", "gcra, token-bucket"]),
+    ("algorithm = 'in-flight'\nmax = 0", "4, column 7", &["max: ", "at least 1"]),
+    ("algorithm = 'in-flight'\nquota = '1/s'", "4, column 9", &["quota: ", "set `max`"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 1", &["`brust`", "`burst`"]),
+    ("algorithm = 'gcra'", "1, column 1", &["quota: ", "missing"]),
+];
+
+#[test]
+fn configuration_error_points_at_the_invalid_field() {
+    for (settings, position, words) in INVALID {
+        let text = format!("[[limits]]\nname = 'x'\n{settings}\nby = 'user'");
+        let error = toml::from_str::<Config>(&text).expect_err(&text).to_string();
+        assert!(error.contains(&format!("at line {position}\n")), "{text}\n{error}");
+        for word in words {
+            assert!(error.contains(word), "{text}\ndoes not contain {word:?}:\n{error}");
+        }
+
+        // The same in JSON.
+        let value: toml::Value = toml::from_str(&text).unwrap();
+        let json = serde_json::to_string(&value).unwrap();
+        let error = serde_json::from_str::<Config>(&json).expect_err(&text).to_string();
+        for word in words {
+            assert!(error.contains(word), "{text}\ndoes not contain {word:?}:\n{error}");
+        }
+    }
+    for (text, expected) in [
+        ("name = ''\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "name: "),
+        ("algorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "`name`"),
+        ("name = 'x'\nquota = '1/s'\nby = 'user'", "`algorithm`"),
+        ("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'", "`by`"),
+    ] {
+        let error = policy(text).expect_err(text).to_string();
+        assert!(error.contains(expected), "{text}\n{error}");
+    }
+}
+
+/// More blocks make this window valid, whichever of the two fields is first.
+#[test]
+fn settings_that_are_valid_together_are_valid_in_any_order() {
+    for settings in ["weighted = true\nblocks = 60", "blocks = 60\nweighted = true"] {
+        let text = format!("name = 'x'\nalgorithm = 'sliding-window'\nquota = '90_000_000/h'\n{settings}\nby = 'user'");
+        policy(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+}
+
+#[test]
+fn field_that_occurs_twice_is_an_error() {
+    let json = r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "quota": "2/s" }"#;
+    let error = serde_json::from_str::<Policy>(json).expect_err("a duplicate").to_string();
+    assert!(error.contains("duplicate field `quota`"), "{error}");
+}
+
+/// The fields, with an algorithm that has the field, and the kind of valid values.
+const FIELDS: [(&str, &str, &str); 21] = [
+    ("name", "gcra", "text"),
+    ("algorithm", "gcra", "text"),
+    ("quota", "gcra", "text"),
+    ("burst", "token-bucket", "number"),
+    ("max_waiting", "leaky-queue", "number"),
+    ("aligned_to_clock", "fixed-window", "bool"),
+    ("blocks", "sliding-window", "number"),
+    ("weighted", "sliding-window", "bool"),
+    ("max", "in-flight", "number"),
+    ("max_duration", "in-flight", "text"),
+    ("by", "sliding-log", "text"),
+    ("when", "gcra", "text"),
+    ("fixed_cost", "leaky-bucket", "number"),
+    ("unit", "gcra", "text"),
+    ("shadow", "fixed-window", "bool"),
+    ("keep_free", "gcra", "table"),
+    ("warn_at", "gcra", "part"),
+    ("guarantee", "gcra", "number"),
+    ("escalate", "gcra", "quota"),
+    ("block_for", "gcra", "durations"),
+    ("forget_after", "gcra", "duration"),
+];
+
+/// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.
+#[test]
+fn every_error_of_a_malformed_field_names_the_field() {
+    // A value in JSON, and the kind for which it is valid in some field.
+    let values = [
+        ("\"\"", "empty"),
+        ("\"no such thing\"", "malformed"),
+        ("\"-5/s\"", "malformed"),
+        ("7", "number"),
+        ("-1", "negative"),
+        ("1.5", "fraction"),
+        ("18446744073709551616", "too large"),
+        ("true", "bool"),
+        ("[1]", "list"),
+        ("[]", "list"),
+        ("{\"a\": 1}", "table"),
+    ];
+    let (mut cases, mut unnamed) = (0, Vec::new());
+    for (field, algorithm, kind) in FIELDS {
+        for (value, of) in values {
+            let is_valid = of == kind
+                // Any text is a name; whether it is the name of a sub-key is known later.
+                || matches!(field, "name" | "by" | "when" | "unit") && of == "malformed"
+                || matches!(field, "by" | "when") && of == "empty";
+            if is_valid {
+                continue;
+            }
+            let mut policy = serde_json::json!({ "name": "x", "algorithm": algorithm, "by": "user" });
+            let (limit, limit_value) =
+                if algorithm == "in-flight" { ("max", serde_json::json!(2)) } else { ("quota", "60/min".into()) };
+            policy[limit] = limit_value;
+            let valid = policy.to_string();
+            assert!(serde_json::from_str::<Policy>(&valid).is_ok(), "{valid}");
+            policy[field] = serde_json::json!("REPLACED");
+            let json = policy.to_string().replace("\"REPLACED\"", value);
+            let mut errors =
+                vec![(json.clone(), serde_json::from_str::<Policy>(&json).err().map(|error| error.to_string()))];
+            let lines: Vec<String> = policy
+                .as_object()
+                .expect("a table")
+                .iter()
+                .map(|(name, default)| {
+                    let toml = value.replace(": ", " = ");
+                    format!("{name} = {}", if name == field { toml } else { default.to_string() })
+                })
+                .collect();
+            let text = lines.join("\n");
+            if of != "too large" {
+                errors.push((text.clone(), toml::from_str::<Policy>(&text).err().map(|error| error.to_string())));
+                errors.push((text, self::policy(&lines.join("\n")).err().map(|error| error.message().to_owned())));
+            }
+            for (text, error) in errors {
+                cases += 1;
+                let names = error.as_ref().is_some_and(|error| error.contains(&format!("{field}: ")));
+                if !names {
+                    unnamed.push(format!("{text}\n -> {error:?}"));
+                }
+            }
+        }
+    }
+    assert!(unnamed.is_empty(), "{} of {cases}:\n{}", unnamed.len(), unnamed.join("\n"));
+    assert!(cases > 300, "{cases}");
+    // A field that is absent, unknown, or there twice, and what is not a limit.
+    for (json, expected) in [
+        (r#"{ "algorithm": "gcra", "quota": "1/s", "by": "user" }"#, "`name`"),
+        (r#"{ "name": "x", "quota": "1/s", "by": "user" }"#, "`algorithm`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s" }"#, "`by`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "by": "user" }"#, "quota: "),
+        (r#"{ "name": "x", "algorithm": "in-flight", "by": "user" }"#, "max: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "Burst": 1 }"#, "`Burst`"),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "by": "all" }"#, "`by`"),
+        (r#"{ "name": null, "algorithm": "gcra", "quota": "1/s", "by": "user" }"#, "name: "),
+        (r#"{ "name": "x", "algorithm": null, "quota": "1/s", "by": "user" }"#, "algorithm: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": null }"#, "by: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "shadow": null }"#, "shadow: "),
+        (r#"{ "name": "x", "algorithm": "gcra", "quota": "1/s", "by": "user", "burst": null }"#, "burst: "),
+        ("5", "a limit with the fields `name`"),
+        ("\"gcra\"", "a limit with the fields `name`"),
+    ] {
+        let error = serde_json::from_str::<Policy>(json).expect_err(json).to_string();
+        assert!(error.contains(expected), "{json}\n{error}");
+    }
+}
+
+#[test]
+fn conflicting_policies_are_an_error_with_the_position() {
+    let two = |first: &str, second: &str| {
+        let limit = |settings: &str| format!("[[limits]]\nalgorithm = 'gcra'\nquota = '1/s'\n{settings}\n");
+        let policies = from_toml(&format!("{}{}", limit(first), limit(second)));
+        parts().limits(&policies).map(|limits| limits.len())
+    };
+    assert_eq!(two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'user'").unwrap(), 2);
+
+    let error = two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'tenant'").unwrap_err();
+    assert!(error.is_config());
+    let expected = r#"limits[1] ("b"), by: unknown sub-key "tenant"; use one of "user", "organisation", "all""#;
+    assert_eq!(error.to_string(), expected);
+
+    let error = two("name = 'a'\nby = 'user'", "name = 'a'\nby = 'all'").unwrap_err();
+    assert!(error.is_config());
+    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: limits[0] has it too"#), "{error}");
+}
+
+#[test]
+fn sub_key_added_again_replaces_the_earlier_one() {
+    let clock = ManualClock::new();
+    let parts = parts().add("user", |caller: &Caller| caller.organisation);
+    let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
+    let limiter = memory(parts.limits(&policies).unwrap(), &clock);
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(3));
+    assert_eq!(left(&limiter, &BOB), named([("x", 7)]));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Replacing
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Returns one limit by user with the named algorithm.
+fn user_limit(algorithm: &str, quota: &str) -> Vec<DynLimit<Caller>> {
+    let text = format!("name = 'x'\nalgorithm = '{algorithm}'\nquota = '{quota}'\nby = 'user'");
+    parts().limits(&[policy(&text).unwrap()]).unwrap()
+}
+
+const ALGORITHMS: [&str; 7] =
+    ["gcra", "token-bucket", "leaky-bucket", "leaky-queue", "fixed-window", "sliding-window", "sliding-log"];
+
+/// Returns the capacity: a queue admits one request beyond those that wait.
+fn capacity_of(algorithm: &str, quota: u64) -> u64 {
+    quota + u64::from(algorithm == "leaky-queue")
+}
+
+#[test]
+fn replace_keeps_usage_when_the_quota_changes() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
+        let _ = limiter.check(&ALICE, AcquireOptions::cost(60));
+        for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
+            limiter.replace(user_limit(algorithm, quota)).unwrap();
+            let expected = capacity_of(algorithm, has).saturating_sub(60);
+            assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
+            assert_eq!(left(&limiter, &BOB), named([("x", capacity_of(algorithm, has))]), "{algorithm} {quota}");
+            assert!(!limiter.check(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
+        }
+        // The new quota applies.
+        limiter.replace(user_limit(algorithm, "70/h")).unwrap();
+        assert!(limiter.check(&ALICE, AcquireOptions::cost(capacity_of(algorithm, 70) - 60)).is_allowed());
+        assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
+    }
+}
+
+#[test]
+fn replace_starts_new_limits_empty_and_drops_removed_ones() {
+    let clock = ManualClock::new();
+    let one = |name: &'static str, algorithm: Gcra| {
+        DynLimit::new(Limit::new(name, algorithm).keyed_by(|key: &Caller| key.user))
+    };
+    let ten = Gcra::new(Quota::per_hour(10));
+    let limiter = memory_without_limits(&clock);
+    limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(4));
+
+    limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
+    limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
+
+    // A limit with another algorithm or another sub-key type is another limit.
+    let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
+    let by_organisation = Limit::new("c", ten).keyed_by(|key: &Caller| key.organisation);
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
+    limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
+
+    // An empty list allows every request.
+    limiter.replace(Vec::new()).unwrap();
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
+    let held = hold(&limiter, &ALICE, 7);
+    limiter.replace(vec![one("a", ten)]).unwrap();
+    settle(held, 7);
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10)]));
+}
+
+#[test]
+fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
+    let clock = ManualClock::new();
+    let error = Memory::<Caller>::builder(Vec::new()).build().unwrap_err();
+    assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
+    let ten = || {
+        let limit = Limit::new("a", Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
+        vec![DynLimit::new(limit)]
+    };
+    let limiter = memory(ten(), &clock);
+    let error = limiter.replace(Vec::new()).unwrap_err();
+    assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
+    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are unchanged");
+
+    let limiter = memory_without_limits(&clock);
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
+    limiter.replace(ten()).unwrap();
+    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
+    limiter.replace(Vec::new()).unwrap();
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
+}
+
+/// Function pointers have one type: the name of the sub-key distinguishes them.
+#[test]
+fn replace_distinguishes_function_pointer_sub_keys_by_name() {
+    fn user(caller: &Caller) -> u64 {
+        caller.user.into()
+    }
+    fn org(caller: &Caller) -> u64 {
+        caller.organisation.len() as u64
+    }
+    let functions: [(&str, fn(&Caller) -> u64); 2] = [("user", user), ("org", org)];
+    let parts = functions.into_iter().fold(KeyParts::new(), |parts, (name, part)| parts.add(name, part));
+    let limits = |by: &str| {
+        let policy = policy(&format!("name = 'x'\nalgorithm = 'gcra'\nquota = '10/h'\nby = '{by}'")).unwrap();
+        parts.limits(&[policy]).unwrap()
+    };
+    // The user equals the length of the organisation, so that both sub-keys are the same number.
+    let caller = Caller { user: 4, organisation: "acme" };
+    let clock = ManualClock::new();
+    let limiter = memory(limits("user"), &clock);
+    let _ = limiter.check(&caller, AcquireOptions::cost(3));
+    limiter.replace(limits("user")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same sub-key keeps its usage");
+    limiter.replace(limits("org")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another sub-key starts empty");
+    let _ = limiter.check(&BOB, AcquireOptions::cost(1));
+    assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both callers have one organisation");
+    limiter.replace(limits("user")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 10)]));
+}
+
+/// A limit with another number of blocks is the same limit, and keeps its usage.
+#[test]
+fn replace_keeps_usage_when_the_number_of_blocks_changes() {
+    let clock = ManualClock::new();
+    let limits = |blocks: u64| {
+        let window = SlidingWindow::new(Quota::per_hour(10)).blocks(blocks);
+        vec![DynLimit::new(Limit::new("x", window).keyed_by(|key: &Caller| key.user))]
+    };
+    let limiter = memory(limits(10), &clock);
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
+    let held = hold(&limiter, &ALICE, 5);
+    for blocks in [6, 60, 1, 10, 60] {
+        limiter.replace(limits(blocks)).unwrap();
+        assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
+    }
+    clock.advance(10 * MINUTE);
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
+    settle(held, 0);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
+    // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
+    // of one minute.
+    clock.advance(56 * MINUTE);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 9)]));
+    clock.advance(5 * MINUTE);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 10)]));
+}
+
+#[test]
+fn invalid_replace_leaves_the_limits_unchanged() {
+    let clock = ManualClock::new();
+    let one = |name: &'static str| {
+        DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user))
+    };
+    let limiter = memory(vec![one("a"), one("b")], &clock);
+    let held = hold(&limiter, &ALICE, 4);
+
+    // A thousand keys of a million hits are 16 gigabytes.
+    let huge = Limit::new("huge", SlidingLog::new(Quota::per_day(1_000_000))).keyed_by(|key: &Caller| key.user);
+    let invalid = [
+        (Vec::new(), "no limits"),
+        (vec![one("c"), one("c")], "two limits are named \"c\""),
+        (vec![one("a"), one("")], "empty name"),
+        (vec![one("a"), DynLimit::new(huge)], "\"huge\""),
+    ];
+    for (limits, expected) in invalid {
+        let error = limiter.replace(limits).unwrap_err();
+        assert!(error.is_config() && error.to_string().contains(expected), "{error}");
+        assert_eq!(left(&limiter, &ALICE), named([("a", 6), ("b", 6)]));
+    }
+    settle(held, 1);
+    assert_eq!(left(&limiter, &ALICE), named([("a", 9), ("b", 9)]));
+}
+
+#[test]
+fn hold_is_settled_after_any_number_of_replacements() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
+        for replacements in [1, 2, 17, 40] {
+            limiter.reset(&ALICE).try_ready().unwrap().unwrap();
+            let held = hold(&limiter, &ALICE, 5);
+            limiter.set_usage("x", &ALICE, 4).try_ready().unwrap().unwrap();
+            for round in 0..replacements {
+                let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
+                limiter.replace(user_limit(algorithm, quota)).unwrap();
+            }
+            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 91), "{algorithm} after {replacements}");
+            settle(held, 1);
+            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 95), "{algorithm} after {replacements}");
+        }
+    }
+}
+
+/// A guard refers to limits, not to positions in the list.
+#[test]
+fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
+    let clock = ManualClock::new();
+    let user = |name: &'static str, quota| {
+        DynLimit::new(Limit::new(name, SlidingLog::new(quota)).keyed_by(|key: &Caller| key.user))
+    };
+    let (per_hour, per_minute) = (Quota::per_hour(100), Quota::per_minute(50));
+    let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
+    let held = hold(&limiter, &ALICE, 10);
+    let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
+    let global = DynLimit::new(Limit::new("global", SlidingLog::new(day)).keyed_by(all));
+    limiter.replace(vec![global, user("minute", per_minute), user("hour", per_hour)]).unwrap();
+    clock.advance(SECOND);
+    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
+    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 38), ("hour", 88)]));
+    settle(held, 3);
+    // The new limit does not have the hold.
+    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 45), ("hour", 95)]));
+}
+
+/// A hold from before a replacement is charged by the quota that took over, at the time when it is settled.
+#[test]
+fn hold_settled_after_a_replacement_is_charged_by_the_new_limit() {
+    for (actual, algorithm) in [0, 1, 3].into_iter().flat_map(|actual| ALGORITHMS.map(|algorithm| (actual, algorithm)))
+    {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/min"), &clock);
+        let held = hold(&limiter, &ALICE, 1);
+        limiter.replace(user_limit(algorithm, "100/h")).unwrap();
+        clock.advance(2 * MINUTE);
+        limiter.set_usage("x", &ALICE, 90).try_ready().unwrap().unwrap();
+        clock.advance(5 * MINUTE);
+        let before = left(&limiter, &ALICE)["x"];
+        settle(held, actual);
+        assert_eq!(left(&limiter, &ALICE)["x"], before + 1 - actual, "{algorithm} settled at {actual}");
+        clock.advance(5 * MINUTE);
+        assert!(left(&limiter, &ALICE)["x"] < 40, "{algorithm} settled at {actual}");
+    }
+}
+
+#[test]
+fn hold_on_a_removed_limit_charges_nothing() {
+    let clock = ManualClock::new();
+    let limiter = memory(user_limit("gcra", "100/h"), &clock);
+    let guards: Vec<_> = (0..3).map(|_| hold(&limiter, &ALICE, 10)).collect();
+    // A limit with another algorithm and the same name is another limit.
+    limiter.replace(user_limit("fixed-window", "100/h")).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
+    // A limit that is removed and added again is another limit, too.
+    limiter.replace(user_limit("gcra", "100/h")).unwrap();
+    let mut guards = guards.into_iter();
+    settle(guards.next().unwrap(), 25);
+    settle(guards.next().unwrap(), 0);
+    drop(guards);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
+    assert_eq!((limiter.usage()[0].held_keys, limiter.usage()[0].held), (0, 0));
+}
+
+/// A table is freed with its limit.
+#[test]
+fn tables_of_removed_limits_are_freed() {
+    let clock = ManualClock::new();
+    let limits = |number: usize| {
+        let window = SlidingWindow::new(Quota::per_hour(10));
+        let name = format!("limit {number}");
+        vec![DynLimit::new(Limit::new(name, window).keyed_by(|key: &Caller| key.user))]
+    };
+    let limiter = memory(limits(0), &clock);
+    let bytes = |limiter: &Dynamic| limiter.usage().iter().map(|usage| usage.bytes).sum::<usize>();
+    let one = bytes(&limiter);
+    let mut guards = Vec::new();
+    let kept = allocation_counter::measure(|| {
+        for number in 1..=50 {
+            guards.push(hold(&limiter, &ALICE, 1));
+            limiter.block(&format!("limit {}", number - 1), &BOB, HOUR).try_ready().unwrap().unwrap();
+            limiter.replace(limits(number)).unwrap();
+        }
+    });
+    assert_eq!(bytes(&limiter), one);
+    // A guard of a removed limit does not keep its table.
+    let grown = usize::try_from(kept.bytes_current).unwrap_or(0);
+    assert!(grown < one / 2, "{grown} bytes more, and a table takes {one}");
+    drop(guards);
+}
+
+fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
+    vec![DynLimit::new(limit)]
+}
+
+/// Whether a full table of keys with usage denies a new key.
+fn denies_when_full(limiter: &Memory<u64, Vec<DynLimit<u64>>, ManualClock>) -> bool {
+    (0..1000_u64).any(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed())
+}
+
+/// A replaced limit keeps its table. Whether it denies depends on the new limit: enforced or shadow.
+#[test]
+fn replace_keeps_capacity_policy() {
+    let clock = ManualClock::new();
+    let limit = || Limit::new("x", Gcra::new(Quota::per_hour(10)));
+    let build = |limit| {
+        let builder = Memory::builder(keys_with_limit(limit)).max_keys(10).when_full(WhenFull::Deny);
+        builder.clock(clock.clone()).build().unwrap()
+    };
+
+    let limiter = build(limit().shadow());
+    assert!(!denies_when_full(&limiter), "a shadow limit never denies");
+    limiter.replace(keys_with_limit(limit())).unwrap();
+    assert!(denies_when_full(&limiter), "a shadow limit made enforced denies new keys");
+    let evicted = limiter.usage()[0].evicted;
+    assert!(denies_when_full(&limiter));
+    assert_eq!(limiter.usage()[0].evicted, evicted, "and evicts none");
+
+    let limiter = build(limit());
+    assert!(denies_when_full(&limiter));
+    assert_eq!(limiter.usage()[0].evicted, 0);
+    limiter.replace(keys_with_limit(limit().shadow())).unwrap();
+    assert!(!denies_when_full(&limiter), "an enforced limit made shadow never denies");
+    limiter.replace(keys_with_limit(limit())).unwrap();
+    assert!(denies_when_full(&limiter));
+}
+
+#[test]
+fn block_outlasts_a_replacement() {
+    let clock = ManualClock::new();
+    let limiter = memory(user_limit("gcra", "100/h"), &clock);
+    limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
+    limiter.replace(user_limit("gcra", "200/h")).unwrap();
+    assert_eq!(limiter.check(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
+    limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
+    limiter.replace(user_limit("gcra", "300/h")).unwrap();
+    limiter.unblock("x", &ALICE).try_ready().unwrap().unwrap();
+    assert!(limiter.check(&ALICE, AcquireOptions::default()).is_allowed());
+    assert_eq!(limiter.check(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
+}
+
+/// How many replacements there are under load.
+const REPLACEMENTS: u64 = 24;
+
+/// Several threads hold and settle while the quota is raised and lowered. The final usage is exactly the sum of the
+/// settled costs.
+fn under_load(algorithm: &str) {
+    const THREADS: u64 = 3;
+    const BEFOREHAND: u64 = 1000;
+    const CALLERS: [Caller; 2] = [ALICE, BOB];
+    // Whole microseconds a token, so that a bucket does not round, and quotas high enough never to deny.
+    const QUOTAS: [&str; 2] = ["1_000_000 per 1000s", "500_000 per 1000s"];
+
+    let clock = ManualClock::new();
+    // The log is large, and almost empty.
+    let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
+    let limiter = limiter.clock(clock).build().unwrap();
+    for caller in &CALLERS {
+        assert!(limiter.check(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
+    }
+    let (charged, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
+    let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (limiter, charged, rounds, done, together) = (&limiter, &charged, &rounds, &done, &together);
+            scope.spawn(move || {
+                together.wait();
+                let mut held = Vec::new();
+                for round in thread.. {
+                    let index = usize::try_from(round % 2).unwrap();
+                    held.push((index, hold(limiter, &CALLERS[index], 3)));
+                    // Some holds are settled immediately, some later, some at more.
+                    if round % 5 == 0 {
+                        for (position, (index, held)) in held.drain(..).enumerate() {
+                            let actual = [0, 1, 3, 4][position % 4];
+                            settle(held, actual);
+                            charged[index].fetch_add(actual, Ordering::Relaxed);
+                        }
+                    }
+                    rounds.fetch_add(1, Ordering::Release);
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+                for (index, _kept) in held {
+                    charged[index].fetch_add(3, Ordering::Relaxed);
+                }
+            });
+        }
+        together.wait();
+        for replacement in 1..=REPLACEMENTS {
+            // Decisions continue between the replacements.
+            let from = rounds.load(Ordering::Acquire);
+            while rounds.load(Ordering::Acquire) < from + 200 {
+                thread::yield_now();
+            }
+            limiter.replace(user_limit(algorithm, QUOTAS[usize::try_from(replacement % 2).unwrap()])).unwrap();
+        }
+        done.store(true, Ordering::Release);
+    });
+    for (caller, charged) in CALLERS.iter().zip(charged) {
+        let charged = charged.into_inner();
+        assert!(charged > 0);
+        assert_eq!(left(&limiter, caller)["x"], 1_000_000 - BEFOREHAND - charged, "{algorithm}");
+    }
+}
+
+#[test]
+fn replace_under_load_keeps_usage_exact() {
+    let _lock = NOTIFICATIONS.blocking_lock();
+    for algorithm in ["gcra", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"] {
+        under_load(algorithm);
+    }
+}
+
+/// The admitted requests never exceed the larger quota, whenever a limit is replaced.
+#[test]
+fn replace_under_load_admits_at_most_the_larger_quota() {
+    let _lock = NOTIFICATIONS.blocking_lock();
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "3000/h"), &clock);
+        let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        if limiter.check(&ALICE, AcquireOptions::default()).is_allowed() {
+                            passed.fetch_add(1, Ordering::Relaxed);
+                        } else {
+                            thread::yield_now();
+                        }
+                    }
+                });
+            }
+            for round in 0..100 {
+                let quota = ["5000/h", "1000/h", "3000/h"][round % 3];
+                limiter.replace(user_limit(algorithm, quota)).unwrap();
+                thread::yield_now();
+            }
+            limiter.replace(user_limit(algorithm, "5000/h")).unwrap();
+            // The threads use up the rest.
+            while peek(&limiter, &ALICE).is_allowed() {
+                thread::yield_now();
+            }
+            done.store(true, Ordering::Release);
+        });
+        assert_eq!(passed.into_inner(), capacity_of(algorithm, 5000), "{algorithm}");
+    }
+}
+
+/// A request is charged to both lasting limits or to neither, while other limits are added and removed.
+#[test]
+fn replace_under_load_charges_all_limits_or_none() {
+    let clock = ManualClock::new();
+    let one = |name: &'static str| {
+        DynLimit::new(
+            Limit::new(name, FixedWindow::new(Quota::per_hour(1_000_000_000))).keyed_by(|key: &Caller| key.user),
+        )
+    };
+    let limiter = memory(vec![one("stays"), one("too")], &clock);
+    let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    assert!(limiter.check(&ALICE, AcquireOptions::cost(2)).is_allowed());
+                    passed.fetch_add(2, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..501 {
+            let limits = match round % 3 {
+                0 => vec![one("too"), one("stays")],
+                1 => vec![one("comes"), one("stays"), one("too"), one("goes")],
+                _ => vec![one("stays"), one("too")],
+            };
+            limiter.replace(limits).unwrap();
+            thread::yield_now();
+        }
+        done.store(true, Ordering::Release);
+    });
+    let left_over = 1_000_000_000 - passed.into_inner();
+    assert_eq!(left(&limiter, &ALICE), named([("stays", left_over), ("too", left_over)]));
+}
+
+/// A block that returned Ok is effective after a concurrent replacement.
+#[test]
+fn block_during_a_replacement_is_not_lost() {
+    let _lock = NOTIFICATIONS.blocking_lock();
+    for round in 0..3_000 {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit("fixed-window", "100/h"), &clock);
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
+            });
+            let limits = user_limit("fixed-window", "200/h");
+            together.wait();
+            limiter.replace(limits).unwrap();
+        });
+        assert!(!limiter.check(&ALICE, AcquireOptions::default()).is_allowed(), "round {round}");
+    }
+}
+
+/// A charge between two concurrent replacements is kept by the later one.
+#[test]
+fn concurrent_replacements_keep_the_charges_between_them() {
+    let _lock = NOTIFICATIONS.blocking_lock();
+    let one = |name: &'static str, limit| {
+        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).keyed_by(|key: &Caller| key.user))
+    };
+    for round in 0..3_000 {
+        let clock = ManualClock::new();
+        let limiter = memory_without_limits(&clock);
+        let together = Barrier::new(2);
+        let charged = thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                together.wait();
+                limiter.replace(vec![one("new", 100)]).unwrap();
+                limiter.check(&ALICE, AcquireOptions::cost(5)).is_allowed()
+            });
+            together.wait();
+            limiter.replace(vec![one("new", 200)]).unwrap();
+            first.join().unwrap()
+        });
+        let decision = peek(&limiter, &ALICE);
+        let status = decision.most_restrictive().unwrap();
+        assert!(charged && status.limit() - status.remaining() == 5, "round {round}: {decision:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tiers
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct Member {
+    user: u32,
+    tier: Tier,
+}
+
+#[derive(Clone, Copy)]
+enum Tier {
+    Free,
+    Paid,
+}
+
+/// A key keeps its usage when its tier changes.
+fn assert_tiers_keep_usage<A: Algorithm + Copy>(free: A, paid: A) {
+    let clock = ManualClock::new();
+    let choose = move |member: &Member| match member.tier {
+        Tier::Free => free,
+        Tier::Paid => paid,
+    };
+    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
+    let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
+    let remaining_after =
+        |user, tier, cost| limiter.check(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
+
+    assert_eq!(remaining_after(1, Tier::Free, 60), 0, "{free:?}");
+    assert_eq!(remaining_after(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
+    // After the downgrade nothing remains: the usage exceeds the free tier.
+    assert_eq!(remaining_after(1, Tier::Free, 1), 0, "{free:?}");
+    assert_eq!(remaining_after(1, Tier::Paid, 0), 5000 - 61, "a denial is not charged: {free:?}");
+    assert_eq!(remaining_after(2, Tier::Free, 10), 50, "{free:?}");
+}
+
+#[test]
+fn usage_is_kept_when_the_tier_changes() {
+    let (free, paid) = (Quota::per_hour(60), Quota::per_hour(5000));
+    assert_tiers_keep_usage(FixedWindow::new(free), FixedWindow::new(paid));
+    assert_tiers_keep_usage(Gcra::new(free), Gcra::new(paid));
+    assert_tiers_keep_usage(TokenBucket::new(free), TokenBucket::new(paid));
+    assert_tiers_keep_usage(SlidingWindow::new(free), SlidingWindow::new(paid));
+    assert_tiers_keep_usage(SlidingLog::new(free), SlidingLog::new(paid));
+}
+
+/// A cost held in one tier and settled in another counts in both until it is settled.
+fn assert_hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
+    let clock = ManualClock::new();
+    let choose = move |member: &Member| match member.tier {
+        Tier::Free => free,
+        Tier::Paid => paid,
+    };
+    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
+    let limiter = Memory::builder(limit).max_keys(1000).clock(clock.clone()).build().unwrap();
+    let held = [(); 2].map(|()| hold(&limiter, &Member { user: 1, tier: Tier::Free }, 5));
+    clock.advance(2 * MINUTE);
+    let paid = Member { user: 1, tier: Tier::Paid };
+    let left = limiter.check(&paid, AcquireOptions::cost(40)).remaining().unwrap();
+    assert_eq!(left, 10, "{free:?}");
+    let left = || limiter.peek(&paid, AcquireOptions::default()).try_ready().unwrap().unwrap().remaining().unwrap();
+    let [released, settled] = held;
+    settle(released, 0);
+    assert_eq!(left(), 15, "{free:?}");
+    settle(settled, 4);
+    assert_eq!(left(), 16, "{free:?}");
+}
+
+const MINUTELY: Quota = Quota::per_minute(60);
+const HOURLY: Quota = Quota::per_hour(60);
+
+#[test]
+fn hold_is_settled_after_a_change_of_tier() {
+    assert_hold_across_a_change_of_tier(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
+    assert_hold_across_a_change_of_tier(Gcra::new(MINUTELY), Gcra::new(HOURLY));
+    assert_hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
+    assert_hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
+    assert_hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
+}
+
+/// The counts are in the same store, by the sub-key of the limit.
+#[test]
+fn escalation_of_a_policy_blocks_its_limit() {
+    use tower_ratelimit::BlockReason;
+    use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+
+    let key_parts = KeyParts::new().add("user", |user: &u64| *user);
+    let policies: Vec<Policy> = serde_json::from_str(
+        r#"[{
+            "name": "api", "algorithm": "fixed-window", "quota": "1/h", "by": "user",
+            "escalate": "2/min", "block_for": ["2h", "3h"], "forget_after": "9h"
+        }]"#,
+    )
+    .expect("policies");
+    let mut limiter = BoxLimiter::new(Memory::new(key_parts.limits(&policies).expect("limits")));
+    for policy in &policies {
+        let escalation = policy.escalation().expect("an escalation");
+        assert_eq!(
+            serde_json::from_value::<Policy>(serde_json::to_value(policy).expect("JSON")).ok().as_ref(),
+            Some(policy)
+        );
+        let counts = Memory::new(key_parts.escalation_limits(policy).expect("limits"));
+        limiter = BoxLimiter::new(Escalating::new(limiter, counts, escalation));
+    }
+    let decide = |user: u64| limiter.check(&user, 1).try_ready().expect("memory is ready").expect("a decision");
+    let reasons = [(); 5].map(|()| decide(7).block_reason());
+    let blocked = Some(BlockReason::Escalation);
+    assert_eq!(reasons, [None, None, None, blocked, blocked]);
+    assert!(decide(7).retry_after_secs().expect("blocked") > 7_100);
+    assert!(decide(8).is_allowed());
+}
+
+#[test]
+fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
+    for (fields, expected) in [
+        (r#""escalate": "many""#, "escalate: "),
+        (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
+        (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
+        (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
+        (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),
+        (r#""escalate": "2/min", "block_for": ["1h", "1m"]"#, "block_for: escalation with shorter later blocks"),
+        (r#""escalate": "2/min", "block_for": ["soon"]"#, "block_for: "),
+        (r#""escalate": "2/min", "block_for": ["2d"]"#, "forget_after: escalation that forgets a block"),
+        (r#""escalate": "2/min", "forget_after": "10m""#, "forget_after: escalation that forgets a block"),
+    ] {
+        let json = format!(r#"{{ "name": "a", "algorithm": "gcra", "quota": "1/s", "by": "user", {fields} }}"#);
+        let error = serde_json::from_str::<Policy>(&json).expect_err(fields).to_string();
+        assert!(error.contains(expected), "{fields}: {error}");
+    }
+}
+
+#[test]
+fn error_of_a_quota_states_the_cause() {
+    for (json, text) in [
+        ("\"10/fortnight\"", "\"10/fortnight\": a quota's period must end in"),
+        ("\"0/s\"", "a quota's limit must be at least 1"),
+        ("10", "a quota such as"),
+    ] {
+        let error = serde_json::from_str::<Quota>(json).expect_err("not a quota").to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}

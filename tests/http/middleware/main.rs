@@ -1,0 +1,60 @@
+//! The layer through its public API: the contract of `tower::Service`, charges, responses, key extractors, and stacks.
+//!
+//! - `readiness`: immediate decisions. An allowed request goes to the instance that was made ready; a rejection
+//!   releases the reserved readiness; clones share only the limiter.
+//! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
+//! - `waiting`: a request that waits for its start holds no readiness, and is not charged.
+//! - `queues`, `delays`, `goodput`, `fairness`: the order of waiting requests, their times, what is served under
+//!   overload, and who is served.
+//! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
+//! - `limits`: limiters of every type behind the layer.
+//! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
+//! - `read_ahead`, `uploads`: bodies that are read while requests wait.
+//! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
+//! - `idempotency`: requests that clients send again with the same id.
+//! - `keys`: key extractors and exemptions.
+//! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
+//! - `until_ready`: waiting without the middleware.
+//!
+//! No test sleeps or reads the time: the clock is manual or paused.
+
+mod answers;
+mod bodies;
+mod charges;
+mod conditions;
+mod config;
+mod deadlines;
+mod delays;
+mod fairness;
+mod fields;
+mod gate;
+mod goodput;
+mod headers;
+mod heads;
+mod idempotency;
+mod in_axum;
+mod in_flight;
+mod in_flight_bodies;
+mod keys;
+mod limits;
+mod over_http;
+mod pending;
+#[path = "../../servers/process.rs"]
+mod process;
+mod queue_rules;
+mod queues;
+#[path = "../../../src/random.rs"]
+mod random;
+mod read_ahead;
+mod readiness;
+mod retry;
+mod settling;
+mod spawned;
+mod stacks;
+mod support;
+mod traces;
+mod until_ready;
+mod uploads;
+mod waiting;
+mod waiting_table;
+mod wire;

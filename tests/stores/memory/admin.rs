@@ -1,0 +1,1091 @@
+//! Administrative operations (peek, reset, set usage, block, unblock), usage reports, shadow limits and exemptions.
+//!
+//! Limiters that wrap limiters pass on every operation.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::future::{Future, Ready, ready};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
+use tower_ratelimit::limiter::{
+    Acquisition, AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
+};
+use tower_ratelimit::response::{BoxError, Headers, ResetFormat};
+use tower_ratelimit::{
+    AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket,
+    LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer,
+    SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
+};
+
+use crate::random::Random;
+
+const MICROSECOND: Duration = Duration::from_micros(1);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const TEN: Quota = Quota::per_minute(10);
+
+/// Returns the result of an operation in memory, which is ready at the first poll.
+fn result_of<T: Debug>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("the memory store returns ready results"),
+    }
+}
+
+fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<str> {
+    BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
+}
+
+/// Every algorithm, each with a burst of ten.
+fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
+    [
+        memory(Gcra::new(TEN), clock),
+        memory(TokenBucket::new(TEN), clock),
+        memory(LeakyBucket::new(TEN), clock),
+        memory(LeakyQueue::new(TEN).max_waiting(9), clock),
+        memory(FixedWindow::new(TEN), clock),
+        memory(SlidingWindow::new(TEN), clock),
+        memory(SlidingWindow::new(TEN).weighted(), clock),
+        memory(SlidingLog::new(TEN), clock),
+    ]
+}
+
+fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else {
+        panic!("the memory store returns ready results")
+    };
+    outcome.unwrap().decision
+}
+
+fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+        panic!("the memory store returns ready results")
+    };
+    outcome.unwrap().held.expect("a guard")
+}
+
+fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
+    result_of(limiter.peek(key, options)).unwrap()
+}
+
+fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
+    peek(limiter, key, AcquireOptions::default()).remaining().unwrap()
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Peek, reset, set
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// `peek` returns what `acquire` then returns, from any state, and changes nothing.
+#[test]
+fn peek_returns_what_acquire_returns_and_does_not_charge() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let mut random = Random::new(7);
+        for _ in 0..500 {
+            clock.advance(Duration::from_millis(random.below(1 << 13)));
+            let mut options = AcquireOptions::cost(random.below(12));
+            if random.percent(50) {
+                options = options.max_delay(Duration::from_secs(random.below(30)));
+            }
+            let expected = peek(&limiter, "alice", options);
+            assert_eq!(peek(&limiter, "alice", options), expected);
+            let before = peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive().cloned();
+            let acquired = acquire(&limiter, "alice", options);
+            assert_eq!(acquired.verdict(), expected.verdict(), "{options:?}");
+            if !acquired.is_allowed() {
+                assert_eq!(
+                    peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive(),
+                    before.as_ref(),
+                    "{options:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn reset_makes_only_its_key_idle() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
+        let _ = acquire(&limiter, "bob", AcquireOptions::cost(4));
+        result_of(limiter.reset("alice")).unwrap();
+        assert_eq!((remaining(&limiter, "alice"), remaining(&limiter, "bob")), (10, 6));
+        assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
+        // A reset of a new key succeeds.
+        result_of(limiter.reset("carol")).unwrap();
+        assert_eq!(remaining(&limiter, "carol"), 10);
+    }
+}
+
+/// Three limits: by user, by organisation and global.
+fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
+    fn organisation(key: &str) -> &str {
+        key.split_once('@').map_or(key, |(_, organisation)| organisation)
+    }
+
+    let limits = (
+        Limit::new("user", Gcra::new(TEN)),
+        Limit::new("organisation", FixedWindow::new(Quota::per_minute(20))).keyed_by_ref(organisation),
+        Limit::new("all", SlidingLog::new(Quota::per_minute(30))).keyed_by(|_: &str| ()),
+    );
+    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap())
+}
+
+fn remaining_of_each(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
+    let decision = peek(limiter, key, AcquireOptions::default().detail(Detail::All));
+    decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
+}
+
+#[test]
+fn reset_applies_to_every_limit_of_the_key() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    let _ = acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
+    let _ = acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
+    let _ = acquire(&limiter, "carol@home", AcquireOptions::cost(1));
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [3, 11, 20]);
+    result_of(limiter.reset("alice@acme")).unwrap();
+    // The reset removes the usage of other users of the shared sub-key too.
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 20, 30]);
+    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [8, 20, 30]);
+    assert_eq!(remaining_of_each(&limiter, "carol@home"), [9, 19, 30]);
+}
+
+#[test]
+fn set_replaces_the_usage_of_a_key() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        // It replaces any usage, higher or lower, of present and new keys.
+        for (used, expected) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
+            result_of(limiter.set_usage("default", "alice", used)).unwrap();
+            assert_eq!(remaining(&limiter, "alice"), expected);
+            assert_eq!(remaining(&limiter, "bob"), 10);
+        }
+        result_of(limiter.set_usage("default", "alice", 10)).unwrap();
+        // Equal to the state after as many requests.
+        let charged = acquire(&limiter, "charged", AcquireOptions::cost(10));
+        let set = peek(&limiter, "alice", AcquireOptions::default());
+        assert_eq!(set.most_restrictive().unwrap().snapshot(), charged.most_restrictive().unwrap().snapshot());
+    }
+}
+
+#[test]
+fn set_applies_to_one_limit() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    result_of(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 5, 30]);
+    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [10, 5, 30]);
+    assert_eq!(remaining_of_each(&limiter, "carol@home"), [10, 20, 30]);
+}
+
+#[test]
+fn unknown_limit_name_is_an_error_that_names_it() {
+    let clock = ManualClock::new();
+    let named = Limit::new("api", Gcra::new(TEN));
+    let memory = Memory::builder(named).max_keys(100).clock(clock).build().unwrap();
+    let errors = [
+        result_of(memory.set_usage("default", "alice", 1)).unwrap_err(),
+        result_of(memory.block("default", "alice", MINUTE)).unwrap_err(),
+        result_of(memory.unblock("default", "alice")).unwrap_err(),
+        memory.top_keys("default", 1).unwrap_err(),
+        memory.key_id("default", "alice").unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.is_config());
+        assert!(error.to_string().contains(r#"no limit named "default""#), "{error}");
+    }
+    assert_eq!(remaining(&memory, "alice"), 10);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Blocks
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn block_denies_until_exactly_its_end() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(2));
+        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
+        let denied = acquire(&limiter, "alice", AcquireOptions::default());
+        assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE });
+        assert_eq!(denied.remaining(), Some(8), "a denial charges nothing");
+        // A delay does not pass a block.
+        let patient = acquire(&limiter, "alice", AcquireOptions::default().max_delay(MINUTE * 10));
+        assert_eq!(patient.verdict(), Verdict::Denied { retry_after: MINUTE });
+        // Cost zero does not pass either.
+        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(0)).is_allowed());
+        assert!(acquire(&limiter, "bob", AcquireOptions::default()).is_allowed());
+
+        clock.advance(Duration::from_micros(59_999_999));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MICROSECOND));
+        clock.advance(MICROSECOND);
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
+        clock.advance(10 * MINUTE);
+    }
+}
+
+#[test]
+fn retry_after_is_the_longer_of_block_and_limit() {
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
+    result_of(limiter.block("default", "alice", 10 * SECOND)).unwrap();
+    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MINUTE));
+    result_of(limiter.block("default", "alice", 90 * SECOND)).unwrap();
+    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(90 * SECOND));
+    assert!(acquire(&limiter, "alice", AcquireOptions::cost(11)).exceeds_limit());
+}
+
+#[test]
+fn later_block_replaces_an_earlier_one() {
+    let clock = ManualClock::new();
+    let limiter = memory(Gcra::new(TEN), &clock);
+    for (span, expected) in [
+        (MINUTE, Some(MINUTE)),
+        (10 * SECOND, Some(10 * SECOND)),
+        (2 * MINUTE, Some(2 * MINUTE)),
+        (Duration::ZERO, None),
+    ] {
+        result_of(limiter.block("default", "alice", span)).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), expected);
+    }
+    // The longest block that a decision can represent.
+    result_of(limiter.block("default", "alice", Duration::MAX)).unwrap();
+    clock.advance(Duration::from_secs(1 << 40));
+    assert!(!acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
+}
+
+#[test]
+fn unblock_keeps_the_usage() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(6));
+        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
+        result_of(limiter.unblock("default", "alice")).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
+        // Unblocking a key that is not blocked succeeds.
+        result_of(limiter.unblock("default", "bob")).unwrap();
+        assert_eq!(remaining(&limiter, "bob"), 10);
+    }
+}
+
+#[test]
+fn block_survives_reset_and_set() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
+        result_of(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
+        result_of(limiter.reset("alice")).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
+        result_of(limiter.set_usage("default", "alice", 1)).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
+        result_of(limiter.unblock("default", "alice")).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
+    }
+}
+
+/// A decision says whether a block denies it, and which limit's, until exactly the end of the block.
+#[test]
+fn is_blocked_names_the_blocked_limits() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    let blocked = |key: &str| {
+        let options = AcquireOptions::cost(0).detail(Detail::All);
+        let (seen, peeked) = (acquire(&limiter, key, options), peek(&limiter, key, options));
+        assert_eq!(seen, peeked);
+        let names: Vec<_> =
+            seen.limits().iter().filter(|limit| limit.is_blocked()).map(tower_ratelimit::LimitStatus::name).collect();
+        assert_eq!(seen.is_blocked(), !names.is_empty());
+        names.join(" ")
+    };
+    assert_eq!(blocked("alice@acme"), "");
+    result_of(limiter.block("organisation", "alice@acme", 2 * SECOND)).unwrap();
+    result_of(limiter.block("user", "alice@acme", SECOND)).unwrap();
+    assert_eq!(blocked("carol@home"), "");
+    assert_eq!(blocked("bob@acme"), "organisation");
+    assert_eq!(blocked("alice@acme"), "user organisation");
+    clock.advance(SECOND);
+    assert_eq!(blocked("alice@acme"), "organisation");
+    clock.advance(SECOND);
+    assert_eq!(blocked("alice@acme"), "");
+    // Used up, and not blocked.
+    while acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed() {}
+    assert!(!acquire(&limiter, "alice@acme", AcquireOptions::default()).is_blocked());
+}
+
+#[test]
+fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    result_of(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
+    for blocked in ["alice@acme", "bob@acme", "acme"] {
+        let denied = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
+        assert_eq!(denied.retry_after(), Some(MINUTE));
+        assert_eq!(denied.most_restrictive().unwrap().name(), "organisation");
+        assert_eq!(remaining_of_each(&limiter, blocked), [10, 20, 30]);
+    }
+    assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
+    result_of(limiter.unblock("organisation", "bob@acme")).unwrap();
+    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
+}
+
+#[test]
+fn key_blocked_under_every_limit_is_denied_until_the_last_block_ends() {
+    let clock = ManualClock::new();
+    let limiter = three_limits(&clock);
+    let _ = acquire(&limiter, "alice@acme", AcquireOptions::default());
+    let remaining_before = remaining_of_each(&limiter, "alice@acme");
+    let statuses = peek(&limiter, "alice@acme", AcquireOptions::default().detail(Detail::All));
+    for (limit, seconds) in statuses.limits().iter().zip(1..) {
+        result_of(limiter.block(limit.name(), "alice@acme", seconds * SECOND)).unwrap();
+    }
+    let denied = acquire(&limiter, "alice@acme", AcquireOptions::default());
+    assert_eq!(denied.retry_after(), Some(3 * SECOND));
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), remaining_before);
+    clock.advance(3 * SECOND);
+    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
+}
+
+/// Several limits, all of which are shadows: see also the tests of one shadow limit below.
+#[test]
+fn shadow_limits_alone_never_deny() {
+    let shadow = |name: &'static str| Limit::new(name, FixedWindow::new(Quota::per_minute(1))).shadow();
+    let limits = (shadow("first"), shadow("second"));
+    let limiter = Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().unwrap();
+    for denials in [0, 2, 2] {
+        let decision = limiter.check("alice", AcquireOptions::default());
+        assert!(decision.is_allowed());
+        assert_eq!(decision.shadow_denials().count(), denials);
+    }
+}
+
+#[test]
+fn blocks_are_kept_up_to_the_capacity() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
+    for key in 0..1000_u32 {
+        result_of(limiter.block("default", &key, MINUTE)).unwrap();
+    }
+    assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
+    clock.advance(MINUTE);
+    assert!((0..1000_u32).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
+}
+
+#[test]
+fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("enforced", FixedWindow::new(TEN)),
+        Limit::new("shadow", FixedWindow::new(Quota::new(1, 10 * SECOND))).shadow(),
+    );
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
+    let _ = acquire(&limiter, "alice", AcquireOptions::default());
+    result_of(limiter.block("enforced", "alice", MINUTE)).unwrap();
+    // The caller accepts a delay, so the enforced limit decides for the end of its block. The shadow limit does not.
+    let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
+    assert_eq!(denied.retry_after(), Some(MINUTE));
+    let shadows: Vec<_> = denied.shadow_denials().map(|shadow| (shadow.name(), shadow.verdict())).collect();
+    assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Usage reports
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn top_keys_are_ordered_by_reset() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("user", FixedWindow::new(TEN)),
+        Limit::new("first", FixedWindow::new(Quota::per_hour(100))).keyed_by(|key: &str| key.chars().next()),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
+    for (key, cost) in [("bert", 3), ("anna", 10), ("carl", 1), ("clara", 8), ("bea", 4)] {
+        let _ = acquire(&limiter, key, AcquireOptions::cost(cost));
+        clock.advance(SECOND);
+    }
+    let id = |limit: &str, key: &str| limiter.key_id(limit, key).unwrap();
+
+    let top_keys = limiter.top_keys("user", 3).unwrap();
+    let ids: Vec<_> = top_keys.iter().map(|key| key.id).collect();
+    assert_eq!(ids, ["anna", "clara", "bea"].map(|key| id("user", key)));
+    let figures = top_keys[0].figures.unwrap();
+    assert_eq!((figures.limit, figures.remaining, figures.reset), (10, 0, 56 * SECOND));
+    assert_eq!(top_keys[0].reset, 56 * SECOND);
+
+    let by_first: Vec<_> = limiter.top_keys("first", 100).unwrap();
+    let ids: Vec<_> = by_first.iter().map(|key| (key.id, key.figures.unwrap().remaining)).collect();
+    // An id stands for the sub-key: keys that share the sub-key share the id.
+    assert_eq!(ids, [(id("first", "axel"), 90), (id("first", "c"), 91), (id("first", "bea"), 93)]);
+
+    assert!(limiter.top_keys("user", 0).unwrap().is_empty());
+    clock.advance(MINUTE);
+    assert!(limiter.top_keys("user", 10).unwrap().is_empty(), "every key is idle");
+    assert_eq!(limiter.top_keys("first", 10).unwrap().len(), 3);
+}
+
+/// A hasher whose hash of a number is that number.
+#[derive(Clone, Copy, Default)]
+struct IdentityHasher(u64);
+
+impl std::hash::BuildHasher for IdentityHasher {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl std::hash::Hasher for IdentityHasher {
+    fn write(&mut self, _: &[u8]) {}
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[test]
+fn key_id_reveals_no_bits_of_the_hash() {
+    const KEYS: u64 = 64;
+    let limiter =
+        Memory::builder(FixedWindow::new(TEN)).hasher(IdentityHasher::default()).max_keys(100).build().unwrap();
+    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let (mut agreeing, mut used) = ([0; 48], 0);
+    for key in 1..=KEYS {
+        assert!(limiter.check(&hash(key), AcquireOptions::default()).is_allowed());
+        let id = limiter.key_id("default", &hash(key)).unwrap();
+        let shown = id.to_string();
+        assert_eq!(shown.len(), 12);
+        assert_eq!(format!("{id:?}"), format!("KeyId({shown})"));
+        let shown = u64::from_str_radix(&shown, 16).unwrap();
+        used |= shown;
+        // No run of bits in the id equals the hash at any offset.
+        for place in 0..=16 {
+            assert_ne!(shown, hash(key) >> place & ((1 << 48) - 1));
+        }
+        for (bit, agreeing) in agreeing.iter_mut().enumerate() {
+            *agreeing += u64::from((shown ^ hash(key)) >> bit & 1 == 0);
+        }
+    }
+    assert_eq!(used, (1 << 48) - 1, "an id has 48 bits");
+    // Each bit equals that of the hash in about half of the keys: 32 of 64, within eight standard deviations.
+    assert!(agreeing.iter().all(|&agreeing| agreeing > 0 && agreeing < KEYS), "{agreeing:?}");
+    let ids: HashSet<_> = limiter.top_keys("default", 100).unwrap().iter().map(|key| key.id).collect();
+    let expected: HashSet<_> = (1..=KEYS).map(|key| limiter.key_id("default", &hash(key)).unwrap()).collect();
+    assert_eq!(ids, expected);
+}
+
+#[test]
+fn keys_can_be_hashed_by_sip_hash() {
+    let limiter = Memory::builder(FixedWindow::new(TEN)).sip_hash().build().unwrap();
+    assert!((0..10).all(|_| limiter.check("alice", AcquireOptions::default()).is_allowed()));
+    assert!(!limiter.check("alice", AcquireOptions::default()).is_allowed());
+    assert!(limiter.check("bob", AcquireOptions::default()).is_allowed());
+}
+
+#[test]
+fn top_keys_of_per_key_algorithms_are_ordered_by_reset() {
+    let clock = ManualClock::new();
+    let choose = |key: &str| FixedWindow::new(if key == "slow" { Quota::per_hour(10) } else { TEN });
+    let limiter = Memory::builder(per_key(choose)).max_keys(100).clock(clock).build().unwrap();
+    let _ = acquire(&limiter, "fast", AcquireOptions::cost(10));
+    let _ = acquire(&limiter, "slow", AcquireOptions::cost(1));
+    let top_keys = limiter.top_keys("default", 10).unwrap();
+    let ids: Vec<_> = top_keys.iter().map(|key| (key.id, key.reset, key.figures)).collect();
+    let id = |key: &str| limiter.key_id("default", key).unwrap();
+    assert_eq!(ids, [(id("slow"), 60 * MINUTE, None), (id("fast"), MINUTE, None)]);
+}
+
+#[test]
+fn usage_counts_keys_in_use() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("smooth", Gcra::new(TEN)),
+        Limit::new("all", SlidingWindow::new(TEN)).keyed_by(|_: &str| ()),
+    ));
+    let limiter = limiter.max_keys(500).clock(clock.clone()).build().unwrap();
+    let live = || -> Vec<_> { limiter.usage().into_iter().map(|usage| (usage.limit, usage.live_keys)).collect() };
+    let named = |smooth, all| [("smooth".to_owned(), smooth), ("all".to_owned(), all)];
+    assert_eq!(live(), named(0, 0));
+    let _ = acquire(&limiter, "alice", AcquireOptions::default());
+    let _ = acquire(&limiter, "bob", AcquireOptions::cost(2));
+    let _ = acquire(&limiter, "carol", AcquireOptions::cost(0));
+    assert_eq!(live(), named(2, 1));
+    // Alice's bucket has drained, Bob's has not.
+    clock.advance(7 * SECOND);
+    assert_eq!(live(), named(1, 1));
+    result_of(limiter.reset("bob")).unwrap();
+    assert_eq!(live(), named(0, 0));
+    for usage in limiter.usage() {
+        assert!(usage.capacity >= 500);
+        assert!(usage.bytes >= size_of::<u64>());
+    }
+}
+
+#[test]
+fn usage_counts_held_keys_and_held_costs() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("user", FixedWindow::new(TEN)),
+        Limit::new("all", Gcra::new(TEN)).keyed_by(|_: &str| ()),
+        Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
+    let held = || -> Vec<_> { limiter.usage().iter().map(|usage| (usage.held_keys, usage.held)).collect() };
+    assert_eq!(held(), [(0, 0); 3]);
+    let guards = [hold(&limiter, "alice", 1), hold(&limiter, "alice", 2), hold(&limiter, "bob", 4)];
+    assert_eq!(held(), [(2, 7), (1, 7), (1, 1)]);
+    let [first, second, third] = guards;
+    result_of(first.settle(5)).unwrap();
+    assert_eq!(held(), [(2, 6), (1, 6), (0, 0)]);
+    result_of(second.release()).unwrap();
+    drop(third);
+    assert_eq!(held(), [(0, 0); 3]);
+    // A hold of cost zero is not counted.
+    let _nothing = hold(&limiter, "alice", 0);
+    assert_eq!(held(), [(0, 0); 3]);
+}
+
+#[test]
+fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
+    let bytes = |algorithm: SlidingWindow| {
+        let limiter = Memory::<u64, _>::builder(algorithm).max_keys(1000).clock(ManualClock::new()).build().unwrap();
+        (0..1000).for_each(|key| assert!(limiter.check(&key, 1).is_allowed()));
+        limiter.usage()[0].bytes
+    };
+    // A key takes eight more bytes for each block.
+    let (one, sixty) = (bytes(SlidingWindow::new(TEN).blocks(1)), bytes(SlidingWindow::new(TEN).blocks(60)));
+    assert!(sixty >= one + 1000 * 59 * size_of::<u64>(), "{one} and {sixty}");
+
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(SlidingLog::new(Quota::per_minute(500))).max_keys(100);
+    let limiter = limiter.clock(clock.clone()).build().unwrap();
+    let bytes = || limiter.usage()[0].bytes;
+    let empty = bytes();
+    for _ in 0..500 {
+        let _ = limiter.check("alice", AcquireOptions::default());
+        clock.advance(MICROSECOND);
+    }
+    let with_hits = bytes();
+    assert!(with_hits >= empty + 500 * 2 * size_of::<u64>(), "{empty} and {with_hits}");
+    result_of(limiter.block("default", "bob", MINUTE)).unwrap();
+    let with_blocks = bytes();
+    assert!(with_blocks >= with_hits + 2 * size_of::<u64>(), "{with_hits} and {with_blocks}");
+    let guards: Vec<_> = (0..90).map(|key: u8| hold(&limiter, &key.to_string(), 1)).collect();
+    assert!(bytes() >= with_blocks + 90 * 2 * size_of::<u64>(), "{with_blocks} and {}", bytes());
+    drop(guards);
+}
+
+/// A full table of logs takes at most 16 bytes for each hit of each key, whichever keys carry usage over. The slots take at
+/// most 100 bytes each.
+#[test]
+fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
+    const LIMIT: u64 = 48;
+    let clock = ManualClock::new();
+    let log = SlidingLog::new(Quota::new(LIMIT, SECOND));
+    let limiter =
+        Memory::builder(log).max_keys(20).when_full(WhenFull::CarryOver).clock(clock.clone()).build().unwrap();
+    let usage = || limiter.usage().remove(0);
+    let empty = usage().bytes;
+    // One slot for each key, and carried-over usage for every third key.
+    let most = (usage().capacity + usage().capacity.div_ceil(3)) * (usize::try_from(LIMIT).unwrap() * 16 + 100);
+    let mut taken = 0;
+    // Each hit has a time of its own, and hits expire while others arrive.
+    for key in 0..3_000_u64 {
+        for _ in 0..=key % 5 {
+            clock.advance(100 * MICROSECOND);
+            let _ = limiter.check(&key, AcquireOptions::default());
+        }
+        taken = (usage().bytes - empty).max(taken);
+        assert!(taken <= most, "{taken} bytes for hits, at most {most}");
+    }
+    assert!(usage().evicted > 100 && taken > most / 2, "{:?}: {taken} of {most}", usage());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shadow limits
+// ---------------------------------------------------------------------------------------------------------------------
+
+fn shadow_denials(decision: &Decision) -> Vec<&str> {
+    decision.shadow_denials().map(tower_ratelimit::LimitStatus::name).collect()
+}
+
+#[test]
+fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow());
+    let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
+    for (cost, expected, refuses) in
+        [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
+    {
+        let decision = limiter.check("alice", AcquireOptions::cost(cost));
+        assert_eq!(decision.verdict(), Verdict::Allowed);
+        // No limit is enforced, so none is the most restrictive.
+        assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
+        let [standing] = decision.limits() else { panic!("{decision:?}") };
+        assert!(standing.is_shadow());
+        assert_eq!(standing.remaining(), expected);
+        assert_eq!(shadow_denials(&decision), if refuses { vec!["trial"] } else { vec![] });
+    }
+    clock.advance(MINUTE);
+    assert_eq!(limiter.check("alice", AcquireOptions::default()).limits()[0].remaining(), 2);
+}
+
+#[test]
+fn shadow_limit_is_charged_for_requests_that_every_limit_allows() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
+        Limit::new("enforced", FixedWindow::new(Quota::per_minute(5))),
+        Limit::new("generous", FixedWindow::new(Quota::per_minute(100))).shadow(),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
+    let steps = [
+        // The cost; whether it is allowed; which shadow limits would have denied it; what remains of each limit.
+        (2, true, &[][..], [1, 3, 98]),
+        (2, true, &["trial"], [1, 1, 96]),
+        (1, true, &[], [0, 0, 95]),
+        (1, false, &["trial"], [0, 0, 95]),
+        (101, false, &["trial", "generous"], [0, 0, 95]),
+    ];
+    for (cost, passes, refuses, expected) in steps {
+        // A decision that lists one limit lists shadow limits too.
+        let decision = limiter.check("alice", AcquireOptions::cost(cost));
+        assert_eq!(decision.is_allowed(), passes);
+        assert_eq!(shadow_denials(&decision), refuses);
+        assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
+        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn shadow_limit_that_denies_holds_and_settles_nothing() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
+        Limit::new("enforced", FixedWindow::new(TEN)),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
+    let held_by_both = hold(&limiter, "alice", 2);
+    let denied_by_shadow = hold(&limiter, "alice", 2);
+    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 6]);
+    result_of(denied_by_shadow.release()).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 8]);
+    result_of(held_by_both.release()).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [3, 10]);
+
+    // A surcharge is charged to the limits that held.
+    let _ = limiter.check("alice", AcquireOptions::cost(3));
+    let denied_by_shadow = hold(&limiter, "alice", 1);
+    result_of(denied_by_shadow.settle(4)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 3]);
+}
+
+/// A shadow that is enforced by a replacement applies with the usage that it counted, and the reverse.
+#[test]
+fn enforced_shadow_applies_with_the_usage_that_it_counted() {
+    let clock = ManualClock::new();
+    let limits = |is_shadow: bool| {
+        let trial = Limit::new("trial", FixedWindow::new(Quota::per_minute(3)));
+        let trial = if is_shadow { trial.shadow() } else { trial };
+        vec![DynLimit::<str>::new(trial), DynLimit::new(Limit::new("enforced", FixedWindow::new(TEN)))]
+    };
+    let limiter = Memory::builder(limits(true)).max_keys(100).clock(clock.clone()).build().unwrap();
+    for _ in 0..5 {
+        assert!(limiter.check("alice", AcquireOptions::default()).is_allowed(), "a shadow never denies");
+    }
+    assert!(limiter.check("bob", AcquireOptions::default()).is_allowed());
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 5]);
+
+    limiter.replace(limits(false)).unwrap();
+    let denied = limiter.check("alice", AcquireOptions::default());
+    assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE }, "denied at once, by what the shadow counted");
+    assert_eq!(denied.most_restrictive().unwrap().name(), "trial");
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 5], "nothing was added and nothing removed");
+    assert_eq!(remaining_of_each(&limiter, "bob"), [2, 9]);
+
+    limiter.replace(limits(true)).unwrap();
+    assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
+    limiter.replace(limits(false)).unwrap();
+    result_of(limiter.reset("alice")).unwrap();
+    assert!(limiter.check("alice", AcquireOptions::default()).is_allowed(), "a reset clears the usage");
+}
+
+#[test]
+fn operations_apply_to_a_shadow_limit_and_its_block_never_denies() {
+    let clock = ManualClock::new();
+    let shadow = Limit::new("trial", Gcra::new(TEN)).shadow();
+    let limits: Vec<DynLimit<str>> = vec![DynLimit::new(shadow), DynLimit::new(FixedWindow::new(TEN))];
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
+    result_of(limiter.set_usage("trial", "alice", 4)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 10]);
+    result_of(limiter.block("trial", "alice", MINUTE)).unwrap();
+    let decision = limiter.check("alice", AcquireOptions::default());
+    assert!(decision.is_allowed());
+    assert_eq!(shadow_denials(&decision), ["trial"]);
+    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 9]);
+}
+
+fn inner() -> impl tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
+    service_fn(|request: Request<Body>| {
+        // Records what handlers see.
+        let admission = request.extensions().get::<RateLimitInfo>().cloned();
+        let mut response = Response::new(Body::empty());
+        response.headers_mut().insert("exempt", i32::from(admission == Some(RateLimitInfo::Exempt)).into());
+        ready(Ok(response))
+    })
+}
+
+async fn get<S>(service: &S) -> Response<Body>
+where
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone,
+{
+    service.clone().oneshot(Request::new(Body::empty())).await.unwrap()
+}
+
+#[tokio::test]
+async fn responses_do_not_mention_a_shadow_limit() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
+        Limit::new("enforced", FixedWindow::new(Quota::per_minute(2))),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
+    let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
+    let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
+    for (status, expected) in [(200, 1), (200, 0), (429, 0)] {
+        let response = get(&service).await;
+        let headers = response.headers();
+        assert_eq!(response.status(), status);
+        assert_eq!(text(headers, "ratelimit-policy"), r#""enforced";q=2;w=60"#);
+        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={expected};t=60"#));
+        assert_eq!(text(headers, "x-ratelimit-limit"), "2");
+        assert_eq!(text(headers, "x-ratelimit-remaining"), expected.to_string());
+        // Outer layers and the user's handlers see the shadow limit.
+        let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
+        assert_eq!(decision.limits().len(), 2);
+        if status == 429 {
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let problem = std::str::from_utf8(&body).unwrap();
+            assert!(problem.ends_with(r#""violated-policies":["enforced"]}"#), "{problem}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn shadow_limit_alone_sends_no_header_field() {
+    let limiter = Memory::new(Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow());
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
+    let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
+    for _ in 0..3 {
+        let response = get(&service).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let names: Vec<_> = response.headers().keys().map(ToString::to_string).collect();
+        assert_eq!(names, ["exempt"]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Exemptions
+// ---------------------------------------------------------------------------------------------------------------------
+
+const OFFICE: &str = "10.1.2.3:5000";
+const OUTSIDER: &str = "192.0.2.1:5000";
+
+/// A request from this peer.
+fn from(peer: &str, method: Method, path: &str, fields: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    for &(name, value) in fields {
+        request = request.header(name, value);
+    }
+    let mut request = request.body(Body::empty()).unwrap();
+    request.extensions_mut().insert::<SocketAddr>(peer.parse().unwrap());
+    request
+}
+
+#[tokio::test]
+async fn only_exempt_requests_pass_without_a_decision() {
+    let preflight = &[("origin", "https://example.com"), ("access-control-request-method", "PUT")];
+    let spoofs = [
+        ("x-forwarded-for", "10.1.2.3"),
+        ("forwarded", "for=10.1.2.3"),
+        ("x-real-ip", "10.1.2.3"),
+        ("cf-connecting-ip", "10.1.2.3"),
+        ("host", "10.1.2.3"),
+        ("x-original-url", "/health"),
+        ("x-rewrite-url", "/health"),
+        ("x-http-method-override", "OPTIONS"),
+        ("x-internal", "no"),
+        ("internal", "yes"),
+    ];
+    let exempt = [
+        from(OUTSIDER, Method::GET, "/health", &[]),
+        from(OUTSIDER, Method::POST, "/health?verbose", &[]),
+        from(OUTSIDER, Method::GET, "http://example.com/ready", &[]),
+        from(OUTSIDER, Method::OPTIONS, "/", preflight),
+        from(OFFICE, Method::GET, "/", &[]),
+        from("[::ffff:10.1.2.3]:80", Method::GET, "/", &[]),
+        from("[2001:db8:1::7]:80", Method::GET, "/", &[]),
+        from("198.51.100.7:80", Method::GET, "/", &[]),
+        from("[fd00::7]:80", Method::GET, "/", &[]),
+        from("203.0.113.9:80", Method::GET, "/", &[]),
+        // The one header that the server trusts, by a closure.
+        from(OUTSIDER, Method::GET, "/", &[("x-internal", "yes")]),
+    ];
+    let mut limited = vec![
+        from(OUTSIDER, Method::GET, "/", preflight),
+        from(OUTSIDER, Method::OPTIONS, "/", &preflight[..1]),
+        from(OUTSIDER, Method::OPTIONS, "/", &preflight[1..]),
+        from(OUTSIDER, Method::GET, "/health/", &[]),
+        from(OUTSIDER, Method::GET, "//health", &[]),
+        from(OUTSIDER, Method::GET, "/Health", &[]),
+        from(OUTSIDER, Method::GET, "/%68ealth", &[]),
+        from(OUTSIDER, Method::GET, "/x?/health", &[]),
+        from(OUTSIDER, Method::GET, "/health;x", &[]),
+        from("11.0.0.1:80", Method::GET, "/", &[]),
+        from("[2001:db8:2::7]:80", Method::GET, "/", &[]),
+        from("198.51.100.8:80", Method::GET, "/", &[]),
+        // An address outside of the networks that is similar to one inside.
+        from("[::10.1.2.3]:80", Method::GET, "/", &[]),
+    ];
+    limited.extend(spoofs.map(|field| from(OUTSIDER, Method::GET, "/", &[field])));
+
+    let office =
+        PeerNetworks::parse(["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"]);
+    let limiter = Memory::new(FixedWindow::new(Quota::per_hour(1_000)));
+    let service = RateLimitLayer::new(PeerIp::new(), limiter.clone())
+        .exempt_if(ExactPaths::new(["/health", "/ready"]))
+        .exempt_if(Preflight)
+        .exempt_if(office.unwrap())
+        .exempt_if(|request: &Request<Body>| request.headers().get("x-internal").is_some_and(|value| value == "yes"))
+        .responder(Http::new().headers(Headers::new().request_extension(true)))
+        .layer(inner());
+    for request in exempt {
+        let expected = format!("{} {} {:?}", request.method(), request.uri(), request.extensions().get::<SocketAddr>());
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.headers()["exempt"], "1", "{expected}");
+        assert!(!response.headers().contains_key("ratelimit"), "{expected}");
+    }
+    assert_eq!(limiter.usage()[0].live_keys, 0);
+    for request in limited {
+        let expected = format!("{} {} {:?}", request.method(), request.uri(), request.headers());
+        let response = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.headers()["exempt"], "0", "{expected}");
+        assert!(response.headers().contains_key("ratelimit"), "{expected}");
+    }
+}
+
+/// Returns the response status for a request from outside of the networks.
+async fn send<S>(service: &S, path: &str, fields: &[(&str, &str)]) -> StatusCode
+where
+    S: tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone,
+{
+    service.clone().oneshot(from(OUTSIDER, Method::GET, path, fields)).await.unwrap().status()
+}
+
+#[tokio::test]
+async fn missing_or_extra_headers_do_not_exempt() {
+    let limiter = || Memory::new(FixedWindow::new(Quota::per_hour(1)));
+    let key = Header::from_static("tenant");
+    let layer = RateLimitLayer::new(key, limiter()).exempt_if(ExactPaths::new(["/health"]));
+    let service = layer.clone().layer(inner());
+    assert_eq!(send(&service, "/", &[]).await, StatusCode::BAD_REQUEST);
+    assert_eq!(send(&service, "/", &[("tenant", "")]).await, StatusCode::BAD_REQUEST);
+    assert_eq!(send(&service, "/", &[("tenant", "a"), ("tenant", "b")]).await, StatusCode::BAD_REQUEST);
+    assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::OK);
+    assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::TOO_MANY_REQUESTS);
+    // Exempt requests need no key.
+    assert_eq!(send(&service, "/health", &[]).await, StatusCode::OK);
+
+    // Only this exact value exempts the request.
+    let service = layer.missing_key(MissingKeyPolicy::Exempt).layer(inner());
+    for _ in 0..3 {
+        assert_eq!(send(&service, "/", &[]).await, StatusCode::OK);
+    }
+}
+
+#[test]
+fn peer_networks_reject_invalid_text() {
+    for text in ["", "10.0.0.0/33", "10.0.0", "example.com", "10.0.0.1:80", "::/129", "10.0.0.0 /8"] {
+        let error = PeerNetworks::parse([text]).unwrap_err();
+        assert!(error.is_config());
+        assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
+    }
+    assert!(PeerNetworks::parse(["0.0.0.0/0", "::/0", "10.0.0.1/32"]).is_ok());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Wrapped and custom limiters
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Overrides every method and records the calls and their arguments.
+#[derive(Clone, Default)]
+struct RecordingLimiter(Arc<Mutex<Vec<String>>>);
+
+impl RecordingLimiter {
+    fn record<T>(&self, called: String) -> LimiterFuture<T> {
+        self.0.lock().unwrap().push(called);
+        LimiterFuture::ready(Err(Error::unavailable("stub error")))
+    }
+
+    fn recorded(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Limiter<str> for RecordingLimiter {
+    type Future = Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let record = self.record(format!("acquire {key} {options:?}"));
+        if options.get_cost() == 2 {
+            return Acquisition::Pending(ready(Err(Error::unavailable("later"))));
+        }
+        Acquisition::Ready(result_of(record))
+    }
+
+    fn peek(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.record(format!("peek {key} {options:?}"))
+    }
+
+    fn administer(&self, key: &str, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.record(format!("{operation:?} {key}"))
+    }
+}
+
+/// Calls every required method and checks that its result is passed on.
+fn check_every_method<L: Limiter<str>>(limiter: &L) {
+    let options = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
+    let reason = BlockReason::Escalation;
+    let answers = [
+        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
+        result_of(limiter.peek("alice", options)).map(drop),
+        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options.hold().until_end()))).map(drop),
+        result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
+        result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE, reason })),
+        result_of(limiter.administer("alice", AdminOperation::Reset)),
+    ];
+    for answer in answers {
+        assert_eq!(answer.unwrap_err().to_string(), "stub error");
+    }
+    let later = limiter.acquire("alice", AcquireOptions::cost(2));
+    assert!(matches!(later, Acquisition::Pending(_)), "a pending acquisition stays pending");
+    assert_eq!(result_of(std::future::IntoFuture::into_future(later)).unwrap_err().to_string(), "later");
+}
+
+#[test]
+fn wrappers_pass_on_every_operation() {
+    let noting = RecordingLimiter::default();
+    check_every_method(&noting);
+    let expected = noting.recorded();
+    assert_eq!(expected.len(), 7);
+
+    check_every_method(&Arc::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
+    let unsized_one: Arc<dyn Limiter<str, Future = Ready<Result<Outcome, Error>>>> = Arc::new(noting.clone());
+    check_every_method(&unsized_one);
+    assert_eq!(noting.recorded(), expected);
+    check_every_method(&BoxLimiter::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
+    check_every_method(&BoxLimiter::new(Arc::new(BoxLimiter::new(noting.clone()))).clone());
+    assert_eq!(noting.recorded(), expected);
+}
+
+#[test]
+fn wrappers_return_the_inner_limiters_guard() {
+    let clock = ManualClock::new();
+    let memory = memory(FixedWindow::new(TEN), &clock);
+    let unavailable = || BoxLimiter::<str>::new(RecordingLimiter::default());
+    let wrapped: [BoxLimiter<str>; 6] = [
+        memory.clone(),
+        BoxLimiter::new(Arc::new(memory.clone())),
+        BoxLimiter::new(FailOpen::new(memory.clone())),
+        BoxLimiter::new(Fallback::new(memory.clone(), unavailable())),
+        BoxLimiter::new(Fallback::new(unavailable(), memory.clone())),
+        BoxLimiter::new(DeniedCache::with_clock(memory.clone(), 10, clock)),
+    ];
+    for limiter in wrapped {
+        let [settled, released, dropped] = [1, 3, 4].map(|cost| {
+            let held =
+                result_of(std::future::IntoFuture::into_future(limiter.hold("alice", AcquireOptions::cost(cost))));
+            held.unwrap().held.expect("a guard")
+        });
+        assert_eq!((settled.cost(), remaining(&memory, "alice")), (1, 2));
+        result_of(settled.settle(3)).unwrap();
+        assert_eq!(remaining(&memory, "alice"), 0);
+        result_of(released.release()).unwrap();
+        assert_eq!(remaining(&memory, "alice"), 3);
+        drop(dropped);
+        assert_eq!(remaining(&memory, "alice"), 3);
+        result_of(memory.reset("alice")).unwrap();
+    }
+    // A decision that `FailOpen` made without the store holds nothing.
+    let open = FailOpen::new(RecordingLimiter::default());
+    let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else {
+        panic!("the decision is ready")
+    };
+    let Outcome { decision, held, .. } = outcome.unwrap();
+    assert!(decision.is_allowed() && held.is_none());
+}
+
+#[test]
+fn unblock_blocks_for_zero_time() {
+    let limiter = RecordingLimiter::default();
+    result_of(BoxLimiter::new(limiter.clone()).unblock("api", "alice")).unwrap_err();
+    let block = AdminOperation::Block { limit: "api", duration: Duration::ZERO, reason: BlockReason::Administrator };
+    assert_eq!(limiter.recorded(), [format!("{block:?} alice")]);
+}
+
+#[test]
+fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
+    struct Minimal;
+
+    impl Limiter<str> for Minimal {
+        type Future = Ready<Result<Outcome, Error>>;
+
+        fn acquire(&self, _key: &str, _options: AcquireOptions) -> Acquisition<Self::Future> {
+            Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        }
+    }
+
+    fn check(limiter: &impl Limiter<str>) {
+        assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
+        let reason = BlockReason::Escalation;
+        let errors = [
+            result_of(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
+            result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "default", used: 5 })).unwrap_err(),
+            result_of(
+                limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE, reason }),
+            )
+            .unwrap_err(),
+            result_of(limiter.administer("alice", AdminOperation::Reset)).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.is_unsupported() && !error.is_config() && !error.is_unavailable(), "{error:?}");
+            assert!(error.to_string().ends_with(" failed: this limiter does not support it"), "{error}");
+        }
+    }
+
+    check(&Minimal);
+    check(&BoxLimiter::new(Minimal));
+    check(&Arc::new(Minimal));
+}

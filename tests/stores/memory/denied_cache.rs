@@ -1,0 +1,608 @@
+//! `DeniedCache`: cached denials are exact, are removed when the key changes, and save calls of the inner limiter.
+
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use proptest::prelude::*;
+use tower_ratelimit::limiter::{
+    Acquisition, AdminOperation, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome,
+};
+use tower_ratelimit::{
+    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
+};
+
+use crate::random::Random;
+
+/// A limiter that counts its calls.
+#[derive(Clone)]
+struct Counted<L> {
+    limiter: L,
+    calls: Arc<AtomicU64>,
+}
+
+impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for Counted<L> {
+    type Future = L::Future;
+
+    fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        // Pending, as the result of a remote store.
+        match self.limiter.acquire(key, options) {
+            Acquisition::Ready(result) => Acquisition::Pending(ready(result)),
+            pending @ Acquisition::Pending(_) => pending,
+        }
+    }
+
+    fn peek(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.limiter.peek(key, options)
+    }
+
+    fn administer(&self, key: &u64, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.limiter.administer(key, operation)
+    }
+}
+
+type Cached<L> = DeniedCache<Counted<L>, ManualClock>;
+
+fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter, calls: Arc::clone(&calls) };
+    (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
+}
+
+fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow, ManualClock> {
+    Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
+}
+
+async fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions) -> Outcome {
+    limiter.acquire(&key, options).await.expect("an answer")
+}
+
+async fn is_allowed(limiter: &impl Limiter<u64>, key: u64) -> bool {
+    acquire(limiter, key, AcquireOptions::default()).await.decision.is_allowed()
+}
+
+#[tokio::test]
+async fn denied_key_is_answered_from_the_cache_until_its_retry_time() {
+    let clock = ManualClock::new();
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    let first = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+
+    clock.advance(Duration::from_millis(400));
+    let cached_denial = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(calls.load(Ordering::Relaxed), 2, "the inner limiter was called");
+    assert_eq!((first.source(), cached_denial.source()), (DecisionSource::Store, DecisionSource::Cache));
+    assert_eq!(cached_denial.retry_after(), Some(Duration::from_millis(600)));
+    assert_eq!(cached_denial.reset(), Some(Duration::from_millis(600)));
+    assert_eq!(cached_denial.decided_at(), clock.now());
+
+    clock.advance(Duration::from_millis(600));
+    assert!(is_allowed(&limiter, 1).await);
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn other_keys_lower_costs_and_longer_delays_reach_the_limiter() {
+    let clock = ManualClock::new();
+    let (limiter, calls) = cached(per_second(3, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
+    assert!(is_allowed(&limiter, 2).await);
+    let delayed = AcquireOptions::cost(3).max_delay(Duration::from_secs(9));
+    assert!(!acquire(&limiter, 1, delayed).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 5);
+}
+
+/// The end of a hold is unknown, so a denial due to a hold is not cached.
+#[tokio::test]
+async fn denial_due_to_a_hold_is_not_cached() {
+    let clock = ManualClock::new();
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
+    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
+    for count in 2..5 {
+        let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+        assert!(!denied.is_allowed() && denied.is_estimate() && !denied.exceeds_limit());
+        assert_eq!((denied.source(), calls.load(Ordering::Relaxed)), (DecisionSource::Store, count));
+    }
+    held.release().await.expect("done");
+    assert!(is_allowed(&limiter, 1).await);
+    // A denial due to charges is cached.
+    let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert!(!denied.is_allowed() && !denied.is_estimate());
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+}
+
+/// A cached denial due to charges stays exact while costs are held and settled, because neither makes the key allowed
+/// earlier.
+#[tokio::test]
+async fn settled_hold_leaves_a_cached_denial_exact() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(2, &clock), &clock);
+    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
+    assert!(is_allowed(&limiter, 1).await);
+    held.settle(1).await.expect("done");
+    assert!(!is_allowed(&limiter, 1).await);
+    clock.advance(Duration::from_secs(1));
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn reset_removes_the_cached_denial() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(1, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    assert!(!is_allowed(&limiter, 1).await);
+    limiter.reset(&1).await.expect("done");
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn unblock_removes_the_cached_denial() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(5, &clock), &clock);
+    limiter.block("default", &1, Duration::from_secs(60)).await.expect("done");
+    assert!(!is_allowed(&limiter, 1).await);
+    limiter.unblock("default", &1).await.expect("done");
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn denial_in_flight_during_a_reset_is_not_cached() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(1, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    let in_flight = limiter.acquire(&1, AcquireOptions::default());
+    limiter.reset(&1).await.expect("done");
+    assert!(!in_flight.await.expect("an answer").decision.is_allowed());
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn cached_denial_expires_after_max_age() {
+    let clock = ManualClock::new();
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter: per_second(1, &clock), calls: Arc::clone(&calls) };
+    // A clone does not prevent the setting: see `max_age`.
+    let cache = DeniedCache::with_clock(counted, 64, clock.clone());
+    let limiter = cache.clone().max_age(Duration::from_millis(100));
+    drop(cache);
+    assert!(is_allowed(&limiter, 1).await);
+    assert!(!is_allowed(&limiter, 1).await);
+    clock.advance(Duration::from_millis(99));
+    assert!(!is_allowed(&limiter, 1).await);
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    clock.advance(Duration::from_millis(1));
+    let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(repeated.retry_after(), Some(Duration::from_millis(900)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn exceeded_limit_is_answered_from_the_cache() {
+    let clock = ManualClock::new();
+    let (limiter, calls) = cached(per_second(3, &clock), &clock);
+    let first = acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    let cached_denial = acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    assert!(first.exceeds_limit() && cached_denial.exceeds_limit());
+    assert_eq!((first.source(), cached_denial.source()), (DecisionSource::Store, DecisionSource::Cache));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(5)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    // A lower cost may be allowed, so the inner limiter decides.
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    // The limit may have been raised in the meantime.
+    clock.advance(DeniedCache::<()>::EXCEEDS_LIMIT_TTL.saturating_sub(Duration::from_micros(1)));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    clock.advance(Duration::from_micros(1));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn cached_exceeded_limit_expires_after_max_age() {
+    let clock = ManualClock::new();
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter: per_second(3, &clock), calls: Arc::clone(&calls) };
+    let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    clock.advance(Duration::from_millis(100));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn peek_returns_and_inserts_cached_denials() {
+    let clock = ManualClock::new();
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    let peeked = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
+    assert_eq!((calls.load(Ordering::Relaxed), peeked.source()), (2, DecisionSource::Store));
+    assert!(!is_allowed(&limiter, 1).await);
+    let again = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
+    assert_eq!((calls.load(Ordering::Relaxed), again.source()), (2, DecisionSource::Cache));
+    assert_eq!(again.retry_after(), peeked.retry_after());
+    // A peek of cost zero reads the figures and is not answered from the cache.
+    let _ = limiter.peek(&1, AcquireOptions::cost(0)).await.expect("an answer");
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn invalidate_and_clear_remove_denials_of_a_lower_quota() {
+    // No later denial can displace that of the last key.
+    const LAST: u64 = 39;
+    let limit = Arc::new(AtomicU64::new(1));
+    let of_key = {
+        let limit = Arc::clone(&limit);
+        move |_: &u64| FixedWindow::new(Quota::per_hour(limit.load(Ordering::Relaxed)))
+    };
+    let clock = ManualClock::new();
+    let memory = Memory::builder(per_key(of_key)).clock(clock.clone()).build().expect("a limit");
+    let (limiter, calls) = cached(memory, &clock);
+    for key in 0..=LAST {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    limit.store(2, Ordering::Relaxed);
+    let before = calls.load(Ordering::Relaxed);
+    assert!(!is_allowed(&limiter, LAST).await, "the cache does not observe the raised quota");
+    assert_eq!(calls.load(Ordering::Relaxed), before);
+    limiter.invalidate(&LAST);
+    assert!(is_allowed(&limiter, LAST).await);
+    limiter.clear();
+    for key in 0..LAST {
+        assert!(is_allowed(&limiter, key).await, "{key}");
+    }
+}
+
+/// With one slot, the denial of one key is in the slots of all keys.
+#[tokio::test]
+async fn invalidation_of_another_key_keeps_a_cached_denial() {
+    let clock = ManualClock::new();
+    let limiter = DeniedCache::with_clock(per_second(1, &clock), 1, clock.clone());
+    assert!(is_allowed(&limiter, 1).await && !is_allowed(&limiter, 1).await);
+    limiter.invalidate(&2);
+    limiter.reset(&2).await.expect("done");
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+    limiter.invalidate(&1);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
+}
+
+/// A store can have run an operation although it returned an error, or although its caller dropped the future.
+#[tokio::test]
+async fn operation_without_a_result_removes_the_cached_denial() {
+    /// A limiter whose operations take effect and then fail.
+    struct LosesResponses(Memory<u64, FixedWindow, ManualClock>);
+
+    impl Limiter<u64> for LosesResponses {
+        type Future = Ready<Result<Outcome, Error>>;
+
+        fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+            self.0.acquire(key, options)
+        }
+
+        fn administer(&self, key: &u64, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+            self.0.administer(key, operation).detach();
+            LimiterFuture::ready(Err(Error::unavailable("the connection was lost")))
+        }
+    }
+
+    let clock = ManualClock::new();
+    let limiter = DeniedCache::with_clock(LosesResponses(per_second(1, &clock)), 64, clock.clone());
+    assert!(is_allowed(&limiter, 1).await && !is_allowed(&limiter, 1).await);
+    limiter.reset(&1).await.expect_err("the response was lost");
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(1, &clock), &clock);
+    let ends: [fn(&Cached<_>); 2] = [|limiter| limiter.invalidate(&1), |limiter| limiter.clear()];
+    for end in ends {
+        limiter.reset(&1).await.expect("done");
+        assert!(is_allowed(&limiter, 1).await);
+        let in_flight = limiter.acquire(&1, AcquireOptions::default());
+        end(&limiter);
+        assert!(!in_flight.await.expect("an answer").decision.is_allowed());
+        let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+        assert_eq!(repeated.source(), DecisionSource::Store);
+    }
+}
+
+/// A denied hold says nothing about a charge, which may start later: the cache answers only the same kind of request.
+#[tokio::test]
+async fn denied_hold_does_not_answer_a_charge_that_accepts_a_delay() {
+    let clock = ManualClock::new();
+    let queue =
+        || Memory::builder(LeakyQueue::new(Quota::per_second(1))).clock(clock.clone()).build().expect("a limit");
+    let (delayed, immediate) = (AcquireOptions::default(), AcquireOptions::default().max_delay(Duration::ZERO));
+
+    let (limiter, calls) = cached(queue(), &clock);
+    assert!(acquire(&limiter, 1, delayed).await.decision.is_allowed());
+    assert!(!acquire(&limiter, 1, delayed.hold()).await.decision.is_allowed());
+    let charged = acquire(&limiter, 1, delayed).await.decision;
+    assert_eq!((charged.is_allowed(), charged.delay()), (true, Duration::from_secs(1)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    // A second hold is answered from the cache.
+    assert_eq!(acquire(&limiter, 1, delayed.hold()).await.decision.source(), DecisionSource::Cache);
+
+    // A charge that accepts no delay starts now, as a hold does.
+    for (first, second) in [(immediate, immediate.hold()), (immediate.hold(), immediate)] {
+        let (limiter, calls) = cached(queue(), &clock);
+        assert!(acquire(&limiter, 1, immediate).await.decision.is_allowed());
+        assert!(!acquire(&limiter, 1, first).await.decision.is_allowed());
+        assert_eq!(acquire(&limiter, 1, second).await.decision.source(), DecisionSource::Cache);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+}
+
+/// A decision lists as many limits with the cache as without it.
+#[tokio::test]
+async fn cached_denial_answers_requests_that_ask_for_no_more_detail() {
+    use Detail::{All, AllIfDenied, MostRestrictive};
+    let clock = ManualClock::new();
+    for (first, second, is_cached) in [
+        (MostRestrictive, MostRestrictive, true),
+        (MostRestrictive, AllIfDenied, false),
+        (MostRestrictive, All, false),
+        (AllIfDenied, MostRestrictive, true),
+        (AllIfDenied, All, false),
+        (All, MostRestrictive, true),
+        (All, AllIfDenied, true),
+        (All, All, true),
+    ] {
+        let (limiter, _) = cached(per_second(1, &clock), &clock);
+        assert!(is_allowed(&limiter, 1).await);
+        let with = |detail| AcquireOptions::default().detail(detail);
+        assert!(!acquire(&limiter, 1, with(first)).await.decision.is_allowed());
+        let source = acquire(&limiter, 1, with(second)).await.decision.source();
+        assert_eq!(source == DecisionSource::Cache, is_cached, "{first:?}, {second:?}");
+    }
+}
+
+/// "The cache has a capacity of about `keys` keys."
+///
+/// A denial displaces another one if both of its slots are taken: in a half full cache, 8 of 100 do. With one slot for
+/// each key 21 of 100 would.
+#[tokio::test]
+async fn denials_of_half_as_many_keys_as_the_capacity_rarely_displace_each_other() {
+    const KEYS: u64 = 1024;
+    let clock = ManualClock::new();
+    let memory = Memory::builder(FixedWindow::new(Quota::per_hour(1))).max_keys(2_000).clock(clock.clone());
+    let limiter = DeniedCache::with_clock(memory.build().expect("a limit"), 2 * 1024, clock.clone());
+    for key in 0..KEYS {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    let mut cached = 0;
+    for key in 0..KEYS {
+        let decision = acquire(&limiter, key, AcquireOptions::default()).await.decision;
+        // The denial that is not cached displaces another one now.
+        cached += u32::from(decision.source() == DecisionSource::Cache);
+    }
+    assert!(cached > 840, "{cached} of {KEYS} denials are cached");
+}
+
+/// "A new denial replaces a denial that expires sooner."
+///
+/// Of 200 long denials among 1024 slots, a thousand short denials displace those that are in both slots of a short one:
+/// about 30. If they displaced the denial in any of their slots, they would displace more than half of the 200.
+#[tokio::test]
+async fn new_denial_replaces_a_denial_that_expires_sooner() {
+    let clock = ManualClock::new();
+    let is_long = |key: u64| (1000..1200).contains(&key);
+    let of_key =
+        move |&key: &u64| FixedWindow::new(if is_long(key) { Quota::per_hour(1) } else { Quota::per_second(1) });
+    let memory = Memory::builder(per_key(of_key)).max_keys(5_000).clock(clock.clone()).build().expect("a limit");
+    let limiter = DeniedCache::with_clock(memory, 1024, clock.clone());
+    for key in 0..2200 {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    let mut cached = 0;
+    for key in 1000..1200 {
+        let decision = acquire(&limiter, key, AcquireOptions::default()).await.decision;
+        cached += u32::from(decision.source() == DecisionSource::Cache);
+    }
+    assert!(cached > 120, "{cached} long denials are cached");
+}
+
+type CountedPart = Arc<Counted<Memory<u64, FixedWindow, ManualClock>>>;
+type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
+
+/// A cache around two chained limiters, and the counts of calls that reach their stores.
+fn cached_chain(limits: [u64; 2], clock: &ManualClock) -> (CachedChain, [Arc<AtomicU64>; 2]) {
+    let reached: [Arc<AtomicU64>; 2] = Default::default();
+    let counting = |index: usize, period: u64| {
+        let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
+        let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        Arc::new(Counted { limiter, calls: Arc::clone(&reached[index]) })
+    };
+    (DeniedCache::with_clock(Chained::new(counting(0, 10), counting(1, 20)), 64, clock.clone()), reached)
+}
+
+async fn check_cached_denial_reaches_no_store(limits: [u64; 2], cost: u64) {
+    let clock = ManualClock::new();
+    let (limiter, reached) = cached_chain(limits, &clock);
+    let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
+    while acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
+    let first = acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
+    let before = count();
+    clock.advance(Duration::from_secs(3));
+    for _ in 0..100 {
+        let again = acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
+        assert_eq!(again.source(), DecisionSource::Cache);
+        let expected = first.retry_after().map(|wait| wait.saturating_sub(Duration::from_secs(3)));
+        assert_eq!((again.retry_after(), again.exceeds_limit()), (expected, first.exceeds_limit()), "{limits:?}");
+        assert_eq!(limiter.peek(&1, AcquireOptions::cost(cost)).await.expect("an answer").retry_after(), expected);
+    }
+    assert_eq!(count(), before, "{limits:?}");
+}
+
+#[tokio::test]
+async fn denial_by_the_first_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([2, 9], 1).await;
+}
+
+#[tokio::test]
+async fn denial_by_the_second_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([9, 2], 1).await;
+}
+
+/// The second limiter has the longer wait, and the cached denials still return it.
+#[tokio::test]
+async fn denial_by_both_chained_limiters_is_cached() {
+    check_cached_denial_reaches_no_store([2, 2], 1).await;
+}
+
+/// The cached wait is the longer one, that of the second limiter.
+#[tokio::test]
+async fn exceeded_limit_of_a_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([2, 9], 3).await;
+    check_cached_denial_reaches_no_store([9, 2], 3).await;
+}
+
+#[tokio::test]
+async fn cache_around_chained_limiters_holds_a_denial_by_one() {
+    let clock = ManualClock::new();
+    let chained = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
+    let limiter = DeniedCache::with_clock(chained, 64, clock.clone());
+    assert!(is_allowed(&limiter, 1).await);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+}
+
+/// Requires equal verdicts and times with the cache and without it.
+fn check_equal_decisions(
+    seed: Vec<(u64, u64, u64)>,
+    cached: &impl Limiter<u64>,
+    uncached: &impl Limiter<u64>,
+    clock: &ManualClock,
+) {
+    block_on(async {
+        for (pause, key, cost) in seed {
+            clock.advance(Duration::from_millis(pause));
+            let (cached, uncached) = (
+                acquire(cached, key, AcquireOptions::cost(cost)).await,
+                acquire(uncached, key, AcquireOptions::cost(cost)).await,
+            );
+            let figures = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
+            assert_eq!(figures(&cached.decision), figures(&uncached.decision));
+        }
+    });
+}
+
+fn traces() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
+    // One cost per key: a higher cost would get the cached time of the lower one.
+    proptest::collection::vec((0_u64..400, 0_u64..3), 1..200)
+        .prop_map(|steps| steps.into_iter().map(|(pause, key)| (pause, key, key + 1)).collect())
+}
+
+macro_rules! exact {
+    ($($name:ident: $algorithm:expr;)+) => {
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(64))]
+            $(
+                #[test]
+                fn $name(trace in traces()) {
+                    let clock = ManualClock::new();
+                    let memory = || Memory::builder($algorithm).max_keys(64).clock(clock.clone()).build().expect("a limit");
+                    check_equal_decisions(trace, &memory(), &cached(memory(), &clock).0, &clock);
+                }
+            )+
+        }
+    };
+}
+
+const QUOTA: Quota = Quota::per_second(4);
+
+exact! {
+    gcra_is_exact: Gcra::new(QUOTA);
+    a_queue_is_exact: LeakyQueue::new(QUOTA).max_waiting(3);
+    a_fixed_window_is_exact: FixedWindow::new(QUOTA);
+    a_sliding_window_is_exact: SlidingWindow::new(QUOTA).blocks(4);
+    a_weighted_window_is_exact: SlidingWindow::new(QUOTA).blocks(4).weighted();
+    a_log_is_exact: SlidingLog::new(QUOTA);
+}
+
+/// What the limiter inside would answer where the cache answers.
+#[derive(Debug, Default, PartialEq)]
+struct CachedDenials {
+    denied: u64,
+    /// A charge of another key has made a delayed start possible.
+    scheduled: u64,
+    allowed: u64,
+}
+
+/// Runs random requests of `keys` keys with a limit of their own and one for all, and holds that are settled.
+fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDenials {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("key", Gcra::new(Quota::new(1, Duration::from_secs(3))).burst(1 + seed % 3)),
+        Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ()),
+    );
+    let inside = Arc::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"));
+    let limiter = DeniedCache::with_clock(Arc::clone(&inside), 64, clock.clone());
+    let (mut random, mut answers, mut guards) = (Random(seed), CachedDenials::default(), Vec::new());
+    block_on(async {
+        for _ in 0..400 {
+            let key = random.below(keys);
+            let max_delay = if accepts_delay { random.below(4_000_000) } else { 0 };
+            let options = AcquireOptions::default().max_delay(Duration::from_micros(max_delay / 1_000_000 * 1_000_000));
+            match random.below(8) {
+                0 | 1 => clock.advance(Duration::from_millis(random.below(900))),
+                2 if !guards.is_empty() => {
+                    let held: Held = guards.swap_remove(0);
+                    let actual = random.below(2);
+                    held.settle(actual).await.expect("done");
+                }
+                // The hold is that of another caller, which the cache does not see.
+                3 if keys > 1 => guards.extend(acquire(&inside, key, options.hold()).await.held),
+                _ => {
+                    let without_cache = inside.peek(&key, options).await.expect("an answer");
+                    let decision = acquire(&limiter, key, options).await.decision;
+                    match without_cache.verdict() {
+                        _ if decision.source() != DecisionSource::Cache => {}
+                        Verdict::Denied { .. } | Verdict::ExceedsLimit => answers.denied += 1,
+                        Verdict::AllowedAfter(_) => answers.scheduled += 1,
+                        Verdict::Allowed => answers.allowed += 1,
+                    }
+                }
+            }
+        }
+    });
+    answers
+}
+
+/// While the cache answers, the limiter would deny. The exception is a request that accepts a delay under several
+/// limits: a charge of another key or a settled hold can make a delayed start possible.
+#[test]
+fn cached_denial_of_several_limits_hides_delayed_starts_only() {
+    let (mut alone, mut at_once, mut delayed) = <(CachedDenials, CachedDenials, CachedDenials)>::default();
+    for seed in 0..60 {
+        for (sum, keys, accepts_delay) in [(&mut alone, 1, true), (&mut at_once, 3, false), (&mut delayed, 3, true)] {
+            let CachedDenials { denied, scheduled, allowed } = answers_of_the_cache(seed, keys, accepts_delay);
+            sum.denied += denied;
+            sum.scheduled += scheduled;
+            sum.allowed += allowed;
+        }
+    }
+    let counts = format!("alone {alone:?}, at once {at_once:?}, delayed {delayed:?}");
+    println!("{counts}");
+    for exact in [alone, at_once] {
+        assert!(exact.denied > 1_000 && (exact.scheduled, exact.allowed) == (0, 0), "{counts}");
+    }
+    assert!(delayed.denied > 1_000 && delayed.scheduled > 0 && delayed.allowed == 0, "{counts}");
+}
+
+/// Runs decisions in memory, which wait for nothing.
+fn block_on(decisions: impl Future<Output = ()>) {
+    decisions.now_or_never().expect("no decision waits");
+}

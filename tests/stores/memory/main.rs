@@ -1,0 +1,41 @@
+//! The in-memory store and the limiters that are built from other limiters.
+
+mod admin;
+mod chained;
+mod check_in_flight;
+mod conditions;
+mod costs;
+mod denied_cache;
+mod escalating;
+mod estimates;
+mod eviction;
+mod fixed_costs;
+mod full_tables;
+mod holds;
+mod idempotency;
+mod idempotency_model;
+mod immediate;
+mod in_flight;
+mod kept_free;
+mod linearizability;
+mod listed_limits;
+mod near_events;
+mod near_limit;
+mod overdue;
+mod own_stores;
+mod races;
+#[path = "../../../src/random.rs"]
+mod random;
+mod reservation_ids;
+mod reservation_model;
+mod scheduling;
+mod share_law;
+mod shares;
+mod single_holds;
+mod snapshot;
+mod stale_clock;
+mod stepping_clocks;
+mod threads;
+mod unavailable;
+mod units;
+mod wrapped_guards;

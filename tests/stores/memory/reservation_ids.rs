@@ -1,0 +1,298 @@
+//! Holds with an id: held once, settled once, by any caller that knows the key and the id.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Reservation};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Costs, Error, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
+    TokenBucket,
+};
+
+use crate::random::Random;
+use crate::reservation_model::{LIMIT, MAX_IDS, clock, compare, no_id_passes_too_often};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HUNDRED: Quota = Quota::per_day(LIMIT);
+
+fn options(cost: u64, id: &str) -> AcquireOptions {
+    AcquireOptions::cost(cost).id(id).repeats(100).expires_in(MINUTE)
+}
+
+fn window(clock: &ManualClock) -> Memory<str, FixedWindow, ManualClock> {
+    Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).build().expect("limits")
+}
+
+#[tokio::test]
+async fn expires_in_counts_before_and_after_id() {
+    let second = Duration::from_secs(1);
+    let orders = [
+        AcquireOptions::cost(7).hold().expires_in(second).id("a"),
+        AcquireOptions::cost(7).hold().id("a").expires_in(second),
+        AcquireOptions::cost(7).id("a").hold().expires_in(MINUTE).expires_in(second),
+    ];
+    for options in orders {
+        let clock = ManualClock::new();
+        let limiter = window(&clock);
+        assert!(limiter.hold("alice", options).await.expect("a decision").decision.is_allowed());
+        clock.advance(second);
+        // The hold has expired, so its cost is charged: a settlement with less changes nothing.
+        limiter.settle("alice", "a", 1).await.expect("a remembered id");
+        assert_eq!(limiter.check("alice", 0).remaining(), Some(LIMIT - 7));
+        assert_eq!(options, orders[0]);
+    }
+}
+
+#[tokio::test]
+async fn reservation_id_follows_the_model() {
+    let mut seen = HashMap::new();
+    for seed in 0..1_000 {
+        let clock = clock();
+        let limiter =
+            Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
+        compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
+    }
+    for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
+        assert!(seen.get(result).copied().unwrap_or(0) > 500, "{result}: {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn repeated_reservation_ids() {
+    let mut counts = [0; 2];
+    for seed in 0..300 {
+        let clock = clock();
+        let limiter = Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).build();
+        // `FailOpen` admits nothing in place of an id that has passed.
+        let limiter = BoxLimiter::new(FailOpen::new(limiter.expect("limits")));
+        let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
+        counts = [counts[0] + sent, counts[1] + passed];
+    }
+    assert!(counts[0] > 30_000 && counts[1] > 3_000, "{counts:?}");
+}
+
+/// The theorem of holds: with each request placed at its start, no window admits more than the bucket's bound.
+#[tokio::test]
+async fn reservation_id_keeps_the_bound_of_the_bucket() {
+    const BURST: u64 = 50;
+    let (mut holds, mut late) = (0, 0);
+    for seed in 0..300 {
+        let (mut random, clock) = (Random::new(seed), ManualClock::new());
+        let limiter =
+            Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).max_keys(100).clock(clock.clone());
+        let limiter: Memory<str, _, _> = limiter.build().expect("limits");
+        // The start and the cost of each admitted request, surcharges apart.
+        let mut admitted: Vec<(u64, u64)> = Vec::new();
+        let mut open: Vec<(usize, u64, u64)> = Vec::new();
+        for number in 0..400_u64 {
+            let now = clock.now_micros();
+            match random.below(5) {
+                0 | 1 => {
+                    let cost = random.below(20);
+                    let lifetime = Duration::from_millis(1 + random.below(3_000));
+                    let hold = AcquireOptions::cost(cost).id(&format!("{number}")).expires_in(lifetime);
+                    if limiter.hold("alice", hold).await.expect("a decision").decision.is_allowed() {
+                        open.push((admitted.len(), number, now + 1_000 * u64::try_from(lifetime.as_millis()).unwrap()));
+                        admitted.push((now, cost));
+                        holds += 1;
+                    }
+                }
+                2 if !open.is_empty() => {
+                    let index = usize::try_from(random.below(open.len() as u64)).expect("an index");
+                    let (request, id, expiry) = open.swap_remove(index);
+                    let actual = random.below(20);
+                    if limiter.settle("alice", &format!("{id}"), actual).await.is_ok() && now < expiry {
+                        admitted[request].1 = admitted[request].1.min(actual);
+                    } else {
+                        late += 1;
+                    }
+                }
+                3 => {
+                    let cost = random.below(10);
+                    if limiter.check("alice", cost).is_allowed() {
+                        admitted.push((now, cost));
+                    }
+                }
+                _ => clock.advance(Duration::from_micros(random.below(400_000))),
+            }
+        }
+        for (first, &(from, _)) in admitted.iter().enumerate() {
+            let mut sum = 0;
+            for &(to, cost) in &admitted[first..] {
+                sum += cost;
+                assert!(sum * 100_000 <= BURST * 100_000 + (to - from), "seed {seed}: {sum} in {} us", to - from);
+            }
+        }
+    }
+    assert!(holds > 5_000 && late > 500, "{holds}, {late}");
+}
+
+trait NowMicros {
+    fn now_micros(&self) -> u64;
+}
+
+impl NowMicros for ManualClock {
+    fn now_micros(&self) -> u64 {
+        tower_ratelimit::Clock::now(self).as_micros()
+    }
+}
+
+#[test]
+fn reservation_id_of_concurrent_calls_holds_once() {
+    let clock = clock();
+    let (limiter, allowed) = (window(&clock), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for id in 0..50 {
+                    let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold().until_end());
+                    let tower_ratelimit::limiter::Acquisition::Ready(outcome) = hold else { panic!("ready") };
+                    allowed.fetch_add(u64::from(outcome.expect("a decision").decision.is_allowed()), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(allowed.into_inner(), 400, "each repeat has the verdict of the first call");
+    assert_eq!(limiter.check("alice", 0).remaining(), Some(LIMIT - 50));
+}
+
+/// The same scenario with and without an id: a lost reply, a repeat, and a guard that is lost.
+#[tokio::test]
+async fn reservation_id_differs_from_two_plain_holds() {
+    let clock = clock();
+    let limiter = window(&clock);
+    for _ in 0..2 {
+        let _ = limiter.hold("id", options(40, "a")).await.expect("a decision");
+        drop(limiter.hold("plain", 40).await.expect("a decision"));
+    }
+    limiter.settle("id", "a", 7).await.expect("settled");
+    let [with_id, plain] = ["id", "plain"].map(|key| limiter.check(key, 0).remaining());
+    println!("a cost of 7 of 100, whose hold of 40 is sent twice: {with_id:?} remain with an id, {plain:?} without");
+    assert_eq!(with_id, Some(93));
+    assert_eq!(plain, Some(20), "each guard settles whole");
+}
+
+/// A hold on a key that is idle until long after the expiry is charged as of the expiry.
+#[tokio::test]
+async fn reservation_id_is_charged_as_of_its_expiry() {
+    let clock = clock();
+    let limiter: Memory<str, _, _> =
+        Memory::builder(TokenBucket::new(Quota::per_minute(60))).clock(clock.clone()).build().expect("limits");
+    assert!(limiter.hold("alice", options(60, "a")).await.expect("a decision").decision.is_allowed());
+    clock.advance(MINUTE / 2);
+    assert_eq!(limiter.check("alice", 0).remaining(), Some(0), "held units do not drain");
+    clock.advance(MINUTE);
+    assert_eq!(limiter.check("alice", 0).remaining(), Some(30), "charged at 60 s, drained for 30 s");
+}
+
+#[tokio::test]
+async fn reservation_id_charges_the_unit_of_each_limit() {
+    let clock = clock();
+    let limiter: Memory<str, _, _> = Memory::builder((
+        Limit::new("requests", FixedWindow::new(HUNDRED)),
+        Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
+        Limit::new("fixed", FixedWindow::new(HUNDRED)).fixed_cost(2),
+        Limit::new("open", InFlight::new(3)),
+    ))
+    .clock(clock.clone())
+    .build()
+    .expect("limits");
+    let hold = AcquireOptions::from(Costs::new().add("output", 40)).id("a").repeats(1).expires_in(MINUTE);
+    for _ in 0..2 {
+        assert!(limiter.hold("alice", hold).await.expect("a decision").decision.is_allowed());
+    }
+    let remaining = async |limit: &str| {
+        let all = AcquireOptions::cost(0).detail(tower_ratelimit::Detail::All);
+        let peeked = limiter.peek("alice", all).await.expect("a decision");
+        peeked.limits().iter().find(|status| status.name() == limit).expect("the limit").remaining()
+    };
+    assert_eq!([remaining("requests").await, remaining("output").await, remaining("fixed").await], [99, 60, 98]);
+    assert_eq!(remaining("open").await, 2);
+    let unknown = limiter.settle("alice", "a", Costs::new().add("input", 1)).await.expect_err("no such unit");
+    assert!(unknown.is_config(), "{unknown}");
+    limiter.settle("alice", "a", Costs::new().add("output", 13)).await.expect("settled");
+    assert_eq!([remaining("requests").await, remaining("output").await, remaining("fixed").await], [99, 87, 98]);
+    assert_eq!(remaining("open").await, 3);
+    assert!(limiter.hold("alice", AcquireOptions::from(Costs::new().add("output", 80)).id("b")).await.is_ok());
+    clock.advance(MINUTE * 11);
+    assert_eq!(remaining("open").await, 3, "the expiry of a request in flight charges nothing");
+}
+
+/// Without a limit that applies, nothing is held, and keys have no ids in common.
+#[tokio::test]
+async fn reservation_id_of_a_key_without_limits_is_allowed() {
+    let limiter: Memory<str, _> = Memory::new(
+        Limit::new("some", FixedWindow::new(HUNDRED)).keyed_by(|key: &str| key.len()).only_if(|key: &str| key == "bob"),
+    );
+    for (key, cost) in [("alice", 1), ("carol", 2), ("alice", 1_000)] {
+        assert!(limiter.hold(key, options(cost, "a")).await.expect("a decision").decision.is_allowed());
+        limiter.settle(key, "a", cost).await.expect("nothing to settle");
+    }
+    assert!(limiter.settle("bob", "a", 1).await.expect_err("not held").is_unknown_id());
+}
+
+#[tokio::test]
+async fn reservation_id_counts_within_its_key() {
+    let clock = clock();
+    let limiter = window(&clock);
+    let _ = limiter.hold("alice", options(60, "a")).await.expect("a decision");
+    assert!(limiter.settle("bob", "a", 0).await.expect_err("another key").is_unknown_id());
+    assert!(limiter.hold("bob", options(30, "a")).await.expect("a decision").decision.is_allowed());
+    limiter.release("bob", "a").await.expect("released");
+    assert_eq!(limiter.check("alice", 0).remaining(), Some(40));
+    assert_eq!(limiter.check("bob", 0).remaining(), Some(100));
+}
+
+/// 100 000 ids of one key take the memory of 10 000, and no other key's quota or ids.
+#[tokio::test]
+async fn reservation_id_attack_takes_bounded_memory_and_no_quota_of_others() {
+    let clock = clock();
+    let limiter = window(&clock);
+    let mut allowed = 0;
+    for id in 0..100_000_u64 {
+        let hold = AcquireOptions::cost(0).id(tower_ratelimit::ReservationId::new(id.to_be_bytes().as_slice()));
+        let decision = limiter.hold("mallory", hold).await.expect("a decision").decision;
+        allowed += u64::from(decision.is_allowed());
+        assert_eq!(decision.has_too_many_ids(), !decision.is_allowed());
+    }
+    assert_eq!(allowed, 10_000);
+    assert!(limiter.hold("alice", options(100, "a")).await.expect("a decision").decision.is_allowed());
+    clock.advance(MINUTE * 20);
+    assert!(limiter.hold("mallory", options(0, "later")).await.expect("a decision").decision.is_allowed());
+}
+
+#[tokio::test]
+async fn reservation_id_is_an_error_where_it_is_not_supported() {
+    let is_unsupported = |error: &Error| {
+        assert!(error.is_unsupported() && error.to_string().contains("reservation id"), "{error}");
+    };
+    let memory = || Memory::<str, _>::new(Gcra::new(HUNDRED));
+    let chained = Chained::new(memory(), memory());
+    is_unsupported(&chained.hold("alice", options(1, "a")).await.expect_err("chained"));
+    is_unsupported(&chained.settle("alice", "a", 1).await.expect_err("chained"));
+    let fallback = Fallback::new(memory(), memory());
+    is_unsupported(&fallback.hold("alice", options(1, "a")).await.expect_err("fallback"));
+    is_unsupported(&fallback.release("alice", "a").await.expect_err("fallback"));
+    is_unsupported(&Reservation::reserve(&memory(), "alice", options(1, "a")).await.expect_err("a guard"));
+    for invalid in
+        [options(1, ""), options(1, "a").expires_in(Duration::ZERO), options(1, "a").expires_in(MINUTE * 2_000)]
+    {
+        assert!(memory().hold("alice", invalid).await.expect_err("invalid").is_config());
+    }
+    assert!(memory().settle("alice", "", 1).await.expect_err("empty").is_config());
+    assert!(Memory::<str, _>::builder(Gcra::new(HUNDRED)).max_reservation_ids(0).build().is_err());
+}
+
+/// A call that charges reads no id, and a denied hold is not remembered.
+#[tokio::test]
+async fn reservation_id_of_a_denied_hold_is_not_remembered() {
+    let clock = clock();
+    let limiter = window(&clock);
+    assert!(limiter.check("alice", options(60, "a")).is_allowed());
+    assert!(!limiter.hold("alice", options(60, "a")).await.expect("a decision").decision.is_allowed());
+    assert!(limiter.settle("alice", "a", 60).await.expect_err("not remembered").is_unknown_id());
+    let _ = limiter.reset("alice").await;
+    assert!(limiter.hold("alice", options(60, "a")).await.expect("a decision").decision.is_allowed());
+}

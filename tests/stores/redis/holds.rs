@@ -1,0 +1,669 @@
+//! Holds in Redis are settled exactly once whatever reply is lost, and expire when they are not renewed.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::sleep;
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
+use tower_ratelimit::limiter::Held;
+use tower_ratelimit::observe::Event;
+use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::{
+    AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow, Timestamp,
+};
+
+use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
+use crate::leases::until_leased;
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+const HUNDRED: Quota = Quota::per_day(100);
+/// A short hold expiry.
+const SHORT_EXPIRY: Duration = Duration::from_millis(600);
+
+fn limiter_on<Key: ?Sized>(
+    server: RedisServer,
+    expiry: Duration,
+    deadline: Duration,
+    limits: impl IntoRedisLimits<Key>,
+) -> Redis<Key> {
+    Redis::builder(server, "api", limits).hold_expiry(expiry).deadline(deadline).build().expect("limits")
+}
+
+fn limiter(server: &Server, expiry: Duration) -> Redis<str> {
+    limiter_on(server.open(), expiry, LONG_DEADLINE, FixedWindow::new(HUNDRED))
+}
+
+async fn used<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
+    let decision = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
+    HUNDRED.limit() - decision.remaining().expect("a figure")
+}
+
+/// Waits until this much of the hundred is used, held costs included.
+async fn wait_for_usage(limiter: &impl Limiter<str>, key: &str, expected: u64) {
+    let deadline = Instant::now() + LONG_DEADLINE;
+    loop {
+        let used = used(limiter, key).await;
+        if used == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{used} used, not {expected}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Holds in a runtime that is then shut down, like a killed process: the hold is neither renewed nor settled.
+fn in_a_runtime_that_is_shut_down(held: impl Future<Output = Held> + Send + 'static) -> Held {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let held = runtime.block_on(held);
+    runtime.shutdown_background();
+    held
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_is_renewed_while_its_guard_exists() {
+    let server = Server::start();
+    let limiter = limiter(&server, SHORT_EXPIRY);
+    let held = hold(&limiter, "alice", 40).await;
+    sleep(SHORT_EXPIRY * 3).await;
+    assert_eq!(used(&limiter, "alice").await, 40);
+    held.settle(7).await.expect("done");
+    assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_without_renewal_expires_at_its_whole_cost() {
+    let server = Server::start();
+    let expired = std::sync::Arc::new(Mutex::new(0));
+    let counts = std::sync::Arc::clone(&expired);
+    let here = Redis::builder(server.open(), "api", FixedWindow::new(HUNDRED))
+        .hold_expiry(SHORT_EXPIRY)
+        .deadline(LONG_DEADLINE);
+    let here = here.observe(move |event: &Event<'_>| {
+        if let Event::HoldsExpired { store: "api", count, .. } = event {
+            *counts.lock().expect("no panic") += count;
+        }
+    });
+    let here: Redis<str> = here.build().expect("limits");
+    let there = limiter(&server, SHORT_EXPIRY);
+    let began = Instant::now();
+    let held = tokio::task::spawn_blocking(move || {
+        in_a_runtime_that_is_shut_down(async move { hold(&there, "alice", 40).await })
+    });
+    let held = held.await.expect("no panic");
+    assert_eq!(used(&here, "alice").await, 40);
+    let capacity_check = acquire(&here, "alice", AcquireOptions::cost(61)).await.expect("an answer").decision;
+    assert!(!capacity_check.is_allowed() && capacity_check.is_estimate());
+    here.reset("alice").await.expect("done");
+    assert_eq!(used(&here, "alice").await, 40, "a reset keeps held costs");
+    // The expired hold is charged. The reset removes earlier charges.
+    while *expired.lock().expect("no panic") == 0 {
+        assert!(began.elapsed() < LONG_DEADLINE, "the hold does not expire");
+        sleep(Duration::from_millis(20)).await;
+        used(&here, "alice").await;
+    }
+    assert!(began.elapsed() >= SHORT_EXPIRY);
+    assert_eq!(*expired.lock().expect("no panic"), 1);
+    assert_eq!(used(&here, "alice").await, 40);
+    here.reset("alice").await.expect("done");
+    assert_eq!(used(&here, "alice").await, 0);
+    // A settlement after the expiry charges only the surcharge.
+    held.settle(45).await.expect("an answer");
+    wait_for_usage(&here, "alice", 5).await;
+    assert_eq!(*expired.lock().expect("no panic"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_after_an_expiry_starts_a_new_session() {
+    let server = Server::start();
+    let limiter = limiter_on::<str>(server.open(), SHORT_EXPIRY, LONG_DEADLINE, FixedWindow::new(HUNDRED));
+    let first = hold(&limiter, "alice", 10).await;
+    // The server loses its data, which the client does not observe.
+    server.command(&["FLUSHALL"]);
+    let second = hold(&limiter, "alice", 20).await;
+    assert_eq!(used(&limiter, "alice").await, 20);
+    first.settle(4).await.expect("an answer");
+    assert_eq!(used(&limiter, "alice").await, 20, "a hold that the server lost is not settled");
+    second.settle(1).await.expect("done");
+    assert_eq!(used(&limiter, "alice").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn key_ttl_covers_the_expiry_and_drain_of_its_holds() {
+    let server = Server::start();
+    let quota = Quota::new(10, Duration::from_secs(20));
+    let expiry = Duration::from_secs(30);
+    for (name, _) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
+        let limits: Vec<tower_ratelimit::store::RedisLimit<str>> = vec![match name {
+            "fixed window" => tower_ratelimit::store::RedisLimit::new(FixedWindow::new(quota)),
+            "sliding window" => tower_ratelimit::store::RedisLimit::new(SlidingWindow::new(quota)),
+            "sliding log" => tower_ratelimit::store::RedisLimit::new(SlidingLog::new(quota)),
+            _ => tower_ratelimit::store::RedisLimit::new(Gcra::new(quota)),
+        }];
+        server.command(&["FLUSHALL"]);
+        let limiter = limiter_on(server.open(), expiry, LONG_DEADLINE, limits);
+        let held = hold(&limiter, "alice", 5).await;
+        let ttl = || server.number(&["PTTL", &server.keys()[0]]);
+        // Five of ten in 20 s drain in 10 s. A window ends at most 22 s later.
+        assert!(ttl() > 39_000 && ttl() < 54_000, "{name}: {}", ttl());
+        assert!(is_allowed(&limiter, "alice").await);
+        assert!(ttl() > 39_000 && ttl() < 54_000, "{name}: {}", ttl());
+        held.release().await.expect("done");
+        assert!(ttl() < 24_000, "{name}: {}", ttl());
+        limiter.reset("alice").await.expect("done");
+        hold(&limiter, "alice", 5).await.release().await.expect("done");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
+    }
+    // Charged and held costs drain one after the other: five in ten seconds each.
+    server.command(&["FLUSHALL"]);
+    let limiter = limiter_on::<str>(server.open(), Duration::from_secs(1), LONG_DEADLINE, Gcra::new(quota));
+    let held = hold(&limiter, "alice", 5).await;
+    let _ = acquire(&limiter, "alice", AcquireOptions::cost(5)).await.expect("an answer");
+    let ttl = server.number(&["PTTL", &server.keys()[0]]);
+    assert!(ttl > 19_000, "{ttl}");
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_beyond_64_sessions_of_a_key_is_an_error() {
+    let server = Server::start();
+    let long = Duration::from_secs(60);
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(hold(&limiter(&server, long), "alice", 1).await);
+    }
+    let one_more = limiter(&server, long);
+    let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
+    assert!(full.is_unavailable() && full.to_string().contains("64 sessions"), "{full}");
+    let once = AcquireOptions::default().once("7f3a", 1, long).hold();
+    let full = acquire(&one_more, "alice", once).await.expect_err("no room, with the id of a request");
+    assert!(full.is_unavailable() && full.to_string().contains("64 sessions"), "{full}");
+    assert!(is_allowed(&one_more, "alice").await, "decisions need no session");
+    assert_eq!(used(&one_more, "alice").await, 65);
+    held.swap_remove(0).release().await.expect("done");
+    hold(&one_more, "alice", 1).await.release().await.expect("done");
+    join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
+    assert_eq!(used(&one_more, "alice").await, 1);
+}
+
+/// The length of the key's value in bytes.
+fn length(server: &Server) -> i64 {
+    server.number(&["STRLEN", &server.keys()[0]])
+}
+
+#[tokio::test]
+async fn holds_of_one_process_share_an_entry_and_their_settlements_an_update() {
+    let server = Server::start();
+    let limiter = limiter(&server, Duration::from_secs(60));
+    let first = hold(&limiter, "alice", 1).await;
+    let one = length(&server);
+    let held = join_all((0..60).map(|_| hold(&limiter, "alice", 1))).await;
+    assert_eq!(length(&server), one, "one entry");
+    let before = server.number_of("cmdstat_evalsha:calls=");
+    let settled = join_all(held.into_iter().map(|held| held.settle(1))).await;
+    for done in settled {
+        done.expect("done");
+    }
+    let calls = server.number_of("cmdstat_evalsha:calls=") - before;
+    assert!(calls <= 2, "{calls} calls");
+    assert_eq!(used(&limiter, "alice").await, 61);
+    first.release().await.expect("done");
+    assert_eq!(used(&limiter, "alice").await, 60);
+    // A key without holds has its original length.
+    assert_eq!(length(&server), 40);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_first_holds_share_few_entries() {
+    let server = Server::start();
+    let limiter = limiter_on::<str>(
+        server.open(),
+        Duration::from_secs(60),
+        LONG_DEADLINE,
+        FixedWindow::new(Quota::per_day(1000)),
+    );
+    let held = join_all((0..300).map(|_| hold(&limiter, "alice", 1))).await;
+    // Each entry has 40 bytes.
+    assert!(length(&server) <= 88 + 5 * 40, "{} bytes", length(&server));
+    drop(held);
+    let deadline = Instant::now() + LONG_DEADLINE;
+    while length(&server) > 40 {
+        assert!(Instant::now() < deadline, "{} bytes", length(&server));
+        sleep(Duration::from_millis(10)).await;
+    }
+    let remaining = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
+    assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settlement_with_a_lost_reply_is_sent_again_and_applied_once() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let expiry = Duration::from_secs(4);
+    let limiter = limiter_on::<str>(proxied, expiry, Duration::from_millis(500), FixedWindow::new(HUNDRED));
+    let direct = self::limiter(&server, expiry);
+    let mut expected = 0;
+    // Below, at and above the held cost; alone and beside another hold on the key.
+    for (round, actual) in [0, 2, 5, 8, 3, 9].into_iter().enumerate() {
+        let other = if round >= 3 { Some(hold(&limiter, "alice", 1).await) } else { None };
+        let held = hold(&limiter, "alice", 5).await;
+        proxy.cut_next_reply();
+        let lost = held.settle(actual).await.expect_err("the reply is lost");
+        assert!(lost.is_unavailable() && lost.to_string().contains("tried again"), "{lost}");
+        expected += actual;
+        // The settlement was executed, unless the cut reply was that of a renewal. Then the client sends the settlement
+        // again, and Redis executes it once.
+        wait_for_usage(&direct, "alice", expected + u64::from(other.is_some())).await;
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!(used(&direct, "alice").await, expected + u64::from(other.is_some()), "round {round}");
+        if let Some(other) = other {
+            other.release().await.expect("done");
+        }
+        wait_for_usage(&direct, "alice", expected).await;
+    }
+    sleep(Duration::from_millis(600)).await;
+    assert_eq!(length(&server), 40, "no entry remains");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settlement_is_retried_until_the_server_answers() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limiter =
+        limiter_on::<str>(proxied, Duration::from_secs(20), Duration::from_millis(200), FixedWindow::new(HUNDRED));
+    let direct = self::limiter(&server, Duration::from_secs(20));
+    let (first, second, third) =
+        (hold(&limiter, "alice", 5).await, hold(&limiter, "alice", 6).await, hold(&limiter, "bob", 7).await);
+    proxy.shut(true);
+    assert!(first.settle(2).await.expect_err("the server does not answer").is_unavailable());
+    // The breaker opens and a guard is dropped.
+    for _ in 0..4 {
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
+    }
+    assert!(second.release().await.expect_err("the server does not answer").is_unavailable());
+    drop(third);
+    assert_eq!((used(&direct, "alice").await, used(&direct, "bob").await), (11, 7));
+    proxy.shut(false);
+    wait_for_usage(&direct, "alice", 2).await;
+    wait_for_usage(&direct, "bob", 7).await;
+    let deadline = Instant::now() + LONG_DEADLINE;
+    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 40) {
+        // Decisions trigger the breaker's probes.
+        let _ = limiter.peek("alice", AcquireOptions::default()).await;
+        assert!(Instant::now() < deadline, "a cost is still held");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!((used(&direct, "alice").await, used(&direct, "bob").await), (2, 7));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_hold_call_is_released() {
+    let server = Server::start();
+    let limiter = limiter(&server, Duration::from_secs(60));
+    let direct = self::limiter(&server, Duration::from_secs(60));
+    assert!(is_allowed(&limiter, "warm").await);
+    for wait in [0, 1, 2, 5, 10, 20, 50] {
+        // Dropped before it is sent, in flight, and when its reply arrives.
+        let asked = limiter.hold("alice", AcquireOptions::cost(9));
+        sleep(Duration::from_micros(wait * 100)).await;
+        drop(asked);
+        wait_for_usage(&direct, "alice", 0).await;
+    }
+    // At the deadline, while the server is stopped.
+    let short_deadline = limiter_on::<str>(
+        server.open(),
+        Duration::from_secs(60),
+        Duration::from_millis(400),
+        FixedWindow::new(HUNDRED),
+    );
+    let deadline = Instant::now() + LONG_DEADLINE;
+    while acquire(&short_deadline, "warm", AcquireOptions::default()).await.is_err() {
+        assert!(Instant::now() < deadline, "Redis does not answer");
+    }
+    server.pause(Duration::from_millis(500));
+    let late = acquire(&short_deadline, "alice", AcquireOptions::cost(9).hold()).await.expect_err("a time-out");
+    assert!(late.is_unavailable() && late.to_string().contains("may stay held"), "{late}");
+    sleep(Duration::from_millis(300)).await;
+    wait_for_usage(&direct, "alice", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_with_a_lost_reply_ends_with_its_session() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limiter =
+        limiter_on::<str>(proxied, Duration::from_secs(60), Duration::from_secs(1), FixedWindow::new(HUNDRED));
+    let direct = self::limiter(&server, Duration::from_secs(60));
+    // The first hold of a session, and one that joins others.
+    for others in [0, 3] {
+        let held = join_all((0..others).map(|_| hold(&limiter, "alice", 1))).await;
+        proxy.cut_next_reply();
+        assert!(
+            acquire(&limiter, "alice", AcquireOptions::cost(9).hold())
+                .await
+                .expect_err("the reply is lost")
+                .is_unavailable()
+        );
+        // Later holds do not join a session that will expire.
+        let next = hold(&limiter, "alice", 2).await;
+        join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
+        wait_for_usage(&direct, "alice", 2).await;
+        next.release().await.expect("done");
+        wait_for_usage(&direct, "alice", 0).await;
+    }
+}
+
+#[test]
+fn guards_work_in_other_runtimes_and_at_shutdown() {
+    let server = Server::start();
+    let limiter = std::sync::Arc::new(self::limiter(&server, Duration::from_secs(5)));
+    let (one, other) = (Runtime::new().expect("a runtime"), Runtime::new().expect("a runtime"));
+    let held = one.block_on(hold(&*limiter, "alice", 9));
+    other.block_on(async { held.settle(4).await }).expect("done");
+    assert_eq!(other.block_on(used(&*limiter, "alice")), 4);
+    // Dropped with its runtime, by a task that never ends.
+    let in_task = one.block_on(hold(&*limiter, "alice", 9));
+    one.spawn(async move {
+        let _held = in_task;
+        std::future::pending::<()>().await;
+    });
+    let began = Instant::now();
+    drop(one);
+    assert!(began.elapsed() < Duration::from_secs(4), "the shutdown hangs");
+    // Dropped outside of a runtime.
+    let held = other.block_on(hold(&*limiter, "alice", 1));
+    drop(held);
+    other.block_on(wait_for_usage(&*limiter, "alice", 14));
+    let began = Instant::now();
+    drop(other);
+    assert!(began.elapsed() < Duration::from_secs(4), "the shutdown hangs");
+}
+
+/// Several limits hold all or nothing. A shadow limit holds only what it would have allowed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_limits_hold_together_or_not_at_all() {
+    let server = Server::start();
+    let limits = (
+        Limit::new("user", Gcra::new(Quota::per_day(10))).keyed_by(|&(user, _): &(u64, u64)| user),
+        Limit::new("log", SlidingLog::new(Quota::per_day(20))).keyed_by(|&(_, team): &(u64, u64)| team),
+        Limit::new("shadow", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &(u64, u64)| ()).shadow(),
+    );
+    let limiter = limiter_on(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits);
+    let remaining_of = async |key: (u64, u64)| {
+        let decision = limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
+    };
+    let first = hold(&limiter, &(1, 1), 4).await;
+    assert_eq!(remaining_of((1, 1)).await, [6, 16, 1]);
+    let second = hold(&limiter, &(1, 1), 6).await;
+    assert_eq!(remaining_of((1, 1)).await, [0, 10, 1], "the shadow does not hold what it denies");
+    assert!(acquire(&limiter, &(1, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
+    let third = hold(&limiter, &(2, 1), 10).await;
+    assert!(acquire(&limiter, &(3, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
+    assert_eq!(remaining_of((3, 1)).await, [10, 0, 1], "a hold that one limit denies is held by no limit");
+    second.settle(7).await.expect("done");
+    assert_eq!(remaining_of((1, 1)).await, [0, 0, 1], "a surcharge");
+    third.release().await.expect("done");
+    first.settle(2).await.expect("done");
+    assert_eq!(remaining_of((1, 1)).await, [1, 11, 3]);
+}
+
+/// The limits of a user and of all users: each user's holds take one entry on the user's key, and all holds one entry
+/// on the shared key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
+    let server = Server::start();
+    let limits = (
+        Limit::new("user", FixedWindow::new(Quota::per_day(10))).keyed_by(|user: &u64| *user),
+        Limit::new("all", FixedWindow::new(Quota::per_day(1000))).keyed_by(|_: &u64| ()),
+    );
+    let limiter = limiter_on(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits);
+    let mut held = Vec::new();
+    for user in 0..200 {
+        held.push(hold(&limiter, &user, 3).await);
+    }
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    assert_eq!(remaining.limits()[1].remaining(), 400);
+    for held in held {
+        held.settle(1).await.expect("done");
+    }
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    assert_eq!((remaining.limits()[0].remaining(), remaining.limits()[1].remaining()), (9, 800));
+}
+
+/// An algorithm without `charge` in its script.
+#[derive(Debug)]
+struct WithoutCharge;
+
+impl Algorithm for WithoutCharge {
+    type State = [u64; 1];
+
+    fn decide(&self, &[used]: &[u64; 1], now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
+        if used > 0 && !options.is_forced() {
+            return Step::Exceeds;
+        }
+        Step::Allow { next: [now.saturating_add(Duration::from_secs(60)).as_micros()], delay: 0 }
+    }
+
+    fn snapshot(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
+        let remaining = u64::from(used == 0);
+        let minute = Duration::from_secs(60);
+        let reset = if used == 0 { Duration::ZERO } else { minute };
+        let idle = tower_ratelimit::LimitSnapshot::new(1, minute);
+        idle.with_remaining(remaining).with_reset(reset).with_next_token_after(reset).into()
+    }
+
+    fn max_reset(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+}
+
+impl LuaAlgorithm for WithoutCharge {
+    const SCRIPT: LuaScript = LuaScript::new(
+        "plain1",
+        "return {
+           words = 1, params = 1, supports_scheduling = false,
+           peek = function(s) if s[1] > 0 then return -1 end return 0 end,
+           commit = function(s, now) s[1] = now + 60000000 end,
+         }",
+    );
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        params.push(cost);
+    }
+}
+
+#[tokio::test]
+async fn algorithm_without_charge_decides_and_cannot_hold() {
+    let server = Server::start();
+    let limiter = limiter_on::<str>(server.open(), SHORT_EXPIRY, LONG_DEADLINE, WithoutCharge);
+    let error = acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("unsupported");
+    assert!(error.is_unsupported() && error.to_string().contains("`charge`"), "{error}");
+    assert!(is_allowed(&limiter, "alice").await);
+    assert!(!is_allowed(&limiter, "alice").await);
+}
+
+#[test]
+fn hold_expiry_out_of_bounds_is_an_error() {
+    let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
+    for expiry in [Duration::ZERO, Duration::from_millis(99), Duration::from_secs(86_401)] {
+        let built = Redis::<str>::builder(server.clone(), "api", Gcra::new(HUNDRED)).hold_expiry(expiry).build();
+        assert!(built.expect_err("invalid expiry").is_config(), "{expiry:?}");
+    }
+}
+
+/// The server's clock steps back by an hour, which does not extend a hold by an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_expires_in_time_after_a_clock_step_back() {
+    let server = Server::start();
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let build = |name: &str| -> Redis<str> {
+        let builder = Redis::builder(server.open(), name, SlidingLog::new(HUNDRED)).clock_for_tests(clock.clone());
+        builder.hold_expiry(Duration::from_secs(3600)).deadline(LONG_DEADLINE).build().expect("limits")
+    };
+    let (limiter, earlier) = (build("api"), ManualClock::at(Timestamp::from_micros(1_799_990_000_000_000)));
+    let held = hold(&limiter, "alice", 40).await;
+    let after_step: Redis<str> = Redis::builder(server.open(), "api", SlidingLog::new(HUNDRED))
+        .clock_for_tests(earlier.clone())
+        .hold_expiry(Duration::from_secs(3600))
+        .deadline(LONG_DEADLINE)
+        .build()
+        .expect("limits");
+    assert_eq!(used(&after_step, "alice").await, 40);
+    earlier.advance(Duration::from_secs(3601));
+    // Charged at the time of its expiry.
+    let decision = after_step.peek("alice", AcquireOptions::cost(0)).await.expect("an answer");
+    assert_eq!(decision.remaining(), Some(60));
+    assert_eq!(decision.reset(), Some(HUNDRED.period().checked_sub(Duration::from_secs(1)).expect("positive")));
+    drop(held);
+}
+
+/// The fixed window under another script version, which has another name in keys.
+#[derive(Clone, Copy, Debug)]
+struct OtherVersion(FixedWindow);
+
+impl Algorithm for OtherVersion {
+    type State = <FixedWindow as Algorithm>::State;
+
+    fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State> {
+        self.0.decide(state, now, options)
+    }
+
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
+        self.0.snapshot(state, now)
+    }
+
+    fn max_reset(&self) -> Duration {
+        self.0.max_reset()
+    }
+}
+
+impl LuaAlgorithm for OtherVersion {
+    const SCRIPT: LuaScript = LuaScript::new("fixed_window1", include_str!("../../../src/algorithm/fixed_window.lua"));
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        self.0.params(cost, params);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_script_versions_admit_at_most_twice_the_limit() {
+    let server = Server::start();
+    let new = limiter(&server, Duration::from_secs(60));
+    let old = limiter_on::<str>(
+        server.open(),
+        Duration::from_secs(60),
+        LONG_DEADLINE,
+        OtherVersion(FixedWindow::new(HUNDRED)),
+    );
+    let mut admitted = 0;
+    for round in 0..300 {
+        let (ours, theirs) = (AcquireOptions::cost(1 + round % 3), AcquireOptions::cost(1 + round % 2));
+        for (limiter, options) in [(&new, ours), (&old, theirs)] {
+            let options = if round % 5 == 0 { options.hold() } else { options };
+            let outcome = acquire(limiter, "alice", options).await.expect("an answer");
+            admitted += if outcome.decision.is_allowed() { options.get_cost() } else { 0 };
+            if let Some(held) = outcome.held {
+                held.settle(options.get_cost()).await.expect("done");
+            }
+        }
+    }
+    assert_eq!(admitted, 200);
+    assert_eq!(server.keys().len(), 2, "{:?}", server.keys());
+}
+
+/// The runtime that holds is parked, and another one goes on: its calls see that nobody renews.
+#[test]
+fn holds_of_a_parked_runtime_are_renewed_by_another() {
+    let server = Server::start();
+    let limiter = limiter(&server, SHORT_EXPIRY);
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (parked, live) = (runtime(), runtime());
+    let held = parked.block_on(hold(&limiter, "alice", 40));
+    live.block_on(async {
+        let until = Instant::now() + SHORT_EXPIRY * 4;
+        while Instant::now() < until {
+            is_allowed(&limiter, "bob").await;
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(used(&limiter, "alice").await, 40);
+        held.settle(7).await.expect("done");
+        assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
+    });
+}
+
+/// An update that waits in a runtime that is parked does not end, and another one takes its place.
+#[test]
+fn settlement_in_a_parked_runtime_does_not_stop_renewals() {
+    let server = Server::start();
+    let limiter = limiter(&server, SHORT_EXPIRY);
+    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (parked, live) = (runtime(), runtime());
+    let (first, second) =
+        parked.block_on(async { (hold(&limiter, "alice", 40).await, hold(&limiter, "alice", 20).await) });
+    {
+        // Queues the update, and does not drive it.
+        let _entered = parked.enter();
+        drop(first.settle(5));
+    }
+    live.block_on(async {
+        let until = Instant::now() + SHORT_EXPIRY * 4;
+        while Instant::now() < until {
+            is_allowed(&limiter, "bob").await;
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(used(&limiter, "alice").await, 25, "five are charged, twenty are held");
+        second.settle(1).await.expect("done");
+        assert_eq!(used(&limiter, "alice").await, 6);
+    });
+}
+
+/// The error names the cause, and nothing is held.
+#[tokio::test]
+async fn hold_and_settlement_without_memory_name_the_cause() {
+    let server = Server::start();
+    let limiter = limiter(&server, Duration::from_secs(60));
+    let held = hold(&limiter, "alice", 10).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let failed = acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("no memory");
+    assert!(failed.to_string().contains("out of memory"), "{failed}");
+    let unconfirmed = held.settle(4).await.expect_err("no memory");
+    assert!(!unconfirmed.to_string().contains("did not reply"), "{unconfirmed}");
+    let source = std::error::Error::source(&unconfirmed).expect("a cause").to_string();
+    assert!(source.contains("out of memory"), "{source}");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    wait_for_usage(&limiter, "alice", 4).await;
+}
+
+/// Leases and holds have bounds of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_64_processes_leave_room_for_holds() {
+    let server = Server::start();
+    let day = || FixedWindow::new(Quota::per_day(1_000_000));
+    let mut lessees = Vec::new();
+    for _ in 0..64 {
+        let lease = Lease::new(Duration::from_secs(5));
+        let builder = Redis::<str>::builder(server.open(), "api", day()).lease(lease).deadline(LONG_DEADLINE);
+        let limiter = builder.build().expect("limits");
+        until_leased(&limiter, "alice").await;
+        lessees.push(limiter);
+    }
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(hold(&limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day()), "alice", 1).await);
+    }
+    let one_more = limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day());
+    let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
+    assert!(full.to_string().contains("64 sessions"), "{full}");
+    assert!(is_allowed(&one_more, "alice").await, "the value of the key is valid");
+    join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
+    for lessee in lessees {
+        lessee.close().await.expect("released");
+    }
+}

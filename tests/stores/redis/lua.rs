@@ -1,0 +1,265 @@
+//! The scripts under Lua 5.4, which Dragonfly runs: replies equal those of Redis' Lua 5.1 byte by byte.
+//!
+//! A stub of a few lines implements the Redis commands that the scripts call.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use bb8_redis::redis;
+
+use crate::server::Server;
+
+#[allow(dead_code, reason = "the crate uses the rest")]
+#[path = "../../../src/store/redis/script/fields.rs"]
+mod fields;
+
+/// The Redis stub: strings, lists, and `struct` by `string.pack`. Runs a script on each input line, and prints the reply
+/// and the work: the numbers of commands, of bytes that they transfer, and of Lua instructions.
+const STUB: &str = r"
+local store = {}
+struct = {
+  pack = string.pack,
+  unpack = string.unpack,
+}
+local commands = {
+  GET = function(key) return store[key] or false end,
+  MGET = function(...)
+    local values = {}
+    for i, key in ipairs({ ... }) do values[i] = store[key] or false end
+    return values
+  end,
+  EXISTS = function(key) return store[key] and 1 or 0 end,
+  SET = function(key, value, ...)
+    local options = { ... }
+    if options[#options] == 'NX' and store[key] then return false end
+    store[key] = value
+    return { ok = 'OK' }
+  end,
+  PSETEX = function(key, ttl, value) assert(ttl >= 1 and ttl % 1 == 0) store[key] = value end,
+  PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
+  DEL = function(key) store[key] = nil end,
+  -- A list is a table with the position of its first element.
+  LINDEX = function(key, index) return store[key] and store[key].values[store[key].first + index] or false end,
+  LRANGE = function(key, from, till)
+    local list = store[key]
+    return list and table.move(list.values, list.first + from, list.first + till, 1, {}) or {}
+  end,
+  LSET = function(key, index, value)
+    local list = store[key]
+    local position = index < 0 and #list.values + 1 + index or list.first + index
+    assert(list.values[position])
+    list.values[position] = value
+  end,
+  LTRIM = function(key, from, till)
+    local list = store[key]
+    list.first = from < 0 and #list.values + 1 + from or list.first + from
+    assert(till == -1 and list.values[list.first])
+  end,
+  RPUSH = function(key, ...)
+    store[key] = store[key] or { first = 1, values = {} }
+    for _, value in ipairs({ ... }) do table.insert(store[key].values, value) end
+  end,
+}
+local commands_called, bytes, instructions = 0, 0, 0
+local function size(value)
+  if type(value) ~= 'table' then return #tostring(value) end
+  local sum = 0
+  for _, element in ipairs(value) do sum = sum + size(element) end
+  return sum
+end
+local function call(name, ...)
+  local reply = commands[name](...)
+  commands_called, bytes = commands_called + 1, bytes + size({ ... }) + size(reply)
+  return reply
+end
+redis = { call = call, pcall = call }
+local script = assert(load(io.read(tonumber(io.read('l')))))
+for line in io.lines() do
+  local keys, input = line:match('^(%d+) (%x+)$')
+  KEYS = {}
+  for i = 1, tonumber(keys) do KEYS[i] = 'key' .. i end
+  ARGV = { (input:gsub('%x%x', function(byte) return string.char(tonumber(byte, 16)) end)) }
+  commands_called, bytes, instructions = 0, 0, 0
+  debug.sethook(function() instructions = instructions + 100 end, '', 100)
+  local reply = script()
+  debug.sethook()
+  reply = reply:gsub('.', function(char) return ('%02x'):format(char:byte()) end)
+  print(('%s %d %d %d'):format(reply, commands_called, bytes, instructions))
+end
+";
+
+/// The script of a limiter with one limit, assembled as by the store.
+pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
+    assemble(&[kernel], short, false)
+}
+
+/// The script of a limiter with these limits, assembled as by the store.
+pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> String {
+    let mut parts = vec![include_str!("../../../src/store/redis/script/prelude.lua").to_owned()];
+    if let Some(short) = short {
+        parts.extend([short, include_str!("../../../src/store/redis/script/fast_reply.lua")].map(str::to_owned));
+    }
+    parts.push("local kernels = {}\n".to_owned());
+    for (index, kernel) in (1..).zip(kernels) {
+        parts.push(format!("kernels[{index}] = (function()\n{kernel}\nend)()\n"));
+    }
+    parts.push(include_str!("../../../src/store/redis/script/read.lua").to_owned());
+    parts.push(include_str!("../../../src/store/redis/script/holds.lua").to_owned());
+    if leases {
+        parts.push(include_str!("../../../src/store/redis/script/lease.lua").to_owned());
+    }
+    parts.push(include_str!("../../../src/store/redis/script/driver.lua").to_owned());
+    let script = parts.concat();
+    fields::resolve(&script)
+}
+
+/// One batch of decisions at `now`: (key index, cost) each, with parameters by `params`.
+fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    let count = u16::try_from(decisions.len()).expect("few");
+    numbers(&[u16::from(short), count, count, keys], &mut input);
+    for &(_, cost) in decisions {
+        numbers(&[0, 0], &mut input);
+        #[allow(clippy::cast_precision_loss, reason = "small")]
+        let cost_number = cost as f64;
+        let mut doubles = vec![0.0, -1.0];
+        doubles.extend(params(cost));
+        // No shadow limit.
+        doubles.extend([0.0, cost_number]);
+        input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    }
+    for (index, &(key, _)) in (1..).zip(decisions) {
+        numbers(&[index, key, 1], &mut input);
+    }
+    input
+}
+
+/// One batch of `repeats` decisions of one cost on each key, with one template, as the client encodes it.
+pub(crate) fn one_template(
+    now: f64,
+    short: bool,
+    keys: u16,
+    (cost, repeats): (u64, u16),
+    params: &dyn Fn(u64) -> Vec<f64>,
+) -> Vec<u8> {
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    // The operations do not travel if each key has one.
+    let operations = if repeats == 1 { 0 } else { keys };
+    numbers(&[u16::from(short), 1, operations, keys, 0, 0], &mut input);
+    #[allow(clippy::cast_precision_loss, reason = "small")]
+    let cost_number = cost as f64;
+    let doubles = [vec![0.0, -1.0], params(cost), vec![0.0, cost_number]].concat();
+    input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    for key in 1..=operations {
+        numbers(&[1, key, repeats], &mut input);
+    }
+    input
+}
+
+/// A reply under Lua 5.4, and the work of the call.
+pub(crate) struct Reply {
+    /// In hexadecimal digits.
+    pub(crate) digits: String,
+    pub(crate) commands: u64,
+    /// The bytes of all arguments and results of the commands.
+    pub(crate) bytes: u64,
+    /// The number of Lua instructions, rounded down to hundreds.
+    pub(crate) instructions: u64,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("written");
+        text
+    })
+}
+
+/// Runs the script under Lua 5.4 on each input, on an empty store.
+pub(crate) fn run(script: &str, inputs: &[Vec<u8>], keys: usize) -> Vec<Reply> {
+    let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut lua =
+        lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
+    let mut stdin = lua.stdin.take().expect("piped");
+    let calls: Vec<_> = inputs.iter().map(|input| format!("{keys} {}\n", hex(input))).collect();
+    let all = format!("{}\n{script}{}", script.len(), calls.concat());
+    let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
+    let output = lua.wait_with_output().expect("the end of lua5.4");
+    writer.join().expect("a writer").expect("written");
+    assert!(output.status.success(), "lua5.4 failed");
+    let parse = |line: &str| {
+        let (reply, work) = line.split_once(' ')?;
+        let mut work = work.split(' ').map(|number| number.parse().ok());
+        Some(Reply {
+            digits: reply.to_owned(),
+            commands: work.next()??,
+            bytes: work.next()??,
+            instructions: work.next()??,
+        })
+    };
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().map(|line| parse(line).expect("a reply and three numbers")).collect()
+}
+
+fn check_equal_replies(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
+    let text = script(kernel, short);
+    let mut now = 1_790_000_000_000_000.0;
+    let batches: Vec<_> = (0..60_u16)
+        .map(|step| {
+            now += [0.0, 1.0, 70_000.0, 900_000.0, 4_000_000.0][usize::from(step % 5)];
+            let decisions = [(1, 1), (2, 2), (1, 1), (3, 1 + u64::from(step % 3))];
+            batch(now, short.is_some() && step % 2 == 0, 3, &decisions, params)
+        })
+        .collect();
+
+    let server = Server::start();
+    let client = redis::Client::open(server.address()).expect("an address");
+    let mut connection = client.get_connection().expect("a connection");
+    let under_redis: Vec<Vec<u8>> = batches
+        .iter()
+        .map(|input| {
+            let mut call = redis::cmd("EVAL");
+            call.arg(&text).arg(3).arg(&["key1", "key2", "key3"]).arg(&input[..]);
+            call.query(&mut connection).expect("a reply")
+        })
+        .collect();
+
+    let replies = run(&text, &batches, 3);
+    assert_eq!(replies.len(), under_redis.len());
+    for (step, (here, there)) in replies.iter().zip(&under_redis).enumerate() {
+        assert_eq!(here.digits, hex(there), "batch {step}");
+    }
+}
+
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "small")]
+fn bucket_replies_equal_under_both_lua_versions() {
+    // Five per three seconds: 5 tokens of 3,000,000 ticks each, bursts of five.
+    let params = |cost: u64| {
+        let span = |count: u64| (count * 3_000_000 / 5) as f64;
+        vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
+    };
+    let kernel = include_str!("../../../src/algorithm/bucket/bucket.lua");
+    check_equal_replies(kernel, Some(include_str!("../../../src/algorithm/bucket/bucket_fast.lua")), &params);
+    check_equal_replies(kernel, None, &params);
+}
+
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "small")]
+fn window_and_log_replies_equal_under_both_lua_versions() {
+    let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0];
+    let kernel = include_str!("../../../src/algorithm/fixed_window.lua");
+    check_equal_replies(kernel, Some(include_str!("../../../src/algorithm/fixed_window_fast.lua")), &fixed);
+    let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
+    check_equal_replies(include_str!("../../../src/algorithm/sliding_window/sliding_window.lua"), None, &sliding);
+    let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
+    check_equal_replies(include_str!("../../../src/algorithm/sliding_log.lua"), None, &log);
+}

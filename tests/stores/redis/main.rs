@@ -1,0 +1,91 @@
+//! The Redis stores on real servers that the tests start.
+
+#[allow(dead_code, unused_macro_rules, reason = "the model of leases has places of mistakes; the unit tests make them")]
+#[macro_use]
+#[path = "../../../src/mistake.rs"]
+mod mistake;
+
+mod addresses;
+mod basics;
+mod batch_work;
+mod cancellation;
+mod cell;
+#[path = "../../servers/certificates.rs"]
+mod certificates;
+mod chained;
+mod child;
+mod circuit_breaker;
+mod clock;
+mod cluster;
+#[path = "../../servers/cluster_server.rs"]
+mod cluster_server;
+mod conditions;
+mod config;
+mod conflicts;
+mod conformance;
+mod credentials;
+mod deployments;
+mod differential;
+mod escalating;
+mod exactness;
+mod examples;
+mod fail_over;
+mod faults;
+mod fixed_costs;
+mod goodput;
+mod helpers;
+mod hold_ladder;
+mod holds;
+mod idempotency;
+#[path = "../memory/idempotency_model.rs"]
+mod idempotency_model;
+mod idle_connections;
+mod ids;
+mod in_flight;
+mod kept_charges;
+mod keys;
+mod lease_audit;
+mod lease_chaos;
+mod lease_cluster;
+mod lease_combinators;
+mod lease_cost;
+mod lease_limits;
+mod lease_operations;
+mod leases;
+mod link;
+mod load;
+mod lua;
+#[path = "../memory/near_events.rs"]
+mod near_events;
+mod near_limit;
+mod open_loop;
+#[allow(dead_code, reason = "the program in `oracle` uses all of it")]
+#[path = "../../../oracle/src/model.rs"]
+mod oracle_model;
+mod order;
+mod overload;
+mod panics;
+#[path = "../../servers/process.rs"]
+mod process;
+mod process_death;
+mod proxy;
+#[path = "../../../src/random.rs"]
+mod random;
+mod reservation_ids;
+#[path = "../memory/reservation_model.rs"]
+mod reservation_model;
+#[allow(clippy::float_cmp, reason = "the numbers are whole")]
+mod script_model;
+#[allow(clippy::float_cmp, reason = "the numbers are whole")]
+mod script_values;
+mod secure;
+mod sentinel;
+#[path = "../../servers/sentinel_server.rs"]
+mod sentinel_server;
+#[path = "../../servers/server.rs"]
+mod server;
+mod shares;
+mod shutdown;
+mod sliding_log;
+mod ttl;
+mod units;
