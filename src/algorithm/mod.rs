@@ -373,6 +373,12 @@ impl ChargeOptions {
         Self { cost, start: Start::After(delay) }
     }
 
+    /// Creates the options of a request that the caller charges.
+    #[inline]
+    pub(crate) const fn within(cost: u64, max_delay: Option<Duration>) -> Self {
+        Self { cost, start: Start::Within(max_delay) }
+    }
+
     /// Returns whether the charge is forced.
     #[must_use]
     #[inline]

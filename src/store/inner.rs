@@ -41,6 +41,8 @@ pub(crate) use crate::decision::Remember;
 pub(crate) use crate::decision::ShareRole;
 /// The limits that a decision lists.
 pub(crate) use crate::decision::StatusList;
+/// What a reading knows of a limit's mark.
+pub(crate) use crate::decision::NearLimit;
 /// Hashes a long key, so that the names of keys are short.
 pub(crate) use crate::encode::hash_if_long;
 /// What a limit costs: the request's cost, a unit's, or a fixed one.
@@ -71,8 +73,6 @@ mod of_redis {
     pub(crate) use crate::algorithm::StateEncoding;
     /// The longest period, for the check of durations.
     pub(crate) use crate::clock::MAX_PERIOD_MICROS;
-    /// What a reading knows of a limit's mark.
-    pub(crate) use crate::decision::NearLimit;
     /// Bytes in hexadecimal digits, for secret key names.
     pub(crate) use crate::encode::hex;
     /// The mark of a limit, with the keys that crossed it recently.

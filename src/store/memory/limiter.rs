@@ -193,8 +193,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     #[inline]
     pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+        self.context_at(key, options, self.now())
+    }
+
+    #[inline]
+    fn context_at<'a>(&'a self, key: &'a Key, options: AcquireOptions, now: Timestamp) -> AcquireContext<'a, Key, S> {
         let Shared { hasher, clock, .. } = &*self.shared;
-        AcquireContext { hasher, key, now: self.now(), options, clock, credit: None }
+        AcquireContext { hasher, key, now, options, clock, credit: None }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
@@ -222,21 +227,29 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            Err(_) if self.check_units(options).is_err() => Decision::by_policy(context.now, Verdict::ExceedsLimit),
-            Err(_) => self.check_slow(context),
+            Err(_) => {
+                // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
+                // too. Row "hot key" of docs/performance.md.
+                let (decision, holds) = self.check_slow(key, options, context.now);
+                debug_assert_eq!(holds, 0, "without a guard, nothing is held");
+                decision
+            }
         }
     }
 
     /// Decides what the fast path does not handle.
     #[inline(never)]
-    fn check_slow(&self, context: AcquireContext<'_, Key, S>) -> Decision {
+    fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
+        if self.check_units(options).is_err() {
+            return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
+        }
+        let context = self.context_at(key, options, now);
         if let Some(decision) = L::try_complete(&self.shared.tables, context) {
-            return decision;
+            return (decision, 0);
         }
         self.shared.end_due::<Key, L>();
         let (decision, held) = self.shared.acquire::<Key, L>(&context);
-        debug_assert!(held.is_empty(), "without a guard, nothing is held");
-        decision
+        (decision, held.len())
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.

@@ -150,7 +150,7 @@ macro_rules! tuple {
                     $($limit $keys $charged $index),+);
                 let ($($charged,)+) = charged;
                 let supports_scheduling = true
-                    $(&& $charged.as_ref().is_none_or(|charged| charged.supports_scheduling()))+;
+                    $(&& $charged.as_ref().is_none_or(|charged| charged.supports_scheduling))+;
                 // The most restrictive limit has the least remaining. Of equals, it is the first one. Compared one by
                 // one: row "three limits" of docs/performance.md, 518 instructions instead of 586 with an array.
                 let mut least = (usize::MAX, u64::MAX);

@@ -6,25 +6,34 @@ use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
+use super::plain::{self, Charged};
 use super::table::{Deadline, ShardGuard, SlotIndex, TableFull, fingerprint};
 use super::transaction_limit::{AcquireContext, HeldLimit};
-use crate::algorithm::{Algorithm, State};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, LazySnapshot};
 use crate::limit::{SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{LimitNumbers, LimitReading, Name, ReadMode, Transition, micros_floor};
+use crate::store::inner::{
+    InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
+};
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
 /// Under the lock only the algorithm runs.
 #[allow(private_interfaces, reason = "named by a hidden trait only")]
 pub trait Part {
     fn name(&self) -> &Name;
+    fn is_shadow(&self) -> bool;
     /// The identity of the limit's table. Locks are taken in this order, whatever the order of the limits is.
     fn table_id(&self) -> u64;
     /// Locks the key's shard until the part is dropped. Returns the time of the last decision there.
     fn lock(&self) -> u64;
     /// Starts the decision, after all parts are locked.
     fn start(&self, now: Timestamp);
+    /// Decides the plain case: only the state of a present key determines the decision, and the limit allows the request
+    /// immediately. A mark is not reached, and the units that are kept free are left. Returns `false` in any other case.
+    fn decide_plain(&self, now: Timestamp) -> bool;
+    /// Charges the plain case, after all limits have allowed it.
+    fn charge_plain(&self, now: Timestamp) -> Charged<'_>;
     /// Reads the state and decides as of `now`.
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading;
     /// Finds a slot for the key.
@@ -48,7 +57,7 @@ pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
     own: Cell<Option<C::Algorithm>>,
     kept_free: Option<u64>,
     /// The options of the decision.
-    options: AcquireOptions,
+    options: &'a AcquireOptions,
     /// What was charged for the request before.
     credit: u64,
     locked: RefCell<Option<Locked<'a, C::Algorithm>>>,
@@ -60,6 +69,8 @@ struct Locked<'a, A: Algorithm> {
     /// The time of the decision in this limit: for an absent key the horizon, if that is later.
     now: Timestamp,
     next: Option<<A::State as State>::Next>,
+    /// In the plain case, the snapshot of the next state.
+    preview: Option<LazySnapshot>,
     /// What is held, until the caller takes it: the amount, the deadline, the number of the algorithm.
     placed: Option<(u64, Option<Deadline>, u64)>,
 }
@@ -74,9 +85,9 @@ where
     /// Returns the part of a limit that applies to the key.
     pub(super) fn new(
         limit: &'a LimitTable<C, P>,
-        context: &AcquireContext<'_, Key, impl BuildHasher>,
+        context: &'a AcquireContext<'_, Key, impl BuildHasher>,
     ) -> Option<Self> {
-        let &AcquireContext { key, options, .. } = context;
+        let AcquireContext { key, options, .. } = context;
         let hash = fingerprint(limit.key_hash(key, context.hasher)?);
         let holds = options.hold && !C::Algorithm::HELD_UNTIL_END;
         Some(Self {
@@ -99,7 +110,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
-        let transition = self.limit.limit.transition_keeping_free(self.algorithm(), self.kept_free, self.options);
+        let transition = self.limit.limit.transition_keeping_free(self.algorithm(), self.kept_free, *self.options);
         if self.credit == 0 { transition } else { transition.less(self.credit) }
     }
 
@@ -116,6 +127,10 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         self.limit.limit.name_handle()
     }
 
+    fn is_shadow(&self) -> bool {
+        self.limit.limit.is_shadow()
+    }
+
     fn table_id(&self) -> u64 {
         self.limit.table.id()
     }
@@ -123,7 +138,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn lock(&self) -> u64 {
         let keys = self.limit.table.lock(self.hash);
         let last = keys.last_decided_at();
-        *self.locked.borrow_mut() = Some(Locked { keys, slot: None, now: Timestamp::EPOCH, next: None, placed: None });
+        let (slot, now) = (None, Timestamp::EPOCH);
+        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, next: None, preview: None, placed: None });
         last
     }
 
@@ -137,6 +153,60 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let is_absent = locked.slot.is_none();
             locked.now = if is_absent { locked.keys.time_of_absent(now, self.algorithm()) } else { now };
         });
+    }
+
+    #[inline]
+    fn decide_plain(&self, now: Timestamp) -> bool {
+        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
+        let kept_free = if limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 };
+        let cost = limit.cost().charged(self.options);
+        if C::Algorithm::HELD_UNTIL_END || cost == 0 || self.credit > 0 {
+            return false;
+        }
+        let max_delay = if self.kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
+        let decided = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
+            let state = keys.state((*slot)?);
+            if !keys.is_plain(self.hash) {
+                return None;
+            }
+            let allows = |cost| match algorithm.decide_in_line(state, now, ChargeOptions::within(cost, max_delay), InLine) {
+                Some(Step::Allow { next, delay: 0 }) => Some(next),
+                Some(_) => None,
+                None => match algorithm.decide(state, now, ChargeOptions::within(cost, max_delay)) {
+                    Step::Allow { next, delay: 0 } => Some(next),
+                    _ => None,
+                },
+            };
+            if kept_free > 0 {
+                allows(cost.checked_add(kept_free)?)?;
+            }
+            let allowed = allows(cost)?;
+            *preview = plain::preview(algorithm, &allowed, now);
+            if let Some(keys) = limit.warn_keys() {
+                let snapshot = (*preview)?.keeping_free(Some(kept_free));
+                (!keys.warn_at.level(&snapshot).has(NearLimit::NEAR)).then_some(())?;
+            }
+            *next = Some(allowed);
+            Some(())
+        });
+        decided.flatten().is_some()
+    }
+
+    #[inline]
+    fn charge_plain(&self, now: Timestamp) -> Charged<'_> {
+        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
+        let (is_shadow, is_beside_share) = (limit.is_shadow(), limit.share() != ShareRole::None);
+        let snapshot = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
+            let state = keys.state_mut((*slot)?);
+            state.apply(next.take()?);
+            let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
+            Some(if is_beside_share { snapshot } else { snapshot.keeping_free(self.kept_free) })
+        });
+        let supports_scheduling =
+            is_shadow || !is_beside_share && self.kept_free.is_none() && algorithm.supports_scheduling();
+        let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
+        let snapshot = snapshot.flatten().unwrap_or(LazySnapshot::EMPTY);
+        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
     }
 
     #[inline]
@@ -184,7 +254,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     #[inline]
     fn commit(&self, reading: &LimitReading) -> LimitNumbers {
-        let numbers = self.with_locked(|Locked { keys, slot, now, next, placed }| {
+        let numbers = self.with_locked(|Locked { keys, slot, now, next, placed, .. }| {
             let Some(slot) = *slot else { return reading.numbers() };
             let transition = self.transition();
             let held = if reading.holds {

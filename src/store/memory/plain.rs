@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{InLine, Name, ShareRole, StatusList};
+use crate::store::inner::{InLine, Name, NearLimit, ShareRole, StatusList};
 
 /// Decides one request on a present key: one that is allowed immediately, or denied. An error charges nothing.
 ///
@@ -32,11 +32,11 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    if !is_plain::<Key, _, _>(limit, context.options) {
+    if !is_plain::<Key, _, _>(limit, &context.options) {
         return Err(NotDecided::NotApplicable);
     }
     let hash = fingerprint(limit.key_hash(context.key, context.hasher).ok_or(NotDecided::NotApplicable)?);
-    let options = limit.limit.options(context.options);
+    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let mut keys = limit.table.lock(hash);
@@ -46,7 +46,7 @@ where
     }
     let slot = keys.find(hash).ok_or(NotDecided::Uncommon)?;
     let state = keys.state_mut(slot);
-    let step = algorithm.decide_in_line(state, now, ChargeOptions::from(options), InLine).ok_or(NotDecided::Uncommon)?;
+    let step = algorithm.decide_in_line(state, now, options, InLine).ok_or(NotDecided::Uncommon)?;
     let (wait, snapshot) = match step {
         Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(state, next, algorithm, now)),
         // `from_wait` reads zero as allowed, and an algorithm of a user's own may deny for no time.
@@ -73,11 +73,11 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    if !is_plain::<Key, _, _>(limit, context.options) {
+    if !is_plain::<Key, _, _>(limit, &context.options) {
         return None;
     }
     let hash = fingerprint(limit.key_hash(context.key, context.hasher)?);
-    let options = limit.limit.options(context.options);
+    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let mut keys = limit.table.lock(hash);
@@ -87,7 +87,7 @@ where
         return None;
     }
     let state = slot.map_or(&limit.table.info().zero, |slot| keys.state(slot));
-    let step = algorithm.decide(state, now, ChargeOptions::from(options));
+    let step = algorithm.decide(state, now, options);
     let verdict = step.verdict();
     let snapshot = match step {
         Step::Allow { next, .. } if options.cost > 0 => {
@@ -130,7 +130,7 @@ fn store<A: Algorithm>(
 
 /// Returns the snapshot of the next state, unless it can be taken only after the edit.
 #[inline(always)]
-fn preview<A: Algorithm>(algorithm: &A, next: &<A::State as State>::Next, now: Timestamp) -> Option<LazySnapshot> {
+pub(super) fn preview<A: Algorithm>(algorithm: &A, next: &<A::State as State>::Next, now: Timestamp) -> Option<LazySnapshot> {
     match A::State::next_state(next) {
         Some(state) => Some(algorithm.snapshot(state, now)),
         None => A::State::next_snapshot(next),
@@ -141,13 +141,13 @@ fn preview<A: Algorithm>(algorithm: &A, next: &<A::State as State>::Next, now: T
 #[inline(always)]
 fn is_plain<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(
     limit: &LimitTable<C, P>,
-    options: AcquireOptions,
+    options: &AcquireOptions,
 ) -> bool {
     !options.hold && !options.has_units() && limit.is_plain && decides_by_states::<Key, _, _>(limit)
 }
 
 #[inline(always)]
-fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(limit: &LimitTable<C, P>) -> bool {
+pub(super) fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(limit: &LimitTable<C, P>) -> bool {
     // A request that all limits allow now is within its share, and so needs no free units beside a share.
     !C::Algorithm::HELD_UNTIL_END && (!limit.limit.sub_key().keeps_free() || limit.limit.share() == ShareRole::Common)
 }
@@ -156,7 +156,7 @@ fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(limit:
 pub(super) struct PlainLimit<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
     limit: &'a LimitTable<C, P>,
     hash: u64,
-    options: AcquireOptions,
+    options: ChargeOptions,
     chosen: C::Selected<'a>,
     key: PhantomData<fn(&Key)>,
 }
@@ -179,7 +179,7 @@ where
             return None;
         }
         let Some(hash) = limit.key_hash(context.key, context.hasher) else { return Some(None) };
-        let options = limit.limit.options(context.options);
+        let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
         let chosen = limit.limit.algorithm().select(context.key);
         (options.cost > 0).then_some(Some(Self { limit, hash: fingerprint(hash), options, chosen, key: PhantomData }))
     }
@@ -203,7 +203,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         }
         let slot = keys.find(self.hash)?;
         let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
-        match algorithm.decide_in_line(state, now, self.options.into(), InLine) {
+        match algorithm.decide_in_line(state, now, self.options, InLine) {
             Some(Step::Allow { next, delay: 0 }) => {
                 // As in `store`: row "three limits" of docs/performance.md.
                 let preview = preview(algorithm, &next, now);
@@ -231,7 +231,8 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         let is_shadow = SHADOWS && limit.is_shadow();
         // A share, and the limits beside a share, schedule nothing. A shadow does not prevent the others from it.
         let supports_scheduling = is_shadow || limit.share() == ShareRole::None && algorithm.supports_scheduling();
-        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling }
+        let near = NearLimit::NONE;
+        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
     }
 }
 
@@ -244,10 +245,11 @@ pub(super) struct Allowed<'k, A: Algorithm> {
 
 /// One limit of several, charged.
 pub(super) struct Charged<'a> {
-    name: &'a Name,
-    snapshot: LazySnapshot,
-    is_shadow: bool,
-    supports_scheduling: bool,
+    pub(super) name: &'a Name,
+    pub(super) snapshot: LazySnapshot,
+    pub(super) is_shadow: bool,
+    pub(super) supports_scheduling: bool,
+    pub(super) near: NearLimit,
 }
 
 impl Charged<'_> {
@@ -257,13 +259,8 @@ impl Charged<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn supports_scheduling(&self) -> bool {
-        self.supports_scheduling
-    }
-
-    #[inline(always)]
     pub(super) fn status(&self) -> LimitStatus {
-        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow).with_near(self.near)
     }
 }
 

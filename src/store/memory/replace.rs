@@ -11,6 +11,7 @@ use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{INLINE_LIMITS, MemoryLimits, with_parts_of};
 use super::part::Part;
+use super::transaction::Transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
@@ -150,10 +151,18 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     #[inline]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
-        match &*tables.now.load().tables {
-            [one] => one.try_acquire(context),
-            _ => Err(NotDecided::NotApplicable),
+        let tables = tables.now.load();
+        if let [one] = &*tables.tables {
+            return one.try_acquire(context);
         }
+        if context.options.hold || context.options.has_units() {
+            return Err(NotDecided::NotApplicable);
+        }
+        let mut decided = None;
+        with_parts(&tables.tables, context, &mut |parts| {
+            decided = Transaction::new(parts, &mut [], context.options, context.now, context.clock).try_plain();
+        });
+        decided.ok_or(NotDecided::NotApplicable)
     }
 
     fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
@@ -171,23 +180,32 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     }
 
     fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part])) {
-        let tables = tables.now.load();
-        let Some(first) = tables.tables.first() else { return f(&[]) };
-        let (mut few, many): (_, Vec<_>);
-        let limits: &[&dyn TransactionLimit<Key, S>] = if tables.tables.len() <= INLINE_LIMITS {
-            few = [&**first; INLINE_LIMITS];
-            for (limit, table) in few.iter_mut().zip(&tables.tables) {
-                *limit = &**table;
-            }
-            &few[..tables.tables.len()]
-        } else {
-            many = tables.tables.iter().map(|table| &**table).collect();
-            &many
-        };
-        with_parts_of(limits, context, None, f);
+        with_parts(&tables.now.load().tables, context, f);
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
         tables.now.load().tables.iter().for_each(|table| f(&**table));
     }
+}
+
+/// Runs `f` on the parts of the limits that apply, in their order.
+#[inline]
+fn with_parts<Key: ?Sized, S>(
+    tables: &[DynLimitTable<Key, S>],
+    context: &AcquireContext<'_, Key, S>,
+    f: &mut dyn FnMut(&[&dyn Part]),
+) {
+    let Some(first) = tables.first() else { return f(&[]) };
+    let (mut few, many): (_, Vec<_>);
+    let limits: &[&dyn TransactionLimit<Key, S>] = if tables.len() <= INLINE_LIMITS {
+        few = [&**first; INLINE_LIMITS];
+        for (limit, table) in few.iter_mut().zip(tables) {
+            *limit = &**table;
+        }
+        &few[..tables.len()]
+    } else {
+        many = tables.iter().map(|table| &**table).collect();
+        &many
+    };
+    with_parts_of(limits, context, None, f);
 }
