@@ -1,5 +1,5 @@
 # The steps of .ci/run beside the tests: format, lints, documentation, each feature alone, and others. Sourced by
-# scripts/test.
+# .ci/run.
 
 formatted() {
     component fmt rustfmt
@@ -128,10 +128,10 @@ simulated_client() {
     SIMULATION_SEEDS=5000 cargo test --workspace --all-features --lib simulation_tests::seeds
 }
 
-# check NAME COMMAND..: declares a step that only computes. Tests with deadlines have priority over it. Its build output
-# is in another folder, because cargo locks the folder: such a step would stop the tests.
+# check NAME COMMAND..: a step that only computes. Tests have priority over it. Its build output is in another folder,
+# because cargo locks the folder: such a step would stop the tests.
 check() {
-    step checks "$1" checked "${@:2}"
+    step "$1" checked "${@:2}"
 }
 
 checked() {
@@ -140,21 +140,25 @@ checked() {
     "$@"
 }
 
-step tests "Simulation of the Redis client, more seeds" simulated_client
-step servers "Redis tests on other servers" redis_tests_on_other_servers
-step servers "Clients of other projects" scripts/foreign-clients
-step servers "nginx and Caddy" scripts/gateways
-step servers "A limiter in PostgreSQL" scripts/postgres
-step servers "The dashboard in a browser, and its alert rules" scripts/dashboard
-step servers "The playground in a browser" scripts/playground
-check "Format" formatted
-check "Links" linked
-check "No registries, no paths of one machine" impersonal
-# First the steps that mostly use one processor: at the end, no other queue runs.
-check "Each feature alone" each_feature
-check "Lease model" lease_model
-check "Lints" lint
-check "Package and its documentation" scripts/package
-check "Benchmarks" benchmarks
-check "Fuzz targets" fuzz_targets
-check "Licences, oldest versions, foreign types" scripts/supply licences versions foreign
+server_steps() {
+    step "Redis tests on other servers" redis_tests_on_other_servers
+    step "Clients of other projects" scripts/foreign-clients
+    step "nginx and Caddy" scripts/gateways
+    step "A limiter in PostgreSQL" scripts/postgres
+    step "The dashboard in a browser, and its alert rules" scripts/dashboard
+    step "The playground in a browser" scripts/playground
+}
+
+check_steps() {
+    check "Format" formatted
+    check "Links" linked
+    check "No registries, no paths of one machine" impersonal
+    # First the steps that mostly use one processor: at the end, nothing else runs.
+    check "Each feature alone" each_feature
+    check "Lease model" lease_model
+    check "Lints" lint
+    check "Package and its documentation" scripts/package
+    check "Benchmarks" benchmarks
+    check "Fuzz targets" fuzz_targets
+    check "Licences, oldest versions, foreign types" scripts/supply licences versions foreign
+}

@@ -1,4 +1,4 @@
-# The steps that run the tests. Sourced by scripts/test, after scripts/steps.bash.
+# The steps that run the tests. Sourced by scripts/test and .ci/run, after scripts/steps.bash.
 . scripts/tools.bash
 
 need_tools() {
@@ -55,22 +55,31 @@ model_checks() {
     program=$(CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" \
         nice cargo test --lib --profile loom --no-default-features --no-run --message-format json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
-    "$program" loom --list | sed -n 's/: test$//p' >"$logs/models"
-    printf '%d models\n' "$(wc -l <"$logs/models")"
-    [ -s "$logs/models" ]
-    nice xargs --arg-file "$logs/models" --max-procs "$(nproc)" --replace={} \
+    "$program" loom --list | sed -n 's/: test$//p' >"$results/models"
+    printf '%d models\n' "$(wc -l <"$results/models")"
+    [ -s "$results/models" ]
+    nice xargs --arg-file "$results/models" --max-procs "$(nproc)" --replace={} \
         bash -c 'output=$("$0" --exact "$1" 2>&1) || { printf "%s\n" "$output" >&2; exit 1; }' "$program" {}
 }
 
-# Declares the test steps. The steps that wait for servers run beside those that compute. The models have a build folder of
-# their own, so they begin beside the build of the tests, and use the processors that it leaves idle.
+# The steps of scripts/test and .ci/run. Those that wait for servers run beside those that compute. The models have a build
+# folder of their own, so they begin beside the build of the tests, and use the processors that it leaves idle.
+
+model_steps() {
+    step "Model checks" model_checks
+}
+
+build_steps() {
+    step "Tools of the tests" need_tools
+    step "The Redis module redis-cell" scripts/redis-cell
+    step "Build of the tests" build_tests
+}
+
 test_steps() {
-    step tests "Tools of the tests" need_tools
-    step tests "The Redis module redis-cell" scripts/redis-cell
-    step tests "Build of the tests" build_tests
-    step tests "Tests without Redis" tests_without_redis
-    step tests "Documentation tests" documentation_tests
-    step models "Model checks" model_checks
-    begin_after servers "Build of the tests"
-    step servers "Redis tests" all_redis_tests
+    step "Tests without Redis" tests_without_redis
+    step "Documentation tests" documentation_tests
+}
+
+redis_steps() {
+    step "Redis tests" all_redis_tests
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -93,15 +94,15 @@ impl KeyWriter {
     }
 
     /// Passes an empty buffer that the thread keeps, so that most calls allocate nothing.
-    fn with_buffer(f: impl FnOnce(&mut Self)) {
+    pub(crate) fn with_buffer<R>(f: impl FnOnce(&mut Self) -> R) -> R {
         thread_local! {
             static BUFFER: Cell<KeyWriter> = const { Cell::new(KeyWriter::new()) };
         }
         // An encoding may hash another key, which then gets a buffer of its own.
         with_scratch(&BUFFER, |buffer| {
             buffer.clear();
-            f(buffer);
-        });
+            f(buffer)
+        })
     }
 
     /// Returns the encoding.
@@ -117,6 +118,17 @@ impl KeyWriter {
         if bytes.is_empty() {
             self.text.push('%');
         }
+        self.push_encoded(bytes);
+    }
+
+    /// Appends one part of the text of a value, which is not empty.
+    pub(crate) fn text_of(&mut self, value: impl fmt::Display) {
+        self.start_part();
+        // Appending to a string cannot fail.
+        let _ = write!(Encoded(self), "{value}");
+    }
+
+    fn push_encoded(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let unchanged = rest.iter().position(|byte| !is_unchanged(*byte)).unwrap_or(rest.len());
@@ -191,6 +203,16 @@ impl KeyWriter {
     #[cfg(feature = "redis")]
     pub(crate) fn names_len(&self) -> usize {
         self.text.len()
+    }
+}
+
+/// Encodes the text that is written.
+struct Encoded<'a>(&'a mut KeyWriter);
+
+impl Write for Encoded<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.push_encoded(text.as_bytes());
+        Ok(())
     }
 }
 
@@ -286,7 +308,7 @@ impl<const N: usize> EncodeKey for [u8; N] {
 /// The colons of an IPv6 address are percent-encoded.
 impl EncodeKey for IpAddr {
     fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self.to_string().as_bytes());
+        key.text_of(self);
     }
 
     hash_value!();
@@ -311,7 +333,7 @@ impl EncodeKey for Ipv6Addr {
 /// The encoding of an IPv6 address has no flow information, in contrast to its `Hash`.
 impl EncodeKey for SocketAddr {
     fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self.to_string().as_bytes());
+        key.text_of(self);
     }
 }
 

@@ -34,9 +34,7 @@ pub(crate) enum Mistake {
     WaitingCallsAreNotAnswered,
     /// The circuit breaker does not close.
     BreakerStaysOpen,
-    /// Probing starts only once.
-    ProbingStartsOnce,
-    /// No call takes the place of a probe.
+    /// No call tests a server whose circuit breaker is open.
     NoCallIsTrial,
     /// The circuit breaker counts each call in flight.
     EachCallInFlightCounts,
@@ -44,10 +42,14 @@ pub(crate) enum Mistake {
     SilentConnectionIsKept,
     /// A closed connection is used.
     ClosedConnectionIsUsed,
-    /// The tested connection is not used after an outage.
-    TestedConnectionIsNotUsed,
     /// Calls are sent behind a stalled one.
     CallsFollowStalledOne,
+    /// A call whose first poll returns an error is sent again: another thread may have sent the command.
+    CallThatFailsAtOnceIsRepeated,
+    /// The last reply shows the server's clock for ever.
+    ClockIsTrustedForEver,
+    /// A decision that the script did not make because the server's clock has gained is not asked again.
+    LateDecisionIsNotAskedAgain,
     /// The script runs decisions at any time.
     DecisionsHaveNoDeadline,
     /// The script is not sent after NOSCRIPT.

@@ -187,7 +187,7 @@ struct Keys {
 
 impl Keys {
     fn new(policies: &[Policy], traffic: &Traffic) -> Self {
-        let mut columns: Vec<_> = policies.iter().filter_map(|policy| traffic.column_index(policy.by())).collect();
+        let mut columns: Vec<_> = policies.iter().filter_map(|policy| traffic.column_index(&policy.by())).collect();
         columns.sort_unstable();
         columns.dedup();
         let mut indices: HashMap<Box<[usize]>, usize> = HashMap::new();

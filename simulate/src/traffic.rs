@@ -73,10 +73,14 @@ impl Traffic {
     /// conditions and units.
     #[must_use]
     pub fn for_policies<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Self {
-        let mut columns: Vec<&str> = Vec::new();
+        let mut columns: Vec<Cow<'_, str>> = Vec::new();
         for policy in policies {
-            let conditions = policy.when().into_iter().chain(policy.keep_free().map(|(name, _)| name));
-            let names = [policy.by()].into_iter().filter(|by| *by != ALL).chain(conditions).chain(policy.unit());
+            let conditions = policy.when().into_iter().chain(policy.keep_free().map(|(name, _)| name.into()));
+            let names = [policy.by()]
+                .into_iter()
+                .filter(|by| *by != ALL)
+                .chain(conditions)
+                .chain(policy.unit().map(Into::into));
             for name in names {
                 if !columns.contains(&name) {
                     columns.push(name);

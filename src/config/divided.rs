@@ -10,7 +10,9 @@ impl Policy {
     ///
     /// The quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says. The fields `burst`, `max`,
     /// `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
-    /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says.
+    /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says. The
+    /// parts of a guaranteed share and of the limits beside it are rounded apart, so the limits may not be able to serve
+    /// all shares: building them returns the error of [`guarantee`](crate::Limit::guarantee).
     ///
     /// ```
     /// use tower_ratelimit::config::Policy;

@@ -50,7 +50,7 @@ impl Policy {
                 name: Some(name.to_owned()),
                 algorithm: Some(AlgorithmName::FixedWindow),
                 quota: Some(window.quota()),
-                by: Some(self.by().to_owned()),
+                by: self.fields.by.clone(),
                 unit: Some(unit.to_owned()),
                 ..PolicyFields::default()
             })

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
+use super::names::{Names, When};
 use super::{AlgorithmName, BuiltAlgorithm, Policy};
 use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::decision::WarnAt;
@@ -20,8 +21,8 @@ macro_rules! policy_fields {
     ($($field:ident: $value:ty,)+) => {
         /// The fields of a policy in configuration. A field that is not set is `None`.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-        pub(super) struct PolicyFields {
-            $(#[serde(skip_serializing_if = "Option::is_none")] pub(super) $field: Option<$value>,)+
+        pub(crate) struct PolicyFields {
+            $(#[serde(skip_serializing_if = "Option::is_none")] pub(crate) $field: Option<$value>,)+
         }
 
         impl PolicyFields {
@@ -53,8 +54,8 @@ policy_fields! {
     aligned_to_clock: bool,
     blocks: u64,
     weighted: bool,
-    by: String,
-    when: String,
+    by: Names,
+    when: When,
     fixed_cost: u64,
     unit: String,
     shadow: bool,
@@ -77,6 +78,7 @@ impl TryFrom<PolicyFields> for Policy {
 
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
         fields.check_name()?;
+        fields.check_by()?;
         fields.check_cost()?;
         fields.check_mark()?;
         fields.check_guarantee()?;
@@ -101,6 +103,15 @@ impl PolicyFields {
     pub(super) fn check_name(&self) -> Result<(), Error> {
         match self.name.as_deref() {
             Some("") => Err(Error::config("name: it is empty; give the limit a name that clients may see")),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_by(&self) -> Result<(), Error> {
+        match &self.by {
+            Some(names) if names.as_slice().is_empty() => {
+                Err(Error::config("by: the list is empty; name what the limit counts by"))
+            }
             _ => Ok(()),
         }
     }

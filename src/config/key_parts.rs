@@ -2,6 +2,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use super::names::{Names, When};
 use super::{BuiltAlgorithm, Policy};
 use crate::algorithm::Algorithm;
 use crate::decision::WarnAt;
@@ -19,18 +20,18 @@ pub struct KeyParts<Key: ?Sized> {
 }
 
 /// Returns whether a limit applies to a key.
-type Condition<Key> = Arc<dyn Fn(&Key) -> bool + Send + Sync>;
+pub(crate) type Condition<Key> = Arc<dyn Fn(&Key) -> bool + Send + Sync>;
 
 /// Returns the sub-key of a key. Not of the type of the caller's closure: the compiler would generate each algorithm's table
 /// for each closure.
-type SubKeyFn<Key, SubKey> = Arc<dyn Fn(&Key) -> SubKey + Send + Sync>;
+pub(crate) type SubKeyFn<Key, SubKey> = Arc<dyn Fn(&Key) -> SubKey + Send + Sync>;
 
 /// The conditions of one policy.
-struct Conditions<Key: ?Sized> {
+pub(crate) struct Conditions<Key: ?Sized> {
     /// Whether the limit applies.
-    when: Option<Condition<Key>>,
+    pub(crate) when: Option<Condition<Key>>,
     /// The units that are kept free from requests that satisfy a condition.
-    kept_free: Option<Vec<(Condition<Key>, u64)>>,
+    pub(crate) kept_free: Option<Vec<(Condition<Key>, u64)>>,
 }
 
 type ConfiguredSubKey<P, Units, When> = OnlyIf<KeepFree<P, Units>, When>;
@@ -143,8 +144,11 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
                     &format!("limits[{first}] has it too; give each limit its own name"),
                 ));
             }
-            let builder = self.builders.iter().find(|(name, _)| name == policy.by()).map(|(_, builder)| builder);
-            let builder = builder.ok_or_else(|| {
+            let builder = match &policy.fields.by {
+                Some(Names::One(by)) => self.builders.iter().find(|(name, _)| name == by),
+                _ => None,
+            };
+            let (_, builder) = builder.ok_or_else(|| {
                 let known: Vec<_> = self.builders.iter().map(|(name, _)| format!("{name:?}")).collect();
                 let problem = format!("unknown sub-key {:?}; use one of {}", policy.by(), known.join(", "));
                 field_error(index, policy, "by", &problem)
@@ -156,7 +160,14 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     }
 
     fn conditions_of(&self, index: usize, policy: &Policy) -> Result<Conditions<Key>, Error> {
-        let when = policy.when().map(|when| self.condition(index, policy, "when", when)).transpose()?;
+        let when = match &policy.fields.when {
+            None => None,
+            Some(When::Condition(name)) => Some(self.condition(index, policy, "when", name)?),
+            Some(When::Parts(_)) => {
+                let problem = "parts of a request are for `routes::RouteLimits`; name a condition";
+                return Err(field_error(index, policy, "when", problem));
+            }
+        };
         let kept_free = policy
             .keep_free()
             .map(|(name, units)| Ok((self.condition(index, policy, "keep_free", name)?, units)))
@@ -178,7 +189,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     }
 }
 
-fn field_error(index: usize, policy: &Policy, field: &str, problem: &str) -> Error {
+pub(crate) fn field_error(index: usize, policy: &Policy, field: &str, problem: &str) -> Error {
     Error::config(format!("limits[{index}] ({:?}), {field}: {problem}", policy.name()))
 }
 
@@ -217,21 +228,46 @@ struct Shared<Key: ?Sized, SubKey>(SubKeyFn<Key, SubKey>);
 
 impl<Key: ?Sized + 'static, SubKey: Hash + 'static> BuildLimit<Key> for Local<Key, SubKey> {
     fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
-        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
+        limit_in_memory(policy, self.0.clone(), conditions)
     }
 }
 
 impl<Key: ?Sized + 'static, SubKey: Hash + EncodeKey + 'static> BuildLimit<Key> for Shared<Key, SubKey> {
     fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
-        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions)))
+        limit_in_memory(policy, self.0.clone(), conditions)
     }
 
     #[cfg(feature = "redis")]
     fn in_redis(&self, policy: &Policy, conditions: Conditions<Key>) -> Option<RedisLimit<Key>> {
-        Some(
-            with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, self.0.clone(), conditions))),
-        )
+        Some(limit_in_redis(policy, self.0.clone(), conditions))
     }
+}
+
+/// Builds the limit of a policy for memory, by a sub-key and a condition that the caller has found.
+pub(crate) fn limit_in_memory<Key, SubKey>(
+    policy: &Policy,
+    sub_key: SubKeyFn<Key, SubKey>,
+    conditions: Conditions<Key>,
+) -> DynLimit<Key>
+where
+    Key: ?Sized + 'static,
+    SubKey: Hash + 'static,
+{
+    with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, sub_key, conditions)))
+}
+
+/// Builds the limit of a policy for Redis, as [`limit_in_memory`] does for memory.
+#[cfg(feature = "redis")]
+pub(crate) fn limit_in_redis<Key, SubKey>(
+    policy: &Policy,
+    sub_key: SubKeyFn<Key, SubKey>,
+    conditions: Conditions<Key>,
+) -> RedisLimit<Key>
+where
+    Key: ?Sized + 'static,
+    SubKey: Hash + EncodeKey + 'static,
+{
+    with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, sub_key, conditions)))
 }
 
 fn limit_of<Key, A, SubKey>(
@@ -253,7 +289,7 @@ where
     SubKey: 'static,
 {
     let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(move |key: &Key| sub_key(key));
-    let limit = limit.with_sub_key_name(policy.by());
+    let limit = limit.with_sub_key_name(&policy.by());
     let limit = limit.keep_free_by_some(conditions.kept_free.map(|kept_free| {
         move |key: &Key| {
             let units = kept_free.iter().filter(|(condition, _)| condition(key)).map(|(_, units)| *units);

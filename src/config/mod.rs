@@ -37,16 +37,22 @@ mod divided;
 mod escalation;
 mod fields;
 mod key_parts;
+mod names;
 mod read;
 
-use self::fields::PolicyFields;
+pub(crate) use self::fields::PolicyFields;
 pub use self::key_parts::KeyParts;
+#[cfg(feature = "redis")]
+pub(crate) use self::key_parts::limit_in_redis;
+pub(crate) use self::key_parts::{Conditions, SubKeyFn, field_error, limit_in_memory};
+pub(crate) use self::names::{Names, When};
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
 use crate::decision::WarnAt;
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// The configuration of one limit.
@@ -63,8 +69,9 @@ use std::time::Duration;
 /// weighted = true           # sliding-window; default: strict
 /// max = 2                   # in-flight: the maximum of requests at once
 /// max_duration = "1h"       # in-flight: after this time a request does not count any more; default: no such time
-/// by = "user"               # the sub-key: a name that the application added to `KeyParts`
-/// when = "write"            # the condition: a name that the application added to `KeyParts`; default: always
+/// by = "user"               # the sub-key: a name that the application added to `KeyParts`; in `routes` also a list
+/// when = "write"            # the condition: a name that the application added to `KeyParts`; in `routes` parts of the
+///                           # request; default: always
 /// fixed_cost = 1            # charge this for every request; default: the cost of the request
 /// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
@@ -172,16 +179,23 @@ impl Policy {
         self.fields.weighted == Some(true)
     }
 
-    /// Returns the name of the sub-key.
+    /// Returns the name of the sub-key. The names of a list are joined by `+`.
     #[must_use]
-    pub fn by(&self) -> &str {
-        self.fields.by.as_deref().unwrap_or_default()
+    pub fn by(&self) -> Cow<'_, str> {
+        match &self.fields.by {
+            Some(Names::One(name)) => Cow::Borrowed(name),
+            names => names.iter().map(ToString::to_string).collect(),
+        }
     }
 
-    /// Returns the name of the [condition](crate::Limit::only_if), if the limit has one.
+    /// Returns the name of the [condition](crate::Limit::only_if), if the limit has one. The parts of a request are written
+    /// as in `method=POST|PUT,route!=/login`.
     #[must_use]
-    pub fn when(&self) -> Option<&str> {
-        self.fields.when.as_deref()
+    pub fn when(&self) -> Option<Cow<'_, str>> {
+        self.fields.when.as_ref().map(|when| match when {
+            When::Condition(name) => Cow::Borrowed(name.as_str()),
+            When::Parts(_) => Cow::Owned(when.to_string()),
+        })
     }
 
     /// Returns the [fixed cost](crate::Limit::fixed_cost), if it is set.
@@ -218,6 +232,10 @@ impl Policy {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.fields.is_shadow()
+    }
+
+    pub(crate) fn fields(&self) -> &PolicyFields {
+        &self.fields
     }
 
     pub(super) fn built(&self) -> BuiltAlgorithm {

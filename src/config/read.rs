@@ -13,17 +13,10 @@ use crate::quota::Quota;
 const MAX_PER_SECOND: u64 = 1_000_000;
 
 impl PolicyFields {
-    /// Returns the error of a field that was just read, if no other field can make it valid.
-    ///
-    /// An error of a field that was read earlier has no position any more: it is reported for the whole policy.
-    fn error_of(&self, name: &str) -> Option<Error> {
-        let is_own = |error: &Error| error.to_string().strip_prefix(name).is_some_and(|rest| rest.starts_with(": "));
-        self.check_read().err().filter(is_own)
-    }
-
     /// Checks the fields that were read.
     fn check_read(&self) -> Result<(), Error> {
         self.check_name()?;
+        self.check_by()?;
         self.check_cost()?;
         if self.escalate.is_some() {
             self.build_escalation()?;
@@ -48,11 +41,24 @@ impl PolicyFields {
 
 impl<'de> Deserialize<'de> for PolicyFields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_struct("Policy", Self::NAMES, PolicyVisitor)
+        Self::deserialize_checked(deserializer, |_| Ok(()))
     }
 }
 
-struct PolicyVisitor;
+/// Checks the fields that were read. An error begins with the name of its field.
+type Check = fn(&PolicyFields) -> Result<(), Error>;
+
+impl PolicyFields {
+    /// Reads the fields with a further check of each, so that its error points at the field too.
+    pub(crate) fn deserialize_checked<'de, D: Deserializer<'de>>(
+        deserializer: D,
+        check: Check,
+    ) -> Result<Self, D::Error> {
+        deserializer.deserialize_struct("Policy", Self::NAMES, PolicyVisitor(check))
+    }
+}
+
+struct PolicyVisitor(Check);
 
 impl<'de> Visitor<'de> for PolicyVisitor {
     type Value = PolicyFields;
@@ -64,7 +70,7 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<PolicyFields, M::Error> {
         let mut fields = PolicyFields::default();
         while let Some(name) = map.next_key_seed(FieldName)? {
-            map.next_value_seed(FieldValue { fields: &mut fields, name })?;
+            map.next_value_seed(FieldValue { fields: &mut fields, name, check: self.0 })?;
         }
         let required =
             [("name", fields.name.is_none()), ("algorithm", fields.algorithm.is_none()), ("by", fields.by.is_none())];
@@ -99,10 +105,18 @@ impl Visitor<'_> for FieldName {
     }
 }
 
+/// Returns whether an error is of the field that was just read, so that no later field can make the field valid.
+///
+/// An error of a field that was read earlier has no position any more: it is reported for the whole policy.
+fn is_of(field: &str, error: &Error) -> bool {
+    error.to_string().strip_prefix(field).is_some_and(|rest| rest.starts_with(": "))
+}
+
 /// Reads the value of a field, and checks what was read so far: an error of this seed has the position of the value.
 struct FieldValue<'a> {
     fields: &'a mut PolicyFields,
     name: &'static str,
+    check: Check,
 }
 
 impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
@@ -110,6 +124,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
         self.fields.read(self.name, value)?;
-        self.fields.error_of(self.name).map_or(Ok(()), |error| Err(de::Error::custom(error)))
+        let error = self.fields.check_read().and_then(|()| (self.check)(self.fields)).err();
+        error.filter(|error| is_of(self.name, error)).map_or(Ok(()), |error| Err(de::Error::custom(error)))
     }
 }

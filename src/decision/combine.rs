@@ -257,7 +257,7 @@ impl Plan {
             // When a hold ends is unknown, so a wait behind a held cost is an estimate. When the table of shares has a slot
             // is unknown, too.
             plan.is_estimate |= reading.held > 0 && (!own.is_allowed() || reading.borrows)
-                || reading.borrows && reading.counting == Counting::NoSlot;
+                || reading.share == ShareRole::Share && reading.counting == Counting::NoSlot;
         }
         plan
     }

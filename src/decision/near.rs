@@ -29,7 +29,9 @@ impl WarnAt {
     pub(crate) fn level(self, snapshot: &LazySnapshot) -> NearLimit {
         let snapshot = snapshot.compute();
         let used = u128::from(snapshot.limit.saturating_sub(snapshot.remaining));
-        let is_near = used * u128::from(Self::WHOLE) >= u128::from(snapshot.limit) * u128::from(self.0.get());
+        // Of a limit that keeps all its units free from the request, there is no part to use.
+        let is_near = snapshot.limit > 0
+            && used * u128::from(Self::WHOLE) >= u128::from(snapshot.limit) * u128::from(self.0.get());
         NearLimit(NearLimit::HAS_MARK.0 | if is_near { NearLimit::NEAR.0 } else { 0 })
     }
 }

@@ -6,7 +6,8 @@
 //! | The share allows the request now: *within its share* | charged | must allow the cost; charged |
 //! | The share does not allow the request now, or does not apply: the request *borrows* | not charged | must allow the cost and the kept units; charged with the cost |
 //!
-//! A share never denies, apart from a block of its key. If the common limits deny a request that borrows, the request is
+//! A share never denies, apart from a block of its key, and if no common limit applies: then there is nothing to borrow.
+//! If the common limits deny a request that borrows, the request is
 //! allowed as soon as one of the two ways is open: the share and the common limits allow the cost, or the common limits
 //! allow the cost and the kept units.
 
@@ -49,6 +50,8 @@ pub(super) fn combine_shares<T: HasReading>(items: &mut [T]) {
 
 #[cold]
 fn combine<T: HasReading>(items: &mut [T]) {
+    let is_common = |item: &T| item.reading().share == ShareRole::Common && !item.reading().shadow;
+    let can_borrow = items.iter().any(is_common);
     // Without a share that applies, only one way is left.
     let (mut own, mut is_within) = (Verdict::ExceedsLimit, false);
     for item in items.iter_mut() {
@@ -59,9 +62,14 @@ fn combine<T: HasReading>(items: &mut [T]) {
                 own = own.stricter_of(NO_SLOT);
             }
             is_within = own == Verdict::Allowed;
-            share.borrows = !is_within && share.blocked == 0;
-            let blocked = Verdict::Denied { retry_after: Duration::from_micros(share.blocked) };
-            share.verdict = if share.blocked == 0 { Verdict::Allowed } else { blocked };
+            share.borrows = !is_within && share.blocked == 0 && can_borrow;
+            share.verdict = if share.blocked > 0 {
+                Verdict::Denied { retry_after: Duration::from_micros(share.blocked) }
+            } else if can_borrow {
+                Verdict::Allowed
+            } else {
+                own
+            };
             share.immediate = share.verdict;
         }
     }

@@ -4,7 +4,7 @@ use http::{Method, Request, header};
 
 use super::ip::ClientIp;
 use super::ip::{FromExtensions, Networks, PeerAddress};
-use super::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted, path_of};
 use crate::error::Error;
 
 /// An extractor that exempts some requests: see [`RateLimitLayer::exempt_if`](crate::RateLimitLayer::exempt_if).
@@ -87,6 +87,8 @@ impl<B> Predicate<Request<B>> for Preflight {
 }
 
 /// Matches requests for exactly one of some paths, such as health checks.
+///
+/// The path is what the client sent, also in a nested router of axum: see [`Path`](crate::key::Path).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExactPaths(Vec<String>);
 
@@ -101,7 +103,8 @@ impl ExactPaths {
     /// Whether the request's path is one of the paths, for closures that combine conditions.
     #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool {
-        self.0.iter().any(|path| path == request.uri().path())
+        let path = path_of(request);
+        self.0.iter().any(|exact| exact == path)
     }
 }
 

@@ -60,6 +60,9 @@ pub use self::missing::MissingKey;
 pub use self::or::{Either, Or};
 #[cfg(feature = "axum")]
 pub use self::request::MatchedPath;
+#[cfg(any(feature = "axum", feature = "serde"))]
+pub(crate) use self::request::NO_ROUTE;
+pub(crate) use self::request::path_of;
 pub use self::request::{Header, Host, Method, Path};
 pub use self::secret::{ApiKey, BasicUser, Bearer, Cookie, Fingerprint, Pepper, ProcessPepper};
 pub use self::text::KeyText;

@@ -44,6 +44,9 @@ impl KeyText {
         }
     }
 
+    /// The key of the empty text.
+    pub(crate) const EMPTY: Self = Self { bytes: [0; Self::MAX_LEN], len: 0 };
+
     /// The start of a digest. No header value, URI or method contains the first byte.
     const DIGEST_LABEL: &[u8; 8] = b"\0sha256-";
 

@@ -30,7 +30,8 @@ impl<A, P> Limit<A, P> {
     ///
     /// # Other sub-keys
     ///
-    /// A request to which the share does not apply borrows. So guarantee shares to a fixed set of names with
+    /// A request to which no limit beside the share applies ([`only_if`](Self::only_if)) is bounded by the share alone: it
+    /// cannot borrow. A request to which the share does not apply borrows. So guarantee shares to a fixed set of names with
     /// [`keyed_by_some`](Limit::keyed_by_some), which returns `None` for any other name. If more than `sub_keys` sub-keys
     /// are in use, the limits beside the share are still never exceeded, but they can deny requests within their share.
     ///
@@ -186,8 +187,12 @@ const NO_CAPACITY: &str = "its algorithm cannot guarantee shares; use a bucket, 
 
 /// Checks that a common limit can serve all shares at once.
 fn check_common(share: &str, sub_keys: u64, own: ShareCapacity, common: &LimitFacts) -> Result<(), Error> {
+    // A shadow that need not fit can count another cost.
+    let or =
+        if common.is_shadow { "; or give this shadow a `fixed_cost`, so that it is not beside the share" } else { "" };
     let refuse = |problem: &str| {
-        Err(Error::config(format!("limit {:?} beside the guaranteed share {share:?}: {problem}", common.name.as_str())))
+        let name = common.name.as_str();
+        Err(Error::config(format!("limit {name:?} beside the guaranteed share {share:?}: {problem}{or}")))
     };
     let Some(capacity) = common.capacity else { return refuse(NO_CAPACITY) };
     if capacity.family != own.family {

@@ -26,7 +26,7 @@ impl<A, P> Limit<A, P> {
     /// Each decision lists the limits that are near, beside the most restrictive one. The fields of responses stay the
     /// same.
     ///
-    /// The minute is measured by the limiter's clock. The process remembers the last event of 1024 keys for each limit
+    /// The minute is measured by the limiter's clock, also if the limits are replaced meanwhile. The process remembers the last event of 1024 keys for each limit
     /// with a mark, in 16 kilobytes: 128 sets of 8 keys, found by a hash with a random key. A ninth key of a set replaces
     /// the key with the oldest event. If that key crosses the mark again, it has a further event within the minute. So
     /// the events are never too few. Each process has its own events.
@@ -56,6 +56,14 @@ impl<A, P> Limit<A, P> {
     /// Sets the mark of a limit from configuration, if it has one.
     pub(crate) fn warn_at_mark(mut self, mark: Option<WarnAt>) -> Self {
         self.warning = mark.map(|mark| Warning(Arc::new(WarnKeys::new(mark))));
+        self
+    }
+
+    /// Remembers the events of a limit that this one replaces.
+    pub(crate) fn continuing(mut self, previous: &Self) -> Self {
+        if let Some((warning, previous)) = self.warning.as_mut().zip(previous.warn_keys()) {
+            *warning = Warning(warning.0.continuing(previous));
+        }
         self
     }
 
@@ -108,6 +116,10 @@ impl Clone for Warning {
 /// The mark of a limit, and the last events of recent keys.
 pub(crate) struct WarnKeys {
     pub(crate) warn_at: WarnAt,
+    recent: Arc<RecentEvents>,
+}
+
+struct RecentEvents {
     hasher: RandomState,
     sets: Box<[Mutex<[LastEvent; Self::KEYS_PER_SET]>]>,
 }
@@ -122,14 +134,14 @@ struct LastEvent {
 }
 
 impl WarnKeys {
-    const SETS: usize = 128;
-    const KEYS_PER_SET: usize = 8;
-    /// A key has at most one event in this time.
-    const PERIOD: Duration = Duration::from_secs(60);
-
     fn new(warn_at: WarnAt) -> Self {
-        let sets = (0..Self::SETS).map(|_| Mutex::default()).collect();
-        Self { warn_at, hasher: RandomState::new(), sets }
+        let sets = (0..RecentEvents::SETS).map(|_| Mutex::default()).collect();
+        Self { warn_at, recent: Arc::new(RecentEvents { hasher: RandomState::new(), sets }) }
+    }
+
+    /// Returns the same mark, with the events of a limit that is replaced.
+    pub(crate) fn continuing(&self, previous: &Self) -> Arc<Self> {
+        Arc::new(Self { warn_at: self.warn_at, recent: Arc::clone(&previous.recent) })
     }
 
     /// Returns the signal of a decision that has charged a key, or has held its cost. `before` is the level before that.
@@ -140,8 +152,16 @@ impl WarnKeys {
             return level;
         }
         let crossed = level.with(NearLimit::CROSSED);
-        if self.is_first_in_period(self.hasher.hash_one(key), now) { crossed.with(NearLimit::EVENT) } else { crossed }
+        let is_first = self.recent.is_first_in_period(self.recent.hasher.hash_one(key), now);
+        if is_first { crossed.with(NearLimit::EVENT) } else { crossed }
     }
+}
+
+impl RecentEvents {
+    const SETS: usize = 128;
+    const KEYS_PER_SET: usize = 8;
+    /// A key has at most one event in this time.
+    const PERIOD: Duration = Duration::from_secs(60);
 
     /// Returns whether the key had no event within the last period. Then it has one now.
     #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use pin_project::pin_project;
 
@@ -11,7 +12,7 @@ use super::future::{Acquisition, BoxFuture, LimiterFuture, both_ok};
 use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, check, limiter_methods};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::escalation::{BLOCKS, DENIALS, Escalation};
+use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
 use crate::observe::{Event, Observer, Observers};
 
 /// A limiter that blocks keys which continue to send requests while they are denied: for longer each time.
@@ -46,7 +47,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// A denial counts if the limit is the [most restrictive](Decision::most_restrictive) one of the decision, and the key is
 /// not blocked. So these do not count: allowed and exempt requests, denials of a [shadow](crate::Limit::shadow), of another
-/// limit or of a policy, denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
+/// limit or of a policy (a guaranteed [share](crate::Limit::guarantee) never denies, so name a limit beside it), denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
 /// the limit.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
@@ -55,7 +56,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// A block applies to the sub-key of its limit. Each block needs its own denials: they count from the start of the last
 /// block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
-/// counts, too, and `unblock` does not. Of denials that are decided concurrently, one blocks the key. The others then
+/// counts, too. `unblock` keeps them, and the next denials can block the key again. Of denials that are decided concurrently, one blocks the key. The others then
 /// count for the next block.
 ///
 /// # What a denial costs
@@ -218,6 +219,13 @@ where
             AdminOperation::Reset => {
                 let counts = self.shared.counts.administer(key, operation);
                 done.join(counts).map_result(both_ok)
+            }
+            // Else the pause after the block would let no denial block the key.
+            AdminOperation::Block { limit, duration: Duration::ZERO, .. }
+                if limit == self.shared.escalation.limit() =>
+            {
+                let pause = AdminOperation::SetUsage { limit: PAUSE, used: 0 };
+                done.join(self.shared.counts.administer(key, pause)).map_result(both_ok)
             }
             _ => done,
         }

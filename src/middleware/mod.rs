@@ -17,4 +17,6 @@ pub use self::config::MissingKeyPolicy;
 pub use self::future::ResponseFuture;
 pub use self::in_flight::{InFlightBody, InFlightGuard};
 pub use self::layer::RateLimitLayer;
+#[cfg(feature = "serde")]
+pub(crate) use self::request_end::BodyEnd;
 pub use self::service::RateLimit;

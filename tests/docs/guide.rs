@@ -53,3 +53,7 @@ mod retry_gate_reqwest {}
 mod retry_reqwest {}
 #[doc = include_str!("../../src/retry/tonic.md")]
 mod retry_tonic {}
+#[doc = include_str!("../../src/routes/example.md")]
+mod routes_example {}
+#[doc = include_str!("../../src/routes/key.md")]
+mod routes_key {}

@@ -10,9 +10,13 @@ use tower_ratelimit::{BoxLimiter, Memory, Redis, RedisServer};
 pub(crate) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The key of a request: the entries of its descriptors.
-#[derive(Clone, Hash)]
+#[derive(Clone, Default, Hash)]
 pub(crate) struct Call {
     pub(crate) descriptors: Vec<Entries>,
+    /// The names of the limits to which the request reports usage.
+    pub(crate) reported: Vec<String>,
+    /// Whether only these limits apply, or only the others.
+    pub(crate) is_report: bool,
 }
 
 /// The entries of one descriptor: their keys and values.
@@ -23,6 +27,9 @@ pub(crate) type Entries = Vec<(String, String)>;
 struct File {
     domain: String,
     limits: Vec<Policy>,
+    /// The names of the limits whose usage Envoy reports after the response.
+    #[serde(default)]
+    reported: Vec<String>,
 }
 
 /// The limits of a domain.
@@ -37,6 +44,8 @@ pub(crate) struct Rule {
     pub(crate) policy: Policy,
     /// For `Costs`, which names units by static text.
     pub(crate) unit: Option<&'static str>,
+    /// Envoy asks without hits, and reports them after the response.
+    pub(crate) is_reported: bool,
     pattern: Pattern,
     /// The indices of the entries by whose values the limit counts.
     counted: Vec<usize>,
@@ -48,7 +57,11 @@ type Pattern = Vec<(String, Option<String>)>;
 impl Limits {
     pub(crate) fn read(path: &Path) -> Result<Self, AnyError> {
         let file: File = toml::from_str(&fs::read_to_string(path)?)?;
-        let rules = file.limits.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
+        let mut rules = file.limits.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
+        for name in &file.reported {
+            let rule = rules.iter_mut().find(|rule| rule.policy.name() == name && rule.unit.is_some());
+            rule.ok_or_else(|| format!("reported: there is no limit {name:?} with a `unit`"))?.is_reported = true;
+        }
         for (index, rule) in rules.iter().enumerate() {
             let is_other = |other: &&Rule| other.unit == rule.unit && other.pattern != rule.pattern;
             if let (Some(unit), Some(other)) = (rule.unit, rules[..index].iter().find(is_other)) {
@@ -84,7 +97,7 @@ impl Rule {
         };
         let pattern: Pattern = when.split(',').map(entry).collect();
         let unit = policy.unit().map(|unit| &*Box::leak(unit.to_owned().into_boxed_str()));
-        let mut rule = Self { policy, unit, pattern, counted: Vec::new() };
+        let mut rule = Self { policy, unit, is_reported: false, pattern, counted: Vec::new() };
         if rule.pattern.iter().any(|(key, _)| key.is_empty()) {
             return Err(
                 rule.error("when", "it names no descriptor; list the keys of its entries, as in \"path=/login, user\"")
@@ -122,8 +135,12 @@ impl Rule {
             // With their lengths, so that different values have different sub-keys.
             values.fold(String::new(), |text, (_, value)| format!("{text}{}:{value}", value.len()))
         };
-        KeyParts::new()
-            .add_shared(self.policy.by(), counted)
-            .add_condition(self.policy.when().unwrap_or_default(), move |call| descriptor(&other, call).is_some())
+        KeyParts::new().add_shared(self.policy.by(), counted).add_condition(
+            self.policy.when().unwrap_or_default(),
+            move |call| {
+                let is_reported = call.reported.iter().any(|name| name == other.policy.name());
+                is_reported == call.is_report && descriptor(&other, call).is_some()
+            },
+        )
     }
 }

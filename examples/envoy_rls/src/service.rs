@@ -26,21 +26,51 @@ type Body = Full<bytes::Bytes>;
 pub(crate) struct Service {
     limits: Limits,
     /// The layer around a service that answers 200: its response has the fields, and the decision as an extension.
-    layer: BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>,
+    layer: Answers,
+    /// The same for limits whose usage is reported: what they are asked for is held, and the reported usage is charged,
+    /// also beyond the limit.
+    reports: Answers,
+}
+
+type Answers = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+
+/// What a request costs: at its admission, and what is charged then.
+#[derive(Clone, Copy)]
+struct Hits {
+    held: Costs,
+    charged: Costs,
+}
+
+impl Hits {
+    fn of<T>(extensions: &http::Extensions, part: impl Fn(&Self) -> T) -> Option<T> {
+        extensions.get::<Self>().map(part)
+    }
 }
 
 impl Service {
     pub(crate) fn new(limits: Limits, redis_url: Option<&str>) -> Result<Self, AnyError> {
         let layer = RateLimitLayer::new(FromExtension::<Call>::new(), limits.build(redis_url)?)
-            .cost(|request: &http::Request<Body>| request.extensions().get::<Costs>().copied().unwrap_or(1.into()))
+            .cost(|request: &http::Request<Body>| {
+                Hits::of(request.extensions(), |hits| hits.held).unwrap_or_else(|| 1.into())
+            })
             .responder(Http::new().headers(Headers::new().response_extension(true)));
-        let allow = service_fn(async |_: http::Request<Body>| Ok(http::Response::new(Body::default())));
-        Ok(Self { limits, layer: BoxCloneSyncService::new(layer.layer(allow)) })
+        let allow = service_fn(async |request: http::Request<Body>| {
+            let mut response = http::Response::new(Body::default());
+            *response.extensions_mut() = request.into_parts().0.extensions;
+            Ok(response)
+        });
+        let reports = layer.clone().settle(|held: u64, response: Result<&http::Response<Body>, &Infallible>| {
+            let charged = response.ok().and_then(|response| Hits::of(response.extensions(), |hits| hits.charged));
+            charged.unwrap_or_else(|| held.into())
+        });
+        let [layer, reports] =
+            [BoxCloneSyncService::new(layer.layer(allow)), BoxCloneSyncService::new(reports.layer(allow))];
+        Ok(Self { limits, layer, reports })
     }
 
     /// Reads the descriptors, and the costs of the limits that apply to them. `hits` is the cost in no unit.
-    fn read(&self, descriptors: Vec<RateLimitDescriptor>, hits: u64) -> Result<(Call, Costs), Status> {
-        let (mut call, mut costs) = (Call { descriptors: Vec::new() }, Costs::from(hits));
+    fn read(&self, descriptors: Vec<RateLimitDescriptor>, hits: u64) -> Result<(Call, Hits), Status> {
+        let (mut call, mut costs) = (Call::default(), Hits { held: hits.into(), charged: hits.into() });
         let mut applied: Vec<&str> = Vec::new();
         let mut counted: Vec<&str> = Vec::new();
         for descriptor in descriptors {
@@ -60,11 +90,16 @@ impl Service {
                     return refuse("it applies to two descriptors of the request; send one of the two");
                 }
                 applied.push(name);
+                if rule.is_reported && own > 0 {
+                    call.reported.push(name.to_owned());
+                }
                 match rule.unit {
                     Some(unit) if counted.contains(&unit) => {}
                     Some(unit) => {
                         counted.push(unit);
-                        costs = costs.add(unit, own);
+                        // An admission needs one free unit, and charges none. A report needs none.
+                        let held = if rule.is_reported { u64::from(own == 0) } else { own };
+                        costs = Hits { held: costs.held.add(unit, held), charged: costs.charged.add(unit, own) };
                     }
                     None if own == hits => {}
                     None => return refuse("its descriptor has hits_addend; give the limit a `unit` in the file"),
@@ -73,6 +108,19 @@ impl Service {
             call.descriptors.push(entries);
         }
         Ok((call, costs))
+    }
+
+    /// Decides on one part of a call.
+    async fn decide(&self, call: Call, hits: Hits) -> http::Response<Body> {
+        let is_reported =
+            |rule: &Rule| rule.is_reported && call.descriptors.iter().any(|entries| rule.matches(entries));
+        let has_reports = self.limits.rules.iter().any(is_reported);
+        let layer = if has_reports { &self.reports } else { &self.layer };
+        let mut question = http::Request::new(Body::default());
+        question.extensions_mut().insert(call);
+        question.extensions_mut().insert(hits);
+        let Ok(answer) = layer.clone().oneshot(question).await;
+        answer
     }
 
     fn rules_of(&self, entries: &Entries) -> impl Iterator<Item = &Rule> {
@@ -127,20 +175,28 @@ impl RateLimitService for Service {
             }));
         }
         let descriptors = std::mem::take(&mut request.descriptors);
-        let (call, costs) = self.read(descriptors, u64::from(request.hits_addend.max(1)))?;
-        let mut question = http::Request::new(Body::default());
-        question.extensions_mut().insert(call.clone());
-        question.extensions_mut().insert(costs);
-        let Ok(answer) = self.layer.clone().oneshot(question).await;
-        let code = match answer.status() {
-            StatusCode::OK => Code::Ok,
-            StatusCode::TOO_MANY_REQUESTS => Code::OverLimit,
-            // Envoy allows or denies the request, as its `failure_mode_deny` says.
-            status => return Err(Status::unavailable(format!("the limiter does not answer: status {status}"))),
-        };
-        let (parts, body) = answer.into_parts();
-        let decision = parts.extensions.get::<RateLimitInfo>().and_then(RateLimitInfo::decision);
-        let limits = decision.map_or(&[][..], |decision| decision.limits());
+        let (call, hits) = self.read(descriptors, u64::from(request.hits_addend.max(1)))?;
+        let (mut answer, mut limits) = (None, Vec::new());
+        // A report is no admission: it does not depend on the other limits, nor they on it.
+        for is_report in [true, false] {
+            if is_report && call.reported.is_empty() {
+                continue;
+            }
+            let decided = self.decide(Call { is_report, ..call.clone() }, hits).await;
+            if !matches!(decided.status(), StatusCode::OK | StatusCode::TOO_MANY_REQUESTS) {
+                // Envoy allows or denies the request, as its `failure_mode_deny` says.
+                let status = decided.status();
+                return Err(Status::unavailable(format!("the limiter does not answer: status {status}")));
+            }
+            let decision = decided.extensions().get::<RateLimitInfo>().and_then(RateLimitInfo::decision);
+            limits.extend(decision.iter().flat_map(|decision| decision.limits()).cloned());
+            // The answer to an admission, unless no limit applies to it.
+            if decision.is_some() || answer.is_none() {
+                answer = Some(decided);
+            }
+        }
+        let (parts, body) = answer.unwrap_or_default().into_parts();
+        let code = if parts.status == StatusCode::OK { Code::Ok } else { Code::OverLimit };
         let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| HeaderValue {
             key: name.to_string(),
             // Envoy does not read `raw_value` here.
@@ -150,7 +206,7 @@ impl RateLimitService for Service {
         let Ok(body) = body.collect().await;
         Ok(Response::new(RateLimitResponse {
             overall_code: code.into(),
-            statuses: call.descriptors.iter().map(|entries| self.status(entries, limits)).collect(),
+            statuses: call.descriptors.iter().map(|entries| self.status(entries, &limits)).collect(),
             response_headers_to_add: parts.headers.iter().map(field).collect(),
             raw_body: body.to_bytes().to_vec(),
             ..RateLimitResponse::default()

@@ -23,6 +23,7 @@ use self::process::{Folder, Process, listening};
 
 const LIMITS: &str = r#"
 domain = "edge"
+reported = ["output"]
 
 [[limits]]
 name = "address"
@@ -53,6 +54,14 @@ by = "model"
 unit = "tokens"
 algorithm = "token-bucket"
 quota = "100 per 10min"
+
+[[limits]]
+name = "output"
+when = "user, stream"
+by = "user"
+unit = "output"
+algorithm = "ALGORITHM"
+quota = "1000/day"
 "#;
 
 fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
@@ -94,8 +103,12 @@ struct Service {
 
 impl Service {
     async fn start(name: &str) -> Self {
+        Self::start_with(name, "gcra").await
+    }
+
+    async fn start_with(name: &str, algorithm: &str) -> Self {
         let folder = Folder::new(name);
-        let process = start(&[&write(&folder, LIMITS)]);
+        let process = start(&[&write(&folder, &LIMITS.replace("ALGORITHM", algorithm))]);
         let address = format!("http://{}", process.address());
         let client = RateLimitServiceClient::connect(address).await.expect("a connection");
         Self { client, _process: process, _folder: folder }
@@ -162,6 +175,37 @@ async fn envoy_example_charges_the_hits_of_requests_and_descriptors() {
     assert_eq!(service.codes(&[descriptor(&[("model", "large")])], 7).await, (Code::Ok, vec![(Code::Ok, 33)]));
 }
 
+/// Calls of a model, one after the other: Envoy asks without hits, and reports 600 tokens. Two calls exceed 1000 a day, by
+/// the second report, and no later call is admitted. A report is charged although the other limits deny, and denies nothing.
+#[tokio::test]
+async fn envoy_example_charges_reports_beyond_the_limit() {
+    for algorithm in ["gcra", "token-bucket", "sliding-window", "fixed-window"] {
+        let mut service = Service::start_with(&format!("envoy-reports-{algorithm}"), algorithm).await;
+        let call = |user, hits| with_hits(descriptor(&[("user", user), ("stream", "1")]), hits);
+        let mut admitted = Vec::new();
+        for _ in 0..20 {
+            let asked = service.ask(&[call("alice", 0)], 0).await.expect("an answer");
+            admitted.push(asked.overall_code() == Code::Ok);
+            if asked.overall_code() == Code::Ok {
+                assert!(field(&asked, "retry-after").is_none());
+                let _ = service.ask(&[call("alice", 600)], 0).await.expect("an answer");
+            } else {
+                assert!(field(&asked, "retry-after").is_some(), "{algorithm}: {asked:?}");
+            }
+        }
+        let count = admitted.iter().filter(|is_admitted| **is_admitted).count();
+        assert_eq!((count, &admitted[..3]), (2, &[true, true, false][..]), "{algorithm}: {admitted:?}");
+        // 1000 exactly: nothing remains. The address has no fourth request, and a report with it is charged all the same.
+        let mut service = Service::start_with(&format!("envoy-exact-{algorithm}"), algorithm).await;
+        for (hits, code) in [(0, Code::Ok), (0, Code::Ok), (0, Code::Ok), (1000, Code::OverLimit)] {
+            let answer = service.ask(&[call("bob", hits), address("b")], 0).await.expect("an answer");
+            assert_eq!(answer.overall_code(), code, "{algorithm}: {answer:?}");
+        }
+        let denied = service.ask(&[call("bob", 0)], 0).await.expect("an answer");
+        assert!(String::from_utf8_lossy(&denied.raw_body).contains("output"), "{algorithm}: {denied:?}");
+    }
+}
+
 #[tokio::test]
 async fn envoy_example_allows_what_no_limit_describes() {
     let mut service = Service::start("envoy-free").await;
@@ -212,13 +256,15 @@ fn envoy_example_names_the_invalid_field() {
         ),
         ("quota = \"2/day\"", "quota = \"2/day\"\nunit = \"tokens\"", "limit \"tokens\", unit: limit \"login\" counts"),
         ("quota = \"2/day\"", "quota = \"2/aeon\"", "TOML parse error at line"),
+        ("[\"output\"]", "[\"login\"]", "reported: there is no limit \"login\" with a `unit`"),
     ]
     .into_iter()
     .enumerate()
     {
         assert!(LIMITS.contains(from), "{from}");
         let folder = Folder::new(&format!("envoy-invalid-{index}"));
-        let (status, printed) = start(&[&write(&folder, &LIMITS.replace(from, to))]).output();
+        let (status, printed) =
+            start(&[&write(&folder, &LIMITS.replace("ALGORITHM", "gcra").replace(from, to))]).output();
         assert!(!status.success() && printed[0].contains(expected), "{printed:#?}");
     }
 }
@@ -229,7 +275,7 @@ async fn envoy_example_reads_its_own_file() {
     let process = start(&[]);
     let address = format!("http://{}", process.address());
     let mut client = RateLimitServiceClient::connect(address).await.expect("a connection");
-    let descriptors = vec![descriptor(&[("remote_address", "a")]), descriptor(&[("model", "large")])];
+    let descriptors = vec![descriptor(&[("remote_address", "a")]), with_hits(descriptor(&[("model", "large")]), 0)];
     let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
     let answer = client.should_rate_limit(request).await.expect("an answer").into_inner();
     let left: Vec<_> = answer.statuses.iter().map(|status| status.limit_remaining).collect();

@@ -1,7 +1,7 @@
 use http::Request;
 
 use crate::key::KeyText;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, NO_ROUTE};
 
 /// The route that axum matched: `/users/{id}` for all users.
 ///
@@ -30,9 +30,6 @@ impl MatchedPath {
         Self
     }
 }
-
-/// Never equals a route, because routes begin with a slash.
-const NO_ROUTE: &str = "no route";
 
 impl<B> ExtractKey<Request<B>> for MatchedPath {
     type Key = KeyText;

@@ -14,3 +14,8 @@ pub use self::host::Host;
 pub use self::matched_path::MatchedPath;
 pub use self::method::Method;
 pub use self::path::Path;
+pub(crate) use self::path::path_of;
+
+/// The route of requests without one. Never equals a route, because routes begin with a slash.
+#[cfg(any(feature = "axum", feature = "serde"))]
+pub(crate) const NO_ROUTE: &str = "no route";

@@ -47,7 +47,7 @@ impl<P> Fingerprint<P> {
 /// Only with a shared pepper: fingerprints under a process's own pepper differ between processes.
 impl EncodeKey for Fingerprint<Pepper> {
     fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self.to_string().as_bytes());
+        key.text_of(self);
     }
 }
 

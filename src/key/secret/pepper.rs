@@ -43,6 +43,12 @@ impl Pepper {
         Ok(Self(Arc::new(hmac_key(secret))))
     }
 
+    /// Returns the random pepper of this process.
+    #[cfg(feature = "serde")]
+    pub(crate) fn of_process() -> Self {
+        Self(Arc::new(process_secret().clone()))
+    }
+
     /// Returns the fingerprint of a secret. Equal secrets of different kinds have different fingerprints.
     #[must_use]
     pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {

@@ -6,10 +6,11 @@ use http::{HeaderMap, HeaderName, Request};
 
 use super::CostPolicy;
 use crate::decision::{Costs, Remember, ReservationId};
+use crate::key::path_of;
 
 /// Reads the id by which [`RateLimitLayer::once`](crate::RateLimitLayer::once) recognises a request that is sent again.
 ///
-/// The id covers the request's method and path (without the query), and counts within the key of the limit. The header is
+/// The id covers the request's method and [path](crate::key::Path) as the client sent it, and counts within the key of the limit. The header is
 /// `Idempotency-Key` of the IETF draft "The Idempotency-Key HTTP Header Field". Both forms that clients use name the same
 /// id: the string of the draft (`"8e03978e"`), and the bare text (`8e03978e`). In gRPC the metadata `idempotency-key` is
 /// this header, and the path is the method.
@@ -68,7 +69,7 @@ impl IdempotencyKey {
 
     fn of_request<B>(&self, request: &Request<B>) -> Option<Remember> {
         let id = self.value(request.headers()).filter(|_| self.repeats > 0)?;
-        let parts = [request.method().as_str().as_bytes(), request.uri().path().as_bytes(), &id];
+        let parts = [request.method().as_str().as_bytes(), path_of(request).as_bytes(), &id];
         Some(Remember::request(ReservationId::of_parts(parts), self.repeats, self.remember))
     }
 

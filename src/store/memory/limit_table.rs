@@ -57,8 +57,8 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
         let words = Counters::MAX_WORDS;
-        if let Some(Self { table, .. }) = previous {
-            return Self::from_table(limit, capacity, table.clone());
+        if let Some(Self { limit: previous, table, .. }) = previous {
+            return Self::from_table(limit.continuing(previous), capacity, table.clone());
         }
         let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
         Self::from_table(limit, capacity, table)

@@ -163,6 +163,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 
     /// Decides by this clock, and keeps all keys for a day. For tests only, because the clocks of two processes differ.
+    #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
@@ -213,7 +214,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Checks the settings and the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        check_settings(&self.name, self.deadline, self.secret.as_deref())?;
+        check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
         Remember::check_max_ids(self.max_ids)?;
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
@@ -260,7 +261,13 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 }
 
 /// Checks the settings that all limiters in Redis have.
-pub(crate) fn check_settings(name: &str, deadline: Duration, secret: Option<&[u8]>) -> Result<(), Error> {
+pub(crate) fn check_settings(
+    server: &RedisServer,
+    name: &str,
+    deadline: Duration,
+    secret: Option<&[u8]>,
+) -> Result<(), Error> {
+    server.check()?;
     if let Some(secret) = secret {
         check_secret(secret)?;
     }

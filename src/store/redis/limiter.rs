@@ -26,10 +26,9 @@ use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, mi
 ///
 /// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error
 /// for which [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens,
-/// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, a
-/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker. If the
-/// runtime of that task is not driven (`block_on` for each call, a parked runtime), one call per second is sent to
-/// Redis instead of failing.
+/// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, about
+/// one decision in 200 ms tests Redis, and may wait for its deadline. The first call that Redis answers closes the breaker.
+/// An answer about the call, such as a missing permission, is no outage.
 ///
 /// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead,
 /// and [`FailOpen`](crate::limiter::FailOpen) allows the request.
@@ -173,21 +172,20 @@ impl<Key: ?Sized> Redis<Key> {
         Ok(())
     }
 
-    /// Connects, checks that Redis accepts writes, and loads the script.
+    /// Connects, and makes decisions of cost 1 on random keys in the limiter's namespace, on each node of a cluster.
     ///
-    /// Call it at start-up: the first request then finds an open connection, and misconfiguration is known before it.
+    /// Call it at start-up: misconfiguration is known before the first request, and the script is loaded. The keys are
+    /// removed at the end, or expire.
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error
-    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or
-    /// I/O.
+    /// If there is no decision within two seconds, Redis rejects the password, the script or a command of the script, the
+    /// server is in cluster mode and the limiter is not, or a proxy distributes the keys of one call over several servers;
+    /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer
+    /// or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
-        state.client.config.health.check().await?;
-        // The check has loaded the script, so the first decision needs not send its text.
-        state.set_loaded();
-        Ok(())
+        state.health_check().await
     }
 
     /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).

@@ -2,13 +2,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use redis::Cmd;
 
 use super::bound_limit::RedisBoundLimit;
 use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture, script_load};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture};
 use super::conflicts::Registration;
-use super::connect::Failure;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
@@ -48,6 +46,15 @@ impl<Key: ?Sized> LimiterState<Key> {
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
             limit.facts.set_shares(shares);
+            let earlier = earlier.and_then(|earlier| {
+                let mut limits = earlier.limits.limits.iter();
+                limits.find(|earlier| earlier.facts.name.as_str() == limit.facts.name.as_str())
+            });
+            if let (Some(own), Some(earlier)) =
+                (&limit.warn_keys, earlier.and_then(|earlier| earlier.warn_keys.as_ref()))
+            {
+                limit.warn_keys = Some(own.continuing(earlier));
+            }
         }
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
@@ -65,21 +72,15 @@ impl<Key: ?Sized> LimiterState<Key> {
         });
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
         let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some()));
-        let probe_command = script_load(&limits.script);
         let client = match earlier {
             None => new_client(
                 builder.name,
                 builder.server,
                 builder.observers,
-                builder.prefix,
                 (builder.deadline, builder.hold_expiry),
                 builder.clock,
-                probe_command,
             ),
-            Some(earlier) => {
-                earlier.client.config.health.set_probe_command(probe_command);
-                Arc::clone(&earlier.client)
-            }
+            Some(earlier) => Arc::clone(&earlier.client),
         };
         let state = Self {
             lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
@@ -235,6 +236,13 @@ impl<Key: ?Sized> LimiterState<Key> {
         template
     }
 
+    /// The template of a decision on a key that belongs to nobody.
+    pub(super) fn probe_template(&self, operation: Operation, options: AcquireOptions) -> Arc<OperationTemplate> {
+        let kept_free = Vec::new();
+        let settings = TemplateSettings { kept_free, hold_expiry: self.client.config.holds.expiry };
+        Arc::new(settings.template(self.limits(), &[], operation, options, Vec::new()))
+    }
+
     /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
     pub(super) fn operation(
         &self,
@@ -258,6 +266,21 @@ impl<Key: ?Sized> LimiterState<Key> {
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
         Ok(OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight })
+    }
+
+    /// Returns the target of an operation on keys with these names, which have no algorithms of their own.
+    pub(super) fn target_of(&self, keys: Vec<u8>, key_offsets: Vec<usize>) -> OperationTarget {
+        OperationTarget {
+            limits: Arc::clone(&self.limits),
+            keys,
+            key_offsets,
+            algorithms: Vec::new(),
+            weight: self.weight(&[]),
+        }
+    }
+
+    pub(super) fn has_hash_tag(&self) -> bool {
+        self.hash_tag.is_some()
     }
 
     /// Submits a decision that charges or holds.
@@ -359,11 +382,6 @@ impl<Key: ?Sized> LimiterState<Key> {
         Plan::new([].iter()).decide(now, options, std::iter::empty::<LimitStatus>())
     }
 
-    /// Records that the servers have the script.
-    pub(super) fn set_loaded(&self) {
-        self.limits.set_loaded();
-    }
-
     pub(super) fn limits(&self) -> &[LimitInfo] {
         &self.limits.limits
     }
@@ -373,17 +391,13 @@ fn new_client(
     name: String,
     server: RedisServer,
     observers: Observers,
-    prefix: String,
     (deadline, hold_expiry): (Duration, Duration),
     clock: Option<Arc<dyn Clock>>,
-    probe_command: Cmd,
 ) -> Arc<Client> {
     Arc::new_cyclic(|client: &Weak<Client>| {
         let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
         let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
-        let prefix_and_deadline = (prefix, deadline);
-        let health =
-            ServerHealth::new(name, server, observers, prefix_and_deadline, probe_command, Failure::from_redis);
+        let health = ServerHealth::new(name, server, observers);
         Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock })
     })
 }

@@ -4,19 +4,18 @@
 //!
 //! | Module | Responsibility |
 //! |---|---|
-//! | `background` | tasks that work for all runtimes |
+//! | `random_id` | random numbers |
 //! | `connect` | connections, and the meaning of their errors |
 //! | `cluster` | Redis Cluster: slots, nodes, redirections |
 //! | `server`, `pool` | `RedisServer`: one server, a cluster or Sentinel; a pool that the user brings |
-//! | `health` | circuit breakers and probes |
+//! | `health` | circuit breakers |
 //! | `script` | the Lua script: text, input, reply, replay |
 //! | `holds` | sessions of held costs |
 //! | `lease` | leases: units that this process holds and spends |
 //! | `client` | queues, worker tasks, batches |
-//! | `limiter_state`, `leased_decision`, `limiter`, `builder` | `Redis` |
+//! | `limiter_state`, `leased_decision`, `health_check`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
-mod background;
 mod bound_limit;
 mod builder;
 #[cfg(feature = "redis-cell")]
@@ -26,6 +25,7 @@ mod cluster;
 mod conflicts;
 mod connect;
 mod health;
+mod health_check;
 mod hold_by_id;
 mod holds;
 mod key_format;
@@ -38,6 +38,7 @@ mod limits;
 mod overload_tests;
 #[cfg(feature = "bb8")]
 mod pool;
+mod random_id;
 #[cfg(any(test, fuzzing))]
 mod reply_tests;
 mod script;

@@ -1,8 +1,14 @@
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use bb8_redis::bb8::{ManageConnection, Pool};
-use redis::RedisError;
+use bb8_redis::bb8::{ManageConnection, Pool, PooledConnection, RunError};
+use futures_util::future::{Either, select};
 use redis::aio::ConnectionLike;
+use redis::{Cmd, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::sleep;
 
 #[cfg(feature = "redis-tls")]
 use super::connect::RedisTls;
@@ -11,31 +17,169 @@ use super::server::RedisServer;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
-/// Connects as the user's pool does, by the pool's manager and customizer.
-struct PoolConnector<M: ManageConnection>(Pool<M>);
+/// A manager whose connections are shared by cloning.
+trait Manager: ManageConnection<Error = RedisError, Connection: ConnectionLike + Clone + Send + Sync + 'static> {}
 
+impl<M: ManageConnection<Error = RedisError>> Manager for M where
+    M::Connection: ConnectionLike + Clone + Send + Sync + 'static
+{
+}
+
+/// One connection of the user's pool, which all limiters of the server share.
 impl<M> From<Pool<M>> for RedisServer
 where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn from(pool: Pool<M>) -> Self {
-        Self::from_connector(Arc::new(PoolConnector(pool)))
+        Self::from_connector(Arc::new(PoolConnector { pool, kept: Arc::default() }))
     }
 }
 
-impl<M> Connector for PoolConnector<M>
+impl RedisServer {
+    /// Connects by the manager of a pool, beside the pool: for managers of your own.
+    ///
+    /// Each limiter opens a connection of its own for each tokio runtime. No pool counts these connections, bounds their
+    /// number or time, or receives their errors: use `From` with a pool for that.
+    pub fn from_manager<M>(manager: M) -> Self
+    where
+        M: ManageConnection<Error = RedisError>,
+        M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self::from_connector(Arc::new(ManagerConnector(Arc::new(manager))))
+    }
+}
+
+struct ManagerConnector<M>(Arc<M>);
+
+struct PoolConnector<M: ManageConnection> {
+    pool: Pool<M>,
+    kept: Kept<M>,
+}
+
+/// The connection that was opened last.
+type Kept<M> = Arc<AsyncMutex<Option<PoolConnection<M>>>>;
+
+/// A connection that is checked out of the pool, or was opened beside the pool while the pool gave none.
+struct PoolConnection<M: ManageConnection> {
+    connection: SharedConnection<M::Connection>,
+    checked_out: Arc<CheckedOut<M>>,
+}
+
+struct CheckedOut<M: ManageConnection> {
+    connection: Mutex<Option<PooledConnection<'static, M>>>,
+    /// A caller has found that the connection is lost, or there is a better one.
+    is_left: AtomicBool,
+    /// The pool may spawn a task when it gets the connection back.
+    runtime: Handle,
+}
+
+impl<M: Manager> PoolConnector<M> {
+    /// After this time without a connection, the pool is assumed to wait after failed attempts.
+    const PATIENCE: Duration = Duration::from_millis(100);
+
+    /// Checks a connection out of the pool. While the pool gives none after an outage, opens one by its manager.
+    async fn open(pool: Pool<M>, kept: &Kept<M>) -> Result<PoolConnection<M>, RedisError> {
+        let getting = |pool: Pool<M>| Box::pin(async move { pool.get_owned().await });
+        let mut get = getting(pool.clone());
+        loop {
+            match select(&mut get, Box::pin(sleep(Self::PATIENCE))).await {
+                Either::Left((Ok(pooled), _)) => return Ok(PoolConnection::new(pooled.clone(), Some(pooled))),
+                Either::Left((Err(RunError::User(error)), _)) => return Err(error),
+                Either::Left((Err(RunError::TimedOut), _)) => get = getting(pool.clone()),
+                Either::Right(_) => {}
+            }
+            // Otherwise the application uses all connections.
+            if pool.state().connections < pool.config().max_size {
+                break;
+            }
+        }
+        let bridge = PoolConnection::new(pool.dedicated_connection().await?, None);
+        let (kept, bridged) = (Arc::downgrade(kept), Arc::downgrade(&bridge.checked_out));
+        tokio::spawn(async move {
+            loop {
+                let pooled = get.await;
+                let (Some(kept), Some(bridged)) = (Weak::upgrade(&kept), Weak::upgrade(&bridged)) else { return };
+                if bridged.is_left.load(Ordering::Acquire) {
+                    return;
+                }
+                if let Ok(pooled) = pooled {
+                    *kept.lock().await = Some(PoolConnection::new(pooled.clone(), Some(pooled)));
+                    bridged.leave();
+                    return;
+                }
+                drop((kept, bridged));
+                sleep(Self::PATIENCE).await;
+                get = getting(pool.clone());
+            }
+        });
+        Ok(bridge)
+    }
+}
+
+impl<M: ManageConnection> PoolConnection<M> {
+    fn new(connection: M::Connection, pooled: Option<PooledConnection<'static, M>>) -> Self {
+        let (connection, is_left) = (SharedConnection::from_connection(connection), AtomicBool::new(false));
+        let checked_out = CheckedOut { connection: Mutex::new(pooled), is_left, runtime: Handle::current() };
+        Self { connection, checked_out: Arc::new(checked_out) }
+    }
+}
+
+impl<M: ManageConnection> CheckedOut<M> {
+    /// Gives the connection back to the pool, whose next check-out finds whether it is broken.
+    fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
+        let _entered = self.runtime.enter();
+        drop(self.connection.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl<M: ManageConnection> Drop for CheckedOut<M> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl<M: Manager> Connection for PoolConnection<M> {
+    fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        self.connection.call(slot, command)
+    }
+
+    fn is_open(&self) -> BoxFuture<bool> {
+        let (connection, checked_out) = (self.connection.is_open(), Arc::clone(&self.checked_out));
+        Box::pin(async move { connection.await && !checked_out.is_left.load(Ordering::Acquire) })
+    }
+
+    fn give_up(&self) {
+        self.checked_out.leave();
+    }
+}
+
+impl<M: ManageConnection> Clone for PoolConnection<M>
 where
-    M: ManageConnection<Error = RedisError>,
-    M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
+    M::Connection: Clone,
 {
+    fn clone(&self) -> Self {
+        Self { connection: self.connection.clone(), checked_out: Arc::clone(&self.checked_out) }
+    }
+}
+
+impl<M: Manager> Connector for PoolConnector<M> {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        let pool = self.0.clone();
+        let (pool, kept) = (self.pool.clone(), Arc::clone(&self.kept));
         Box::pin(async move {
-            // `Pool::get` is unsuitable: it hides connection errors, may return a dead connection or one that another
-            // user blocks, and a failed connection cannot be removed from the user's pool.
-            let connection = with_connect_timeout(pool.dedicated_connection()).await?;
-            Ok(Box::new(SharedConnection::from_connection(connection)) as Box<dyn Connection>)
+            let mut current = kept.lock().await;
+            if let Some(connection) = &*current
+                && connection.is_open().await
+            {
+                return Ok(Box::new(connection.clone()) as Box<dyn Connection>);
+            }
+            if let Some(lost) = current.take() {
+                lost.give_up();
+            }
+            let connection = with_connect_timeout("a pool", Self::open(pool, &kept)).await?;
+            *current = Some(connection.clone());
+            Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
 
@@ -43,17 +187,66 @@ where
         "a pool"
     }
 
+    fn check(&self) -> Result<(), Error> {
+        let config = self.pool.config();
+        if config.max_size < 2 {
+            return Err(Error::config(
+                "invalid pool: its `max_size` is 1, and the limiters keep one connection; set at least 2, or use \
+                 `RedisServer::from_manager`",
+            ));
+        }
+        if !config.test_on_check_out {
+            return Err(Error::config(
+                "invalid pool: without `test_on_check_out` it returns lost connections; set it to true, or use \
+                 `RedisServer::from_manager`",
+            ));
+        }
+        Ok(())
+    }
+
     fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Err(Error::config(
-            "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \
-             credentials in the manager",
-        ))
+        Err(own_credentials())
     }
 
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Err(Error::config(
-            "`with_tls` failed: a pool's own client has its certificates; give them to `redis::Client::build_with_tls`",
-        ))
+        Err(own_certificates())
     }
+}
+
+impl<M: Manager> Connector for ManagerConnector<M> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let manager = Arc::clone(&self.0);
+        Box::pin(async move {
+            let connection = with_connect_timeout("a pool's manager", manager.connect()).await?;
+            Ok(Box::new(SharedConnection::from_connection(connection)) as Box<dyn Connection>)
+        })
+    }
+
+    fn describe(&self) -> &'static str {
+        "a pool's manager"
+    }
+
+    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        Err(own_credentials())
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
+        Err(own_certificates())
+    }
+}
+
+fn own_credentials() -> Error {
+    Error::config(
+        "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \
+         credentials in the manager",
+    )
+}
+
+#[cfg(feature = "redis-tls")]
+fn own_certificates() -> Error {
+    Error::config(
+        "`with_tls` failed: a pool's own client has its certificates; give them to `redis::Client::build_with_tls`",
+    )
 }

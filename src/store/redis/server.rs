@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 #[cfg(feature = "redis-cluster")]
 use super::cluster::ClusterConnector;
-use super::cluster::cluster_slot;
 #[cfg(feature = "redis-tls")]
 use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
@@ -23,7 +22,13 @@ use crate::limiter::BoxFuture;
 ///
 /// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls are pipelined
 /// on this connection. The limiter opens another connection if this one fails, or if the server closed it while it was
-/// idle. Of a pool, the limiter uses the manager and the customizer, but none of the pooled connections.
+/// idle.
+///
+/// Of a pool, all limiters of a `RedisServer` and its clones share one connection, which they check out and keep: so
+/// the pool's size, time-outs, error sink and statistics count it. If it fails, they check out another one. While the pool
+/// gives none after an outage, they open one by the pool's manager until it does. A pool needs a `max_size` of at least 2,
+/// and `test_on_check_out`; otherwise building a limiter is an error. Connections of `RedisConnectionManager` give up a call
+/// after 500 ms, whatever the limiter's deadline is. `from_manager` connects beside a pool.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Connector>);
 
@@ -159,6 +164,10 @@ impl RedisServer {
         self.0.describe()
     }
 
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.0.check()
+    }
+
     /// The known endpoints; for a pool, an identifier of the pool. Equal servers have one in common.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         let mut endpoints = self.0.endpoints();
@@ -182,21 +191,6 @@ impl RedisServer {
 
     pub(crate) fn node_of_slot(&self, slot: u16) -> usize {
         self.0.node_of_slot(slot)
-    }
-
-    /// Returns a key that a probe of this node can write, and its cluster slot.
-    ///
-    /// Returns `None` if no such key is found: the node serves no slots, or few.
-    pub(crate) fn probe_key(&self, node: usize, prefix: &str) -> Option<(String, u16)> {
-        let key = format!("{prefix}:probe");
-        if !self.is_cluster() {
-            return Some((key, 0));
-        }
-        (0..1_000).find_map(|number| {
-            let key = format!("{prefix}:{number}:probe");
-            let slot = cluster_slot(key.as_bytes());
-            (self.node_of_slot(slot) == node).then_some((key, slot))
-        })
     }
 }
 

@@ -24,6 +24,7 @@ const LEVELS: &[&[&str]] = &[
     &["store"],
     &["config", "test_util"],
     &["middleware"],
+    &["routes"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.

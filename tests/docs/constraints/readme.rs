@@ -53,10 +53,9 @@ fn readme_names_each_feature() {
     assert_eq!(missing(features(), &section(&read("README.md"), "Cargo features")), [""; 0]);
 }
 
-/// Returns the number of crates in a build for Linux, by the command in README.md.
-fn crates_with(features: &[&str]) -> usize {
-    let options = "tree --locked --target x86_64-unknown-linux-gnu -e no-dev --prefix none --no-dedupe";
-    assert!(read("README.md").contains(&format!("cargo {options}")), "the command");
+/// Returns the number of crates in a build for Linux.
+fn crates_with(edges: &str, features: &[&str]) -> usize {
+    let options = format!("tree --locked --target x86_64-unknown-linux-gnu -e {edges} --prefix none --no-dedupe");
     let mut command = Command::new(env!("CARGO"));
     // Other platforms may not have each crate for Linux.
     let online = cfg!(not(target_os = "linux"));
@@ -70,14 +69,27 @@ fn crates_with(features: &[&str]) -> usize {
 #[test]
 fn readme_counts_the_crates_with_and_without_redis() {
     let features = section(&read("README.md"), "Cargo features");
+    let command = "cargo tree --locked --target x86_64-unknown-linux-gnu -e no-dev --prefix none --no-dedupe";
+    assert!(features.contains(command), "the command");
     for (row, options) in [
         ("none (`--no-default-features`)", &["--no-default-features"][..]),
         ("default", &[]),
         ("`redis` beside the default ones", &["--features", "redis"]),
     ] {
-        let count = crates_with(options);
+        let count = crates_with("no-dev", options);
         assert!(features.contains(&format!("| {row} | {count} |")), "README.md: {row} has {count} crates");
     }
+}
+
+/// A stranger's first command compiles the dependencies of the library and of all its tests and examples.
+#[test]
+fn readme_counts_the_crates_of_the_first_example() {
+    let count = crates_with("normal,build,dev", &[]);
+    assert!(count <= 75, "{count} crates: an example or a test that needs more is a package of its own");
+    assert!(
+        read("README.md").contains(&format!("`cargo run --example axum` compiles {count} crates (")),
+        "{count} crates"
+    );
 }
 
 /// The front page of the documentation lists the guide as one module.
@@ -103,13 +115,12 @@ fn pages_of_the_guide_are_modules_below_one_module() {
 #[test]
 fn each_page_is_linked_from_the_guide_and_the_readme() {
     let (index, readme) = (read("docs/README.md"), read("README.md"));
-    let pages = names_in("docs").into_iter().filter(|page| !["README", "pictures"].contains(&&**page));
+    // The page `testing` is for contributors, and not in the package.
+    let pages = names_in("docs").into_iter().filter(|page| !["README", "testing", "pictures"].contains(&&**page));
     for page in pages {
         assert!(index.contains(&format!("]: {page}.md\n")), "docs/README.md does not link to {page}");
-        if page != "testing" {
-            let module = format!("/latest/tower_ratelimit/guide/{}/\n", page.replace('-', "_"));
-            assert!(readme.contains(&module), "README.md does not link to {module}");
-        }
+        let module = format!("/latest/tower_ratelimit/guide/{}/\n", page.replace('-', "_"));
+        assert!(readme.contains(&module), "README.md does not link to {module}");
     }
     let published = readme.split("/tower_ratelimit/guide/").skip(1).filter_map(|rest| rest.split('/').next());
     let unknown: Vec<_> =

@@ -70,7 +70,7 @@ fn policies(when: &str) -> Vec<Policy> {
 #[test]
 fn policy_with_a_condition_applies_to_the_keys_that_satisfy_it() {
     let policies = policies("when = 'write'");
-    assert_eq!((policies[0].when(), policies[1].when()), (None, Some("write")));
+    assert_eq!((policies[0].when(), policies[1].when()), (None, Some("write".into())));
     let again: Policy = serde_json::from_str(&serde_json::to_string(&policies[1]).expect("JSON")).expect("a policy");
     assert_eq!(again, policies[1]);
     let limiter = Memory::new(parts().limits(&policies).expect("limits"));

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
     AcquireOptions, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
     Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
@@ -171,7 +172,7 @@ fn in_flight_policy_has_a_maximum_and_no_quota() {
 fn policy_returns_its_fields() {
     let text = "name = 'api'\nalgorithm = 'sliding-log'\nquota = '5 per 15min'\nby = 'user'\nshadow = true";
     let policy = policy(text).unwrap();
-    assert_eq!((policy.name(), policy.by(), policy.is_shadow()), ("api", "user", true));
+    assert_eq!((policy.name(), &*policy.by(), policy.is_shadow()), ("api", "user", true));
     assert_eq!(policy.algorithm(), AlgorithmName::SlidingLog);
     assert_eq!(policy.quota(), Some(Quota::new(5, 15 * MINUTE)));
 }
@@ -1288,6 +1289,60 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
         let error = serde_json::from_str::<Policy>(&json).expect_err(fields).to_string();
         assert!(error.contains(expected), "{fields}: {error}");
     }
+}
+
+/// Invalid settings in a file of routes from line 5 on, the position of the error, and words in its message.
+const INVALID_ROUTES: [(&str, &str, &[&str]); 15] = [
+    ("by = 'usr'", "5, column 6", &["by: ", "\"usr\"", "\"user\""]),
+    ("by = ['user', 'rute']", "5, column 6", &["by: ", "\"rute\""]),
+    ("by = []", "5, column 6", &["by: ", "empty"]),
+    ("by = 7", "5, column 6", &["by: ", "a list of names"]),
+    ("by = ['user', 'route', 'path', 'host', 'method']", "5, column 6", &["by: ", "more than 4"]),
+    ("by = 'header:a b'", "5, column 6", &["by: ", "\"a b\"", "header:x-api-key"]),
+    ("by = 'cookie:'", "5, column 6", &["by: ", "cookie"]),
+    ("by = 'all'\nwhen = { rute = '/login' }", "6, column 8", &["when: ", "\"rute\""]),
+    ("by = 'all'\nwhen = { route = 'login' }", "6, column 8", &["when: ", "\"login\"", "slash"]),
+    (
+        "by = 'all'\nwhen = { route = { not = ['/a', '/users/:id'] } }",
+        "6, column 8",
+        &["when: ", "\"/users/:id\"", "{id}"],
+    ),
+    ("by = 'all'\nwhen = { method = ['GET', 'head'] }", "6, column 8", &["when: ", "\"head\"", "upper case"]),
+    ("by = 'all'\nwhen = { method = 'HEAD' }", "6, column 8", &["when: ", "GET"]),
+    ("by = 'all'\nwhen = { method = [] }", "6, column 8", &["when: ", "empty"]),
+    ("by = 'all'\nwhen = 'write'", "6, column 8", &["when: ", "\"write\"", "a table"]),
+    ("by = 'all'\nescalate = '20/min'", "6, column 12", &["escalate: ", "Escalating"]),
+];
+
+#[test]
+fn error_in_a_file_of_routes_points_at_the_field() {
+    for (settings, position, words) in INVALID_ROUTES {
+        let text = format!("[[limits]]\nname = 'x'\nalgorithm = 'gcra'\nquota = '1/s'\n{settings}");
+        let error = toml::from_str::<RoutePolicies>(&text).expect_err(&text).to_string();
+        assert!(error.contains(&format!("at line {position}\n")), "{text}\n{error}");
+        for word in words {
+            assert!(error.contains(word), "{text}\ndoes not contain {word:?}:\n{error}");
+        }
+    }
+    // What only the application knows is an error that names the policy and the field.
+    let policies = |by: &str| -> RoutePolicies {
+        let limit = |name| serde_json::json!({ "name": name, "algorithm": "gcra", "quota": "1/s", "by": by });
+        serde_json::from_value(serde_json::json!({ "limits": [limit("a"), limit("b")] })).unwrap()
+    };
+    let build = |policies: &RoutePolicies| {
+        RequestParts::default().in_memory(policies, |limits| Memory::builder(limits).build())
+    };
+    let error = build(&policies("user")).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(error, "limits[0] (\"a\"), by: there is no source of users; call `RequestParts::user`");
+    let mut twice = policies("address");
+    twice.limits[1] = twice.limits[0].clone();
+    let error = build(&twice).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("limits[1] (\"a\"), name: limits[0] has it too"), "{error}");
+    let limits = build(&policies("address")).expect("limits");
+    assert!(limits.replace(&twice).is_err());
+    // Policies keep their form.
+    let json = serde_json::to_string(&policies("route")).unwrap();
+    assert_eq!(serde_json::from_str::<RoutePolicies>(&json).unwrap(), policies("route"));
 }
 
 #[test]

@@ -56,6 +56,8 @@ struct Key {
     denied: Option<(Timestamp, u64)>,
     /// The start of the last block that escalation has set, and the number of blocks.
     escalated: Option<(Timestamp, usize)>,
+    /// The block was lifted, which ends the pause after it.
+    is_lifted: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -84,13 +86,13 @@ impl Model {
             return Expected::Denied(wait, None);
         }
         let last = key.escalated.filter(|(start, _)| now < start.saturating_add(self.forget_after));
-        // Only if the block was lifted: one block while the shortest one would last.
-        if last.is_some_and(|(start, _)| now < start.saturating_add(self.block_for[0])) {
+        // Only if another block has replaced the block: one block while the shortest one would last.
+        if !key.is_lifted && last.is_some_and(|(start, _)| now < start.saturating_add(self.block_for[0])) {
             return Expected::Denied(wait, None);
         }
         let blocks = last.map_or(1, |(_, blocks)| blocks + 1);
         let duration = self.block_for[blocks.min(self.block_for.len()) - 1];
-        (key.denied, key.escalated) = (None, Some((now, blocks)));
+        (key.denied, key.escalated, key.is_lifted) = (None, Some((now, blocks)), false);
         key.blocked = Some((now.saturating_add(duration), BlockReason::Escalation));
         Expected::Denied(wait.max(duration), Some(BlockReason::Escalation))
     }
@@ -142,7 +144,8 @@ fn escalating_decides_as_the_model() {
                 }
                 1 => {
                     ready(limiter.unblock("api", &key));
-                    model.keys.entry(key).or_default().blocked = None;
+                    let known = model.keys.entry(key).or_default();
+                    (known.blocked, known.is_lifted) = (None, true);
                 }
                 2 => {
                     ready(limiter.reset(&key));

@@ -315,6 +315,31 @@ fn events_of_more_keys_than_are_remembered_are_never_too_few() {
 }
 
 #[test]
+fn events_are_remembered_if_the_limits_are_replaced() {
+    let (clock, events) = (ManualClock::new(), Events::default());
+    let limits = || vec![DynLimit::<u64>::new(bucket("api", 1).warn_at(1.0))];
+    let memory = Memory::builder(limits()).clock(clock.clone()).build().unwrap();
+    let limiter = Observed::new(memory.clone(), events.clone());
+    for (seconds, count) in [(0, 1), (20, 0), (20, 0), (20, 1)] {
+        clock.advance(Duration::from_secs(seconds));
+        memory.replace(limits()).unwrap();
+        ready(memory.reset(&1));
+        assert!(acquire(&limiter, &1, AcquireOptions::default()).decision.is_allowed());
+        assert_eq!(events.take().len(), count, "{seconds}");
+    }
+}
+
+/// Nothing is left for a class from which the whole limit is kept free, so it uses no part of it.
+#[test]
+fn class_for_which_nothing_remains_is_not_near_while_the_limit_is_idle() {
+    for kept in [9, 10, 11] {
+        let limit = bucket("api", 10).warn_at(0.8).keyed_by(|_: &str| ()).keep_free_by(move |_: &str| kept);
+        let limiter = Memory::builder(limit).clock(ManualClock::new()).build().unwrap();
+        assert!(!ready(limiter.peek("alice", AcquireOptions::default())).is_near_limit(), "{kept}");
+    }
+}
+
+#[test]
 fn event_follows_a_clock_that_steps_back_far() {
     let (clock, events) = (ManualClock::new(), Events::default());
     let memory = Memory::<str, _>::builder(bucket("api", 1).warn_at(1.0)).clock(clock.clone()).build().unwrap();

@@ -67,102 +67,122 @@ async fn one_stall_counts_as_one_failure() {
     assert_eq!(breaker.opened.load(Ordering::SeqCst), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn breaker_closes_after_an_outage_without_traffic() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let (limiter, breaker) = observed(&proxy);
-    for round in 0..3 {
-        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
-        proxy.shut(true);
-        while breaker.opened.load(Ordering::SeqCst) == round {
-            assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "round {round}");
-        }
-        proxy.shut(false);
-        // No call is made in the meantime.
-        timeout(LONG_DEADLINE, breaker.closed.notified()).await.expect("a probe without traffic");
-    }
-    assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
-}
-
-/// The probe task ends with its runtime, and another runtime starts the next one.
+/// While the breaker is open, one call in a while tests the server, in any runtime.
 #[test]
 fn breaker_opened_in_one_runtime_is_closed_by_another() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    proxy.shut(true);
-    runtime().block_on(async {
-        while breaker.opened.load(Ordering::SeqCst) == 0 {
-            assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
-        }
-    });
-    proxy.shut(false);
-    runtime().block_on(async {
-        let _ = acquire(&limiter, "alice", AcquireOptions::default()).await;
-        timeout(LONG_DEADLINE, breaker.closed.notified()).await.expect("a probe of the second runtime");
-        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
-    });
+    let (first, second) = (current_thread(), current_thread());
+    for round in 0..3 {
+        proxy.shut(true);
+        first.block_on(async {
+            while breaker.opened.load(Ordering::SeqCst) == round {
+                assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "round {round}");
+            }
+            let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("an open breaker");
+            assert!(std::error::Error::source(&error).is_some(), "the last cause: {error:?}");
+        });
+        proxy.shut(false);
+        second.block_on(async {
+            let recovery = async {
+                while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
+                    sleep(Duration::from_millis(5)).await;
+                }
+                breaker.closed.notified().await;
+            };
+            timeout(LONG_DEADLINE, recovery).await.expect("a trial of the second runtime");
+        });
+    }
 }
 
-/// A server behind a proxy, and a limiter with a short deadline.
-fn with_short_deadline() -> (Server, Proxy, Redis<str>) {
+/// A user (ACL) without a permission, behind a proxy. Returns the limiter, and the number of times that its breaker opened.
+fn of_user(server: &Server, proxy: &Proxy, rights: &[&str]) -> (Redis<str>, Arc<AtomicUsize>) {
+    server.command(&[&["ACL", "SETUSER", "app", "reset", "on", ">secret"], rights].concat());
+    let address = format!("redis://app:secret@{}", proxy.address);
+    let opened = Arc::<AtomicUsize>::default();
+    let seen = Arc::clone(&opened);
+    let builder = Redis::builder(RedisServer::open(&address).expect("an address"), "api", Gcra::new(AMPLE));
+    let builder = builder.deadline(DEADLINE).observe(move |event: &Event<'_>| {
+        if matches!(event, Event::Breaker { error: Some(_), .. }) {
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    (builder.build().expect("limits"), opened)
+}
+
+/// The outage ends when decisions work. It needs no other permission than decisions.
+#[tokio::test]
+async fn breaker_closes_without_permissions_that_decisions_do_not_need() {
+    let server = Server::start();
+    for rights in [&["~ratelimit:*", "+@all", "-script|load"][..], &["~ratelimit:api:*", "+@all"]] {
+        let proxy = Proxy::before(server.socket());
+        let (limiter, opened) = of_user(&server, &proxy, rights);
+        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("the permissions suffice");
+        proxy.shut(true);
+        while opened.load(Ordering::SeqCst) == 0 {
+            assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
+        }
+        proxy.shut(false);
+        let until = Instant::now() + LONG_DEADLINE;
+        while let Err(error) = acquire(&limiter, "alice", AcquireOptions::default()).await {
+            assert!(Instant::now() < until, "{rights:?}: {error:?}");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// An answer about the call is no outage: each decision names the missing permission.
+#[tokio::test]
+async fn missing_permission_opens_no_breaker() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let redis = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let builder = Redis::builder(redis, "api", Gcra::new(AMPLE)).deadline(Duration::from_millis(500));
-    (server, proxy, builder.build().expect("limits"))
+    for rights in [
+        &["~ratelimit:*", "+@all", "-time"][..],
+        &["~ratelimit:*", "+@all", "-evalsha", "-eval"],
+        &["~other:*", "+@all"],
+    ] {
+        let (limiter, opened) = of_user(&server, &proxy, rights);
+        for _ in 0..50 {
+            let error =
+                acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a permission is missing");
+            assert!(error.to_string().contains("the user (ACL) may not"), "{rights:?}: {error:?}");
+        }
+        assert_eq!(opened.load(Ordering::SeqCst), 0, "{rights:?}");
+    }
 }
 
 fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Decides until the circuit breaker opens, each time in a `block_on` of its own.
-fn open_breaker(runtime: &Runtime, limiter: &Redis<str>) {
-    let is_open = || {
-        let outcome = runtime.block_on(acquire(limiter, "alice", AcquireOptions::default()));
-        outcome.is_err_and(|error| error.to_string().contains("circuit breaker open"))
-    };
-    while !is_open() {}
-}
-
-/// Decides until Redis answers, each time in a `block_on` of its own.
-fn recover(runtime: &Runtime, limiter: &Redis<str>) {
-    let until = Instant::now() + LONG_DEADLINE;
-    while let Err(error) = runtime.block_on(acquire(limiter, "alice", AcquireOptions::default())) {
-        assert!(Instant::now() < until, "no recovery: {error}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// The task that probes makes no progress while its runtime is not driven. A call takes its place.
+/// `block_on` for each decision: nothing drives a task in between. Decisions go on after a closed connection, a restart and an
+/// outage.
 #[test]
-fn undriven_runtime_recovers() {
-    // `block_on` for each call: a call that fails at once drives no task.
-    let (_server, proxy, limiter) = with_short_deadline();
-    let runtime = current_thread();
-    recover(&runtime, &limiter);
-    proxy.shut(true);
-    open_breaker(&runtime, &limiter);
-    proxy.shut(false);
-    recover(&runtime, &limiter);
-
-    // The task belongs to a runtime that is parked, while another runtime goes on.
-    let (_server, proxy, limiter) = with_short_deadline();
-    let (parked, live) = (current_thread(), current_thread());
-    recover(&parked, &limiter);
-    recover(&live, &limiter);
-    proxy.shut(true);
-    open_breaker(&parked, &limiter);
-    proxy.shut(false);
-    live.block_on(async {
+fn decisions_in_block_on_go_on() {
+    let mut server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let redis = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let builder = Redis::builder(redis, "api", Gcra::new(AMPLE)).deadline(Duration::from_millis(500));
+    let (limiter, runtime): (Redis<str>, _) = (builder.build().expect("limits"), current_thread());
+    let decide = || runtime.block_on(acquire(&limiter, "alice", AcquireOptions::default()));
+    let recover = |what: &str| {
         let until = Instant::now() + LONG_DEADLINE;
-        while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
-            assert!(Instant::now() < until, "no recovery");
-            sleep(Duration::from_millis(5)).await;
+        while let Err(error) = decide() {
+            assert!(Instant::now() < until, "{what}: no recovery: {error}");
+            std::thread::sleep(Duration::from_millis(5));
         }
-    });
-    recover(&parked, &limiter);
+    };
+    recover("a first connection");
+    for _ in 0..3 {
+        server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+        recover("a closed connection");
+        server.kill();
+        server.restart();
+        recover("a restart");
+        proxy.shut(true);
+        while !decide().is_err_and(|error| error.to_string().contains("circuit breaker open")) {}
+        proxy.shut(false);
+        recover("an outage");
+    }
 }

@@ -42,6 +42,7 @@ impl Vault {
 
     /// Changes the password twice. Each time the limiter renews its credentials and decides.
     pub(crate) async fn rotate(&self, server: &Server, limiter: &Redis<u64>) {
+        acquire(limiter, &1, AcquireOptions::default()).await.expect("a first decision, which opens the connection");
         for password in ["password-1", "password-2"] {
             let before = self.calls();
             self.set(password);

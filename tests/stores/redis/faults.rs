@@ -289,17 +289,15 @@ async fn open_breaker_answers_immediately_and_detects_recovery() {
     sleep(Duration::from_millis(100)).await;
     proxy.shut(true);
     sleep(Duration::from_millis(300)).await;
-    // The breaker is open, so calls fail immediately.
-    for _ in 0..1000 {
-        assert!(
-            matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable())
-        );
-    }
+    // The breaker is open, so calls fail immediately, but for one in a while.
+    let is_immediate = |_: &usize| matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable());
+    let (began, immediate) = (Instant::now(), (0..1000).filter(is_immediate).count());
+    assert!(immediate + usize::try_from(began.elapsed().as_millis() / 100).expect("small") + 1 >= 1000, "{immediate}");
     let (before, began) = (proxy.connections(), Instant::now());
     sleep(Duration::from_secs(1)).await;
-    let (probes, most) = (proxy.connections() - before, began.elapsed().as_millis() / 200 + 2);
+    let (probes, most) = (proxy.connections() - before, began.elapsed().as_millis() / 100 + 2);
     assert!(u128::try_from(probes).expect("small") <= most, "{probes} connections during the outage");
-    assert!(probes > 0, "the breaker probes the server");
+    assert!(probes > 0, "a decision tests the server");
     proxy.shut(false);
     let report = load.report("all connections refused for 1.3 s").await;
     assert!(report.failed() > 1000);

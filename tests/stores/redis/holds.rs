@@ -578,50 +578,26 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
     assert_eq!(server.keys().len(), 2, "{:?}", server.keys());
 }
 
-/// The runtime that holds is parked, and another one goes on: its calls see that nobody renews.
+/// `block_on` for each call: nothing drives the task that renews. Holds expire, and the next hold says so.
 #[test]
-fn holds_of_a_parked_runtime_are_renewed_by_another() {
+fn hold_in_an_undriven_runtime_emits_a_warning() {
     let server = Server::start();
-    let limiter = limiter(&server, SHORT_EXPIRY);
-    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (parked, live) = (runtime(), runtime());
-    let held = parked.block_on(hold(&limiter, "alice", 40));
-    live.block_on(async {
-        let until = Instant::now() + SHORT_EXPIRY * 4;
-        while Instant::now() < until {
-            is_allowed(&limiter, "bob").await;
-            sleep(Duration::from_millis(5)).await;
+    let warnings = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&warnings);
+    let builder = Redis::builder(server.open(), "api", SlidingLog::new(HUNDRED)).hold_expiry(SHORT_EXPIRY);
+    let builder = builder.deadline(LONG_DEADLINE).observe(move |event: &Event<'_>| {
+        if let Event::Warning { message, .. } = event {
+            seen.lock().expect("no panic").push((*message).to_owned());
         }
-        assert_eq!(used(&limiter, "alice").await, 40);
-        held.settle(7).await.expect("done");
-        assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
     });
-}
-
-/// An update that waits in a runtime that is parked does not end, and another one takes its place.
-#[test]
-fn settlement_in_a_parked_runtime_does_not_stop_renewals() {
-    let server = Server::start();
-    let limiter = limiter(&server, SHORT_EXPIRY);
-    let runtime = || Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (parked, live) = (runtime(), runtime());
-    let (first, second) =
-        parked.block_on(async { (hold(&limiter, "alice", 40).await, hold(&limiter, "alice", 20).await) });
-    {
-        // Queues the update, and does not drive it.
-        let _entered = parked.enter();
-        drop(first.settle(5));
-    }
-    live.block_on(async {
-        let until = Instant::now() + SHORT_EXPIRY * 4;
-        while Instant::now() < until {
-            is_allowed(&limiter, "bob").await;
-            sleep(Duration::from_millis(5)).await;
-        }
-        assert_eq!(used(&limiter, "alice").await, 25, "five are charged, twenty are held");
-        second.settle(1).await.expect("done");
-        assert_eq!(used(&limiter, "alice").await, 6);
-    });
+    let limiter: Redis<str> = builder.build().expect("limits");
+    let undriven = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = undriven.block_on(hold(&limiter, "alice", 40));
+    std::thread::sleep(SHORT_EXPIRY / 2);
+    let second = undriven.block_on(hold(&limiter, "bob", 1));
+    let warnings = warnings.lock().expect("no panic").clone();
+    assert!(warnings.len() == 1 && warnings[0].contains("nothing has driven the tokio runtime"), "{warnings:?}");
+    drop((first, second));
 }
 
 /// The error names the cause, and nothing is held.

@@ -133,7 +133,7 @@ async fn idle_connection_closed_before_the_first_decision() {
 async fn idle_connection_of_a_custom_pool_closed() {
     let server = Server::start();
     let manager = RedisConnectionManager::new(server.address()).expect("an address");
-    let pool = Pool::builder().max_size(1).build_unchecked(manager);
+    let pool = Pool::builder().max_size(2).build_unchecked(manager);
     check_decisions_between(&limiter(RedisServer::from(pool)), 10, || kill_all(&server)).await;
 }
 

@@ -65,6 +65,7 @@ mod oracle_model;
 mod order;
 mod overload;
 mod panics;
+mod pools;
 #[path = "../../servers/process.rs"]
 mod process;
 mod process_death;
@@ -74,6 +75,7 @@ mod random;
 mod reservation_ids;
 #[path = "../memory/reservation_model.rs"]
 mod reservation_model;
+mod routes;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]

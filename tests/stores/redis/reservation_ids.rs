@@ -104,6 +104,62 @@ async fn reservation_id_expires_at_most_a_quarter_late() {
     }
 }
 
+/// When a hold is charged does not depend on when somebody looks: the same calls on two limiters, one of which is peeked at
+/// random times, also while surcharges exceed the limit.
+#[tokio::test]
+async fn looking_changes_no_charge_of_a_reservation_id() {
+    let (server, mut above) = (Server::start(), 0);
+    let quota = Quota::new(LIMIT, Duration::from_micros(40 * SPAN));
+    for seed in 0..30 {
+        let clock = clock();
+        macro_rules! twice {
+            ($name:literal, $algorithm:expr) => {
+                ["looked", "alone"]
+                    .map(|kind| with_clock(server.open(), &format!("{}{kind}{seed}", $name), $algorithm, &clock))
+            };
+        }
+        let pairs = [
+            twice!("bucket", TokenBucket::new(quota)),
+            twice!("fixed", FixedWindow::new(quota)),
+            twice!("window", SlidingWindow::new(quota)),
+            twice!("log", SlidingLog::new(quota)),
+        ];
+        for (kind, [looked, alone]) in pairs.iter().enumerate() {
+            let mut random = Random::new(seed);
+            for step in 0..60 {
+                clock.advance(Duration::from_micros(random.below(3 * SPAN)));
+                let (id, cost) = (format!("{}", random.below(8)), 1 + random.below(40));
+                let context = format!("seed {seed}, {kind}, step {step}");
+                match random.below(6) {
+                    0 | 1 => {
+                        let lifetime = Duration::from_micros((1 + random.below(4)) * SPAN);
+                        let hold = AcquireOptions::cost(cost).id(&id).expires_in(lifetime);
+                        let [one, other] = [looked.hold("alice", hold).await, alone.hold("alice", hold).await];
+                        match (one, other) {
+                            (Ok(one), Ok(other)) => assert_eq!(one.decision, other.decision, "{context}"),
+                            (one, other) => assert_eq!(one.is_err(), other.is_err(), "{context}"),
+                        }
+                    }
+                    // Surcharges.
+                    2 => {
+                        for limiter in [looked, alone] {
+                            let _ = limiter.settle("alice", id.as_str(), 3 * cost).await;
+                        }
+                    }
+                    3 => {
+                        let [one, other] =
+                            [looked.check("alice", cost).await, alone.check("alice", cost).await].map(Result::unwrap);
+                        above += u64::from(one.remaining() == Some(0));
+                        assert_eq!(one, other, "{context}");
+                    }
+                    _ => drop(looked.peek("alice", AcquireOptions::cost(0)).await.expect("an answer")),
+                }
+            }
+        }
+    }
+    assert!(above > 100, "{above}");
+}
+
 /// Every algorithm drains as in memory: an expired hold is charged as of its expiry.
 #[tokio::test]
 async fn reservation_id_decides_as_in_memory_under_every_algorithm() {

@@ -9,8 +9,8 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::RedisLimit;
 use tower_ratelimit::{
-    AcquireOptions, Detail, Gcra, Limit, LimitStatus, Limiter, ManualClock, Quota, Redis, RedisServer, SlidingLog,
-    SlidingWindow,
+    AcquireOptions, Detail, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
@@ -203,6 +203,32 @@ async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_id_beside_shares() {
     check_every_family(true).await;
+}
+
+/// Without a limit from which to borrow, a share bounds its requests, in memory and in Redis.
+#[tokio::test]
+async fn share_bounds_requests_to_which_no_common_limit_applies() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let day = |limit, burst| Gcra::new(Quota::per_day(limit)).burst(burst);
+    let share = || Limit::new("share", day(1, BURST)).keyed_by(|tenant: &u64| tenant % 10).guarantee(TENANTS);
+    let all = || Limit::new("all", day(TENANTS, 18)).keyed_by(|_: &u64| ()).only_if(|tenant: &u64| *tenant < 10);
+    let trial = || Limit::new("trial", day(TENANTS, 18)).keyed_by(|_: &u64| ()).shadow();
+    let redis = Redis::builder(server.open(), "alone", (share(), all(), trial())).deadline(LONG_DEADLINE);
+    let redis: Redis<u64> = redis.clock_for_tests(clock.clone()).build().expect("limits");
+    let memory: Memory<u64, _, _> =
+        Memory::builder((share(), all(), trial())).clock(clock.clone()).build().expect("limits");
+    for (tenant, expected) in [(11, BURST), (1, 18 - TENANTS * BURST), (12, BURST), (3, BURST)] {
+        let (mut in_redis, mut in_memory) = (0, 0);
+        for _ in 0..100 {
+            let options = AcquireOptions::cost(1).detail(Detail::All);
+            let decision = redis.check(&tenant, options).await.expect("an answer");
+            in_redis += u64::from(decision.is_allowed());
+            let other = memory.check(&tenant, options);
+            in_memory += u64::from(other.is_allowed());
+            assert_eq!((decision.verdict(), decision.is_estimate()), (other.verdict(), false), "{tenant}");
+        }
+        assert_eq!([in_redis, in_memory], [expected; 2], "{tenant}");
+    }
 }
 
 /// An evicted share has its burst again: its guarantee is lost until the usage has drained, and the common limit holds.

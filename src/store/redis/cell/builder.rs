@@ -70,7 +70,7 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
     /// - The name is empty, the deadline is zero, or the secret is too short.
     /// - The server is a cluster.
     pub fn build(self) -> Result<RedisCell<Key>, Error> {
-        check_settings(&self.name, self.deadline, self.secret.as_deref())?;
+        check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
         if self.server.is_cluster() {
             return Err(Error::config(
                 "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by \

@@ -3,9 +3,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::RedisCellBuilder;
-use super::client::CellClient;
-use super::command::{CommandKind, classify, parse_reply};
-use super::rate::Rate;
+use super::link::CellLink;
+use super::rate::{Rate, ThrottleReply};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
@@ -13,6 +12,7 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
 use crate::store::inner::{Observers, limiter_methods};
+use crate::store::redis::connect::CONNECT_TIMEOUT;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
@@ -58,7 +58,7 @@ pub struct RedisCell<Key: ?Sized> {
 }
 
 struct CellState {
-    client: CellClient,
+    link: Arc<CellLink>,
     rate: Rate,
     key_format: KeyFormat,
     /// CL.THROTTLE does not reply with the server's time.
@@ -87,12 +87,9 @@ impl<Key: ?Sized> RedisCell<Key> {
     }
 
     pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, key_format: KeyFormat) -> Self {
-        let probe = CommandKind::Peek.to_cmd(format!("{}:cell:probe", builder.prefix).as_bytes(), rate);
-        let observers = Observers::default();
-        let prefix_and_deadline = (builder.prefix, builder.deadline);
-        let health = ServerHealth::new(builder.name, builder.server, observers, prefix_and_deadline, probe, classify);
-        let client = CellClient::new(health, builder.deadline);
-        let handle = CellState { client, rate, key_format, clock: SystemClock::new() };
+        let health = ServerHealth::new(builder.name, builder.server, Observers::default());
+        let link = Arc::new(CellLink::new(health, builder.deadline));
+        let handle = CellState { link, rate, key_format, clock: SystemClock::new() };
         Self { handle: Arc::new(handle), key: PhantomData }
     }
 
@@ -104,7 +101,12 @@ impl<Key: ?Sized> RedisCell<Key> {
     /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without
     /// timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
-        self.handle.client.health.check().await
+        let CellState { link, rate, key_format, .. } = &*self.handle;
+        let mut name = KeyWriter::with_capacity(64);
+        key_format.append(0, None, &mut name, |writer| writer.bytes(b"health-check"));
+        // A peek.
+        let reply = link.call(rate.throttle(name.into_names().as_bytes(), 0), CONNECT_TIMEOUT)?.await?;
+        ThrottleReply::read(&reply).map(drop)
     }
 }
 
@@ -117,7 +119,12 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     ///
     /// If Redis is unavailable.
     pub fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.handle.client.submit(CommandKind::Reset.to_cmd(&self.encode(key), self.handle.rate)).map(drop)
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.encode(key));
+        match self.handle.link.call(delete, self.handle.link.deadline) {
+            Ok(reply) => LimiterFuture::pending(async move { reply.await.map(drop) }),
+            Err(error) => LimiterFuture::ready(Err(error)),
+        }
     }
 
     /// Returns the name of a key in Redis.
@@ -139,13 +146,17 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
         (!rate.is_within_burst(options.cost)).then(exceeds)
     }
 
-    /// Sends CL.THROTTLE. `cost` is that of the decision, and not sent for a peek.
-    fn decide(&self, key: &Key, kind: CommandKind, cost: u64) -> LimiterFuture<Decision> {
-        let reply = self.handle.client.submit(kind.to_cmd(&self.encode(key), self.handle.rate));
+    /// Sends CL.THROTTLE. A peek sends a quantity of 0, which always succeeds.
+    fn decide(&self, key: &Key, cost: u64, is_peek: bool) -> LimiterFuture<Decision> {
+        let CellState { link, rate, .. } = &*self.handle;
+        let throttle = rate.throttle(&self.encode(key), if is_peek { 0 } else { cost });
+        let reply = match link.call(throttle, link.deadline) {
+            Ok(reply) => reply,
+            Err(error) => return LimiterFuture::ready(Err(error)),
+        };
         let handle = Arc::clone(&self.handle);
         LimiterFuture::pending(async move {
-            let reply = parse_reply(&reply.await?)?;
-            let is_peek = matches!(kind, CommandKind::Peek);
+            let reply = ThrottleReply::read(&reply.await?)?;
             Ok(handle.rate.decision(handle.clock.now(), reply, cost, is_peek))
         })
     }
@@ -169,7 +180,7 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
         if let Some(exceeds) = self.exceeds_limit(options) {
             return Acquisition::Ready(Ok(Outcome::from(exceeds)));
         }
-        let decision = self.decide(key, CommandKind::Acquire(options.cost), options.cost);
+        let decision = self.decide(key, options.cost, false);
         Acquisition::Pending(decision.map(Outcome::from))
     }
 
@@ -180,7 +191,7 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
         if let Some(exceeds) = self.exceeds_limit(options) {
             return LimiterFuture::ready(Ok(exceeds));
         }
-        self.decide(key, CommandKind::Peek, options.cost)
+        self.decide(key, options.cost, true)
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -207,11 +218,11 @@ impl<Key: ?Sized> Clone for RedisCell<Key> {
 
 impl<Key: ?Sized> fmt::Debug for RedisCell<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CellState { client, rate, .. } = &*self.handle;
+        let CellState { link, rate, .. } = &*self.handle;
         f.debug_struct("RedisCell")
-            .field("server", &client.health.server)
+            .field("server", &link.health.server)
             .field("rate", rate)
-            .field("deadline", &client.deadline)
+            .field("deadline", &link.deadline)
             .finish_non_exhaustive()
     }
 }

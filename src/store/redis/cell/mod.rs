@@ -1,9 +1,8 @@
-//! `RedisCell`: one limit by the command CL.THROTTLE of the module redis-cell, with a small client of its own.
+//! `RedisCell`: one limit by the command CL.THROTTLE of the module redis-cell.
 
 mod builder;
-mod client;
-mod command;
 mod limiter;
+mod link;
 mod rate;
 
 pub use self::builder::RedisCellBuilder;

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use redis::{Cmd, Value};
+
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitSnapshot, LimitStatus, Verdict};
 use crate::error::Error;
@@ -20,6 +22,24 @@ pub(crate) struct ThrottleReply {
     pub(crate) remaining: u64,
     pub(crate) retry_after: Option<u64>,
     pub(crate) reset_after: Option<u64>,
+}
+
+impl ThrottleReply {
+    /// Reads the reply to CL.THROTTLE: five integers.
+    pub(super) fn read(reply: &Value) -> Result<Self, Error> {
+        if let Value::Array(numbers) = reply
+            && let [Value::Int(limited), Value::Int(_), Value::Int(remaining), Value::Int(retry), Value::Int(reset)] =
+                numbers[..]
+        {
+            return Ok(Self {
+                limited: limited != 0,
+                remaining: u64::try_from(remaining).unwrap_or(0),
+                retry_after: u64::try_from(retry).ok(),
+                reset_after: u64::try_from(reset).ok(),
+            });
+        }
+        Err(Error::unavailable("unexpected reply to CL.THROTTLE; check the version of redis-cell"))
+    }
 }
 
 impl Rate {
@@ -53,6 +73,14 @@ impl Rate {
             )));
         }
         Ok(rate)
+    }
+
+    /// Returns the command for a key and a quantity.
+    pub(super) fn throttle(self, key: &[u8], quantity: u64) -> Cmd {
+        let mut throttle = redis::cmd("CL.THROTTLE");
+        // The command calls the burst without the first request `max_burst`.
+        throttle.arg(key).arg(self.burst - 1).arg(self.count).arg(self.seconds).arg(quantity);
+        throttle
     }
 
     /// The time in which `cost` refills, rounded up to a microsecond.

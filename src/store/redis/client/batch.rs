@@ -27,6 +27,16 @@ pub(super) struct Batch {
     /// The keys of reservation ids.
     id_keys: Vec<Vec<u8>>,
     input: Vec<u8>,
+    latest_start: Option<LatestStart>,
+}
+
+/// When a script must start so that its reply can come in time.
+#[derive(Clone, Copy)]
+pub(super) struct LatestStart {
+    /// By the server's clock, as the last replies have shown it.
+    pub(super) server_time: Timestamp,
+    /// When the reply then comes at the latest.
+    pub(super) reply_by: Instant,
 }
 
 impl Batch {
@@ -37,7 +47,7 @@ impl Batch {
         mut operations: Vec<QueuedOperation>,
         holds: &Arc<HoldRegistry>,
         now: Option<Timestamp>,
-        latest_start: Option<Timestamp>,
+        latest_start: Option<LatestStart>,
     ) -> Self {
         load_sessions(&mut operations, &limits, holds);
         let limit_count = limits.limits.len();
@@ -92,7 +102,7 @@ impl Batch {
         let plain_keys = if templates.len() == 1 && id_keys.is_empty() { keys.len() } else { usize::MAX };
         let (step_count, steps) = steps.encoded(plain_keys);
         let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.len());
-        for time in [now, latest_start] {
+        for time in [now, latest_start.map(|start| start.server_time)] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
         let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
@@ -109,7 +119,7 @@ impl Batch {
             }
         }
         input.extend_from_slice(steps);
-        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input }
+        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input, latest_start }
     }
 
     /// The call of the script, by its hash or with its text.
@@ -141,7 +151,16 @@ impl Batch {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
-        let (mut late, mut answers) = (0, Answers::with_capacity(self.operations.len()));
+        // The reply came as early as the reply to a script that had started in time, so the server's clock has gained.
+        let is_in_time = self.latest_start.is_some_and(|start| Instant::now() <= start.reply_by);
+        let mut run = ScriptRun {
+            sent_at,
+            started_at: now,
+            late: 0,
+            clock_has_gained: false,
+            answers: Answers::with_capacity(self.operations.len()),
+            again: Vec::new(),
+        };
         let mut operations = self.operations.into_iter();
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
@@ -152,11 +171,19 @@ impl Batch {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
-            late += usize::from(replay.was_late);
-            answers.push(operation, result);
+            let was_late = replay.was_late;
+            run.clock_has_gained |= was_late && is_in_time;
+            if was_late && is_in_time && !operation.is_second && !mistake!(LateDecisionIsNotAskedAgain) {
+                operation.target.algorithms = algorithms;
+                operation.is_second = true;
+                run.again.push(operation);
+                continue;
+            }
+            run.late += usize::from(was_late);
+            run.answers.push(operation, result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { sent_at, started_at: now, late, answers })
+        Ok(run)
     }
 }
 
@@ -168,7 +195,11 @@ pub(super) struct ScriptRun {
     pub(super) started_at: Timestamp,
     /// The number of decisions that the script did not make, because their replies would have come too late.
     pub(super) late: usize,
+    /// It made no decision, although their replies came in time.
+    pub(super) clock_has_gained: bool,
     pub(super) answers: Answers,
+    /// The operations to ask once more: nothing was charged.
+    pub(super) again: Vec<QueuedOperation>,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

@@ -1,14 +1,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::clock::Clock;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::holds::HoldRegistry;
-use crate::store::redis::script::Script;
 
 /// The configuration and state that all worker tasks of a limiter share. They outlive a replacement of the limits.
+#[derive(Clone)]
 pub(crate) struct ClientConfig {
     pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
@@ -26,11 +24,4 @@ impl ClientConfig {
             self.deadline
         )
     }
-}
-
-/// The command that loads a script into the server's cache. Probes send it.
-pub(crate) fn script_load(script: &Script) -> Cmd {
-    let mut load = redis::cmd("SCRIPT");
-    load.arg("LOAD").arg(script.text());
-    load
 }

@@ -8,10 +8,10 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::batch::{Batch, ScriptRun};
+use super::batch::{Batch, LatestStart, ScriptRun};
 use super::config::ClientConfig;
 use super::operation::QueuedOperation;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::observe::ShedCause;
 use crate::store::redis::connect::{Connection, Failure};
@@ -43,6 +43,8 @@ pub(super) struct CallEnd {
     pub(super) replied: bool,
     /// `None` in a cluster, whose nodes have a clock each.
     pub(super) run: Option<ScriptRun>,
+    /// The operations to ask once more.
+    pub(super) again: Vec<QueuedOperation>,
 }
 
 /// The connection that a call uses.
@@ -65,12 +67,12 @@ pub(super) async fn execute(
     node: &Arc<NodeState>,
     connection: Arc<dyn Connection>,
     operations: Vec<QueuedOperation>,
-    latest_start: Option<Timestamp>,
+    latest_start: Option<LatestStart>,
 ) -> CallEnd {
     let health = &config.health;
     let route = Route { config, node, connection: &*connection, sent_at: Instant::now() };
     let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
-    let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
+    let mut results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
@@ -80,7 +82,9 @@ pub(super) async fn execute(
         }
     };
     record_results(&route, &results, (size, measured_from));
+    let again = results.iter_mut().flatten().flatten().flat_map(|run| std::mem::take(&mut run.again)).collect();
     CallEnd {
+        again,
         must_reconnect: results.iter().any(|result| result.as_ref().is_err_and(|failure| failure.reconnect)),
         replied: results.iter().any(Result::is_ok),
         run: if health.server.is_cluster() { None } else { results.into_iter().find_map(Result::ok).flatten() },
@@ -98,10 +102,12 @@ fn record_results(
     health.record_call(size, measured_from, failures().next().map(|failure| &failure.error));
     let late = results.iter().flatten().flatten().map(|run| run.late).sum();
     health.record_shed(ShedCause::ArrivedLate, late);
-    if results.iter().any(Result::is_ok) {
-        health.record_success(route.node);
-    } else if let Some(failure) = failures().find(|failure| !failure.server_responded) {
-        health.record_failure(route.node, route.sent_at, &failure.error);
+    match failures().find(|failure| !failure.server_responded) {
+        Some(failure) if results.iter().all(Result::is_err) => {
+            health.record_failure(route.node, route.sent_at, &failure.error);
+        }
+        // An answer about the call shows that the node works.
+        _ => health.record_success(route.node),
     }
 }
 
@@ -133,7 +139,8 @@ async fn send_to_slot(
         // The calls to other slots may take longer.
         run.answers.complete(usize::MAX);
     }
-    for operation in returned {
+    for mut operation in returned {
+        operation.is_second = true;
         // The caller of a failed operation relies on it not being charged later.
         if operation.is_cancelled() || Instant::now() >= route.deadline() {
             operation.complete(Err(Error::unavailable(
@@ -152,7 +159,7 @@ async fn send_to_slot(
 fn new_batch(
     config: &ClientConfig,
     operations: Vec<QueuedOperation>,
-    latest_start: Option<Timestamp>,
+    latest_start: Option<LatestStart>,
 ) -> Option<Batch> {
     let (now, limits) = (config.clock.as_ref().map(Clock::now), Arc::clone(&operations.first()?.target.limits));
     Some(Batch::new(limits, operations, &config.holds, now, latest_start))
@@ -176,7 +183,7 @@ async fn send(
             // Nothing failed: the caller sends these operations one by one.
             return (Ok(None), batch.into_operations());
         }
-        Some(Err(error)) => Failure::from_redis(error),
+        Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
         None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {

@@ -8,7 +8,8 @@
 //! # At most once
 //!
 //! The worker sends an operation once, and again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN,
-//! a redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
+//! a redirection), or once more after a reply that nothing was charged. A missing reply proves nothing, so an operation
+//! without a reply fails, and may have been charged.
 //!
 //! # Overload
 //!
@@ -23,9 +24,7 @@ mod config;
 mod dispatch;
 mod future;
 mod hold;
-mod in_flight;
 mod lease;
-mod link;
 mod load_control;
 mod moving_average;
 mod once;
@@ -43,17 +42,18 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-pub(crate) use self::completion::OperationResult;
-pub(crate) use self::config::{ClientConfig, script_load};
-use self::future::PendingReply;
+pub(crate) use self::completion::{Completion, OperationResult};
+pub(crate) use self::config::ClientConfig;
+use self::dispatch::execute;
 pub use self::future::RedisFuture;
+use self::future::{PendingReply, reply_lost};
 pub(crate) use self::lease::LeaseSender;
 pub(crate) use self::once::{OnceOperation, OnceRequest};
 pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
 use self::queue::OperationQueue;
 pub(crate) use self::reservation::{ReserveOperation, SettleOperation};
 use self::worker::run_worker;
-use super::connect::no_runtime;
+use super::connect::{Connection, no_runtime};
 use super::health::NodeState;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
@@ -128,16 +128,15 @@ impl Client {
         let is_cluster = health.server.is_cluster();
         if !is_cluster {
             // Before the operation is built, so that a rejected one costs nothing.
-            health.check_breaker(&health.node(0))?;
+            health.node(0).breaker.check()?;
         }
-        self.config.holds.attend();
         let (sender, receiver) = oneshot::channel();
         let mut operation = operation(sender)?;
         operation.answer_by = answer_by;
         let mut node = 0;
         if is_cluster {
             node = health.server.node_of_slot(operation.target.slot());
-            health.check_breaker(&health.node(node))?;
+            health.node(node).breaker.check()?;
         }
         for _ in 0..Self::MAX_ATTEMPTS {
             match self.queue_for(node)?.push(operation) {
@@ -187,4 +186,27 @@ impl Drop for Client {
             worker.queue.close();
         }
     }
+}
+
+/// Runs operations with the same limits in one call, and returns their results.
+pub(crate) async fn call_once(
+    config: &Arc<ClientConfig>,
+    node: &Arc<NodeState>,
+    connection: Arc<dyn Connection>,
+    operations: Vec<(OperationTarget, OperationKind)>,
+) -> Result<Vec<Completion>, Error> {
+    let mut replies = Vec::new();
+    let operations = operations.into_iter().map(|(target, kind)| {
+        let (sender, reply) = oneshot::channel();
+        replies.push(reply);
+        target.operation(kind, sender)
+    });
+    let operations = operations.collect();
+    // The end of the call has the answers.
+    drop(execute(config, node, connection, operations, None).await);
+    let mut results = Vec::new();
+    for reply in replies {
+        results.push(reply.await.map_err(|_| reply_lost())??);
+    }
+    Ok(results)
 }

@@ -37,6 +37,8 @@ pub(crate) struct QueuedOperation {
     pub(crate) once: Option<Box<OnceOperation>>,
     /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
     pub(crate) answer_by: Option<Instant>,
+    /// The operation is asked once more: the reply to the first call said that nothing was charged.
+    pub(crate) is_second: bool,
     pub(crate) reply: oneshot::Sender<OperationResult>,
 }
 
@@ -85,7 +87,7 @@ impl OperationTarget {
 
     /// Returns an operation on these keys.
     pub(crate) fn operation(self, kind: OperationKind, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
-        QueuedOperation { kind, target: self, once: None, answer_by: None, reply }
+        QueuedOperation { kind, target: self, once: None, answer_by: None, is_second: false, reply }
     }
 
     /// The key of the limit with this index.
@@ -102,11 +104,6 @@ impl OperationTarget {
 }
 
 impl QueuedOperation {
-    /// Whether a renewal task has queued the operation: no caller waits for it.
-    pub(crate) fn is_renewal(&self) -> bool {
-        matches!(&self.kind, OperationKind::Update(updates) if updates.iter().any(SessionUpdate::is_renewal))
-    }
-
     /// Returns the numbers to send for a decision with these sessions, and adds the keys of the id, if it has one.
     pub(super) fn numbers(
         &self,

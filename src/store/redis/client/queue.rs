@@ -23,12 +23,6 @@ use crate::error::Error;
 /// time that they could wait, as in `CoDel` (RFC 8289). The other half is left for delays that the
 /// estimate of the call time does not know.
 ///
-/// # Renewals
-///
-/// Renewals of sessions wait in a queue of their own, because they are not urgent. The next batch takes all other operations
-/// first. Renewals are at most a half of a batch, so that a decision does not wait long behind them, and at least an
-/// eighth, so that no session expires under overload.
-///
 /// # Batches
 ///
 /// All operations of a batch have the same limits. After a replacement of the limits, batches of the earlier limits and of
@@ -41,15 +35,11 @@ pub(crate) struct OperationQueue {
 }
 
 struct QueueState {
-    /// All operations but renewals.
     pending: VecDeque<QueuedOperation>,
     /// Their total weight.
     weight: usize,
     /// The number of holds among them.
     holds: usize,
-    renewals: VecDeque<QueuedOperation>,
-    /// The last batch could take no renewals, because they have other limits than its operations.
-    skipped_renewals: bool,
     /// The weight of a full batch.
     full_weight: usize,
     /// When the queue was last empty.
@@ -61,10 +51,8 @@ struct QueueState {
 /// The queued operations.
 #[derive(Clone, Copy)]
 pub(super) struct QueueLoad {
-    /// Zero if there is no operation but renewals.
     pub(super) weight: usize,
     pub(super) has_holds: bool,
-    pub(super) has_renewals: bool,
 }
 
 /// The operations that leave the queue together.
@@ -72,15 +60,6 @@ pub(super) struct TakenBatch {
     pub(super) batch: Vec<QueuedOperation>,
     /// Decisions that cannot be answered in time. They are not sent.
     pub(super) late: Vec<QueuedOperation>,
-}
-
-/// The operations that a batch takes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// All but renewals.
-    Pending,
-    Renewals,
-    Both,
 }
 
 /// What a batch may contain.
@@ -93,22 +72,14 @@ pub(super) struct BatchBounds {
     /// The first decision is sent whatever the estimate is, because no other call will correct the estimate.
     pub(super) is_probe: bool,
     pub(super) max_weight: usize,
-    /// The maximum number of operations with a deadline.
-    pub(super) max_decisions: usize,
 }
 
 impl OperationQueue {
-    /// The maximum and the minimum part of a batch that renewals have.
-    const MAX_RENEWALS: usize = 2;
-    const MIN_RENEWALS: usize = 8;
-
     pub(crate) fn new() -> Self {
         let state = QueueState {
             pending: VecDeque::new(),
             weight: 0,
             holds: 0,
-            renewals: VecDeque::new(),
-            skipped_renewals: false,
             full_weight: BatchWeight::INITIAL,
             empty_at: Instant::now(),
             is_stopped: false,
@@ -126,15 +97,6 @@ impl OperationQueue {
         let mut state = self.state();
         if state.is_stopped {
             return Err(operation);
-        }
-        if operation.is_renewal() {
-            state.renewals.push_back(operation);
-            let must_notify = state.renewals.len() == 1;
-            drop(state);
-            if must_notify {
-                self.notify.notify_one();
-            }
-            return Ok(());
         }
         state.holds += usize::from(operation.is_hold());
         let before = state.weight;
@@ -170,27 +132,47 @@ impl OperationQueue {
 
     pub(super) fn waiting(&self) -> QueueLoad {
         let state = self.state();
-        QueueLoad { weight: state.weight, has_holds: state.holds > 0, has_renewals: !state.renewals.is_empty() }
+        QueueLoad { weight: state.weight, has_holds: state.holds > 0 }
+    }
+
+    /// Adds operations once more, in front of all others.
+    pub(super) fn ask_again(&self, operations: Vec<QueuedOperation>) {
+        if operations.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        for operation in operations.into_iter().rev() {
+            state.holds += usize::from(operation.is_hold());
+            state.weight += operation.total_weight();
+            state.pending.push_front(operation);
+        }
     }
 
     /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
-    pub(super) fn take_batch(&self, admission: &BatchBounds) -> TakenBatch {
+    pub(super) fn take_batch(&self, bounds: &BatchBounds) -> TakenBatch {
         let mut state = self.state();
-        state.full_weight = admission.max_weight;
+        state.full_weight = bounds.max_weight;
         let mut taken =
-            TakenBatch { batch: Vec::with_capacity(state.pending.len().min(admission.max_weight)), late: Vec::new() };
-        let max_weight = admission.max_weight;
-        let [most, least] = [Self::MAX_RENEWALS, Self::MIN_RENEWALS].map(|part| (max_weight / part).max(1));
-        let turn = state.turn();
-        match turn {
-            Turn::Pending => drop(state.take_pending(admission, max_weight, &mut taken)),
-            Turn::Renewals => state.take_renewals(most, &mut taken.batch),
-            Turn::Both => {
-                let weight = state.take_pending(admission, max_weight - least, &mut taken);
-                state.take_renewals(most.min(max_weight.saturating_sub(weight)).max(least), &mut taken.batch);
+            TakenBatch { batch: Vec::with_capacity(state.pending.len().min(bounds.max_weight)), late: Vec::new() };
+        let (mut weight, earliest) = (0, state.earliest_answer(bounds));
+        while let Some(next) = state.pending.front() {
+            let fits = (weight + next.total_weight() <= bounds.max_weight || taken.batch.is_empty())
+                && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits));
+            let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
+            if !fits && !is_late {
+                break;
             }
+            let Some(operation) = state.pop() else { break };
+            if operation.is_cancelled() {
+                continue;
+            }
+            if is_late && !(bounds.is_probe && taken.batch.is_empty() && !operation.is_second) {
+                taken.late.push(operation);
+                continue;
+            }
+            weight += operation.total_weight();
+            taken.batch.push(operation);
         }
-        state.skipped_renewals = turn == Turn::Pending && !state.renewals.is_empty();
         taken
     }
 
@@ -206,11 +188,11 @@ impl OperationQueue {
 
     pub(crate) fn fail_all(&self, error: &Error) {
         let mut state = self.state();
-        let (pending, renewals) = (std::mem::take(&mut state.pending), std::mem::take(&mut state.renewals));
+        let pending = std::mem::take(&mut state.pending);
         // Unlocked before the results are sent: a caller that wakes may add its next operation.
         (state.weight, state.holds) = (0, 0);
         drop(state);
-        for operation in pending.into_iter().chain(renewals) {
+        for operation in pending {
             if mistake!(WaitingCallsAreNotAnswered) {
                 continue;
             }
@@ -247,61 +229,10 @@ impl QueueState {
         Some(operation)
     }
 
-    /// Returns which operations the next batch takes. Operations of different limits take turns.
-    fn turn(&self) -> Turn {
-        match (self.pending.front(), self.renewals.front()) {
-            (None, Some(_)) => Turn::Renewals,
-            (Some(first), Some(renewal)) if Arc::ptr_eq(&first.target.limits, &renewal.target.limits) => Turn::Both,
-            (Some(_), Some(_)) if self.skipped_renewals => Turn::Renewals,
-            _ => Turn::Pending,
-        }
-    }
-
-    /// Takes operations of at most this weight, at least one. Returns their weight.
-    fn take_pending(&mut self, admission: &BatchBounds, max_weight: usize, taken: &mut TakenBatch) -> usize {
-        let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
-        let earliest = self.earliest_answer(admission);
-        while let Some(next) = self.pending.front() {
-            let fits = (weight + next.total_weight() <= max_weight || taken.batch.is_empty())
-                && (decisions < admission.max_decisions || next.answer_by.is_none())
-                && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits));
-            let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
-            if !fits && !is_late {
-                break;
-            }
-            let Some(operation) = self.pop() else { break };
-            if operation.is_cancelled() {
-                continue;
-            }
-            if is_late && !(probes && taken.batch.is_empty()) {
-                taken.late.push(operation);
-                continue;
-            }
-            probes = false;
-            weight += operation.total_weight();
-            decisions += usize::from(operation.answer_by.is_some());
-            taken.batch.push(operation);
-        }
-        weight
-    }
-
-    /// Adds renewals of at most this weight, or one if the batch is empty.
-    fn take_renewals(&mut self, max_weight: usize, batch: &mut Vec<QueuedOperation>) {
-        let mut weight = 0;
-        while let Some(next) = self.renewals.front()
-            && (weight + next.total_weight() <= max_weight || batch.is_empty())
-            && batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits))
-            && let Some(renewal) = self.renewals.pop_front()
-        {
-            weight += renewal.total_weight();
-            batch.push(renewal);
-        }
-    }
-
     /// Returns the earliest deadline at which a decision that is sent now is worth sending.
-    fn earliest_answer(&self, admission: &BatchBounds) -> Instant {
-        let spare = admission.deadline.saturating_sub(admission.call_time);
-        let is_standing = admission.now.saturating_duration_since(self.empty_at) > admission.deadline;
-        admission.now + admission.call_time + if is_standing { spare / 2 } else { Duration::ZERO }
+    fn earliest_answer(&self, bounds: &BatchBounds) -> Instant {
+        let spare = bounds.deadline.saturating_sub(bounds.call_time);
+        let is_standing = bounds.now.saturating_duration_since(self.empty_at) > bounds.deadline;
+        bounds.now + bounds.call_time + if is_standing { spare / 2 } else { Duration::ZERO }
     }
 }

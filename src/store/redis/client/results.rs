@@ -31,6 +31,7 @@ impl QueuedOperation {
                 }
                 if verdict.is_late() {
                     replay.was_late = true;
+                    self.kind = OperationKind::Decide(options, template);
                     return Some(Err(arrived_late()));
                 }
                 if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
@@ -44,7 +45,11 @@ impl QueuedOperation {
             OperationKind::Hold(_, _, None) => Some(Err(limit_has_no_algorithm())),
             OperationKind::Hold(options, template, Some(pending)) => {
                 let verdict = ScriptVerdict::read(reply, replay)?;
-                Some(self.read_hold(options, &template, pending, &verdict, replay))
+                let result = self.read_hold(options, &template, pending, &verdict, replay);
+                if replay.was_late {
+                    self.kind = OperationKind::Hold(options, template, None);
+                }
+                Some(result)
             }
             OperationKind::Update(updates) => {
                 let mut result = Ok(Completion::Done);
@@ -56,7 +61,13 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
-            OperationKind::Reserve(reserve) => reserve.read(self, reply, replay),
+            OperationKind::Reserve(reserve) => {
+                let result = reserve.read(self, reply, replay);
+                if replay.was_late {
+                    self.kind = OperationKind::Reserve(reserve);
+                }
+                result
+            }
             OperationKind::Settle(_) => SettleOperation::read(self, reply, replay),
             OperationKind::Record(_) => {
                 let applying = (0..replay.limits.len()).filter(|index| replay.applies(*index)).count();

@@ -18,15 +18,13 @@ impl WindowedMin {
         Self { current: None, previous: None, started_at: now }
     }
 
-    /// Adds a value. Returns whether a new window has begun.
-    pub(super) fn record(&mut self, value: i64, now: Instant) -> bool {
-        let begins = now.saturating_duration_since(self.started_at) >= Self::WINDOW;
-        if begins {
+    /// Adds a value.
+    pub(super) fn record(&mut self, value: i64, now: Instant) {
+        if now.saturating_duration_since(self.started_at) >= Self::WINDOW {
             self.previous = self.current.take();
             self.started_at = now;
         }
         self.current = Some(self.current.map_or(value, |current| current.min(value)));
-        begins
     }
 
     pub(super) fn get(&self) -> Option<i64> {
@@ -45,8 +43,8 @@ mod tests {
         let start = Instant::now();
         let mut min = WindowedMin::new(start);
         assert_eq!(min.get(), None);
-        for (windows, value, begins, least) in [(0, 7, false, 7), (0, 5, false, 5), (1, 9, true, 5), (2, 8, true, 8)] {
-            assert_eq!(min.record(value, start + WindowedMin::WINDOW * windows), begins);
+        for (windows, value, least) in [(0, 7, 7), (0, 5, 5), (1, 9, 5), (2, 8, 8)] {
+            min.record(value, start + WindowedMin::WINDOW * windows);
             assert_eq!(min.get(), Some(least));
         }
     }

@@ -10,21 +10,14 @@
 //!
 //! When a call ends, its callers queue their next decisions at about the same time. If all of them travelled in one call,
 //! the server would be idle while the client works, and the client while the server works. So the worker answers callers
-//! in portions: it answers one portion, lets these callers run, and sends what they queue before it answers the next
-//! portion. A portion is at most a full batch, and at most one half of all operations that wait for a reply or for an answer.
-//! So at least two calls alternate. On a slow link the time of the client does not matter, so one call is cheaper.
-//!
-//! The order matters: a call must be on the socket before the next portion is answered. Otherwise the server reads several
-//! calls at once, and replies to all of them at the same time. That also happens if the server takes longer to wake up than
-//! the client for a portion, or if both share a core. Then nothing overlaps, and one call is cheaper. So after calls that
-//! have ended together, the worker sends some rounds whole before it tries portions again. Calls that alternate keep the
-//! server awake, so they go on alternating.
+//! in portions: it answers half of all operations that wait for a reply or for an answer, at most a full batch, lets these
+//! callers run, and sends what they queue before it answers the next portion. So at least two calls alternate.
 //!
 //! # Order
 //!
 //! Operations are sent in the order of arrival on one connection, so a single server runs them in that order. The
 //! worker opens another connection only while no call is in flight, so a call on the new connection cannot overtake one
-//! on the old connection.
+//! on the old connection. An operation that is asked once more comes behind the operations of later calls.
 
 use std::future::Future;
 use std::pin::pin;
@@ -34,17 +27,18 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 
+use super::batch::LatestStart;
 use super::completion::Answers;
 use super::config::ClientConfig;
 use super::dispatch::execute;
-use super::link::Link;
 use super::load_control::LoadControl;
 use super::operation::QueuedOperation;
 use super::queue::{OperationQueue, TakenBatch};
-use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::observe::ShedCause;
+use crate::store::redis::connect::Connection;
 use crate::store::redis::health::NodeState;
 
 /// Sends a queue's operations until the limiter is dropped.
@@ -62,7 +56,7 @@ pub(super) fn run_worker(
 }
 
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
-    let mut link = Link::new(config, node, queue);
+    let mut connection: Option<Arc<dyn Connection>> = None;
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
@@ -71,11 +65,12 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         queue.clear_notification();
         while control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && answers.is_empty() {
-                link.prepare(&mut control).await;
+            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
+                control.reset_connection();
+                connection = connect(config, node, queue).await;
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
-            let Some(connection) = link.connection() else { break };
+            let Some(open) = &connection else { break };
             let TakenBatch { batch, late } = queue.take_batch(&control.admission());
             if batch.is_empty() && late.is_empty() {
                 break;
@@ -84,7 +79,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
                 let sent = control.record_sent(&batch);
-                let call = execute(config, node, Arc::clone(connection), batch, latest_start);
+                let call = execute(config, node, Arc::clone(open), batch, latest_start);
                 calls.push(async move { (sent, call.await) });
             }
         }
@@ -93,7 +88,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
                     return;
                 }
-                link.wait_while_idle(&mut control, pin!(wait_for_operations(queue))).await;
+                wait_for_operations(queue).await;
                 continue;
             }
             // A call may end after the notification was consumed. The loop looks at the queue in any case.
@@ -108,12 +103,10 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         if let Some((sent, end)) = ended {
             control.record_ended(&sent, end.replied, end.run.as_ref());
             if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
-                link.lose();
+                connection.take().into_iter().for_each(|lost| lost.give_up());
             }
+            queue.ask_again(end.again);
             if let Some(run) = end.run {
-                if !answers.is_empty() && calls.is_empty() {
-                    control.record_together();
-                }
                 answers.append(run.answers);
             }
         } else if !answers.is_empty() {
@@ -121,6 +114,44 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             // The callers that have their answers run now.
             yield_now().await;
         }
+    }
+}
+
+/// Whether there is a connection, and it is still open.
+///
+/// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
+/// is ever sent twice.
+async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
+    let Some(connection) = connection else { return false };
+    mistake!(ClosedConnectionIsUsed) || connection.is_open().await
+}
+
+/// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt
+/// that fails, are a failure for the circuit breaker.
+async fn connect(
+    config: &Arc<ClientConfig>,
+    node: &Arc<NodeState>,
+    queue: &OperationQueue,
+) -> Option<Arc<dyn Connection>> {
+    let mut attempt = config.health.server.connect(node.index);
+    loop {
+        let started_at = Instant::now();
+        let error = match select(&mut attempt, pin!(sleep(config.deadline))).await {
+            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
+            Either::Left((Err(failure), _)) => {
+                config.health.record_failure(node, started_at, &failure.error);
+                queue.fail_all(&failure.error);
+                return None;
+            }
+            Either::Right(_) => Error::unavailable(format!(
+                "connecting to Redis ({}) failed: no connection within the deadline of {:?}; check that the server is \
+                 reachable",
+                config.health.server.describe(),
+                config.deadline
+            )),
+        };
+        config.health.record_failure(node, started_at, &error);
+        queue.drop_cancelled();
     }
 }
 
@@ -148,9 +179,12 @@ fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
 }
 
 /// Returns the time of the server after which the script makes no decision of a batch.
-fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOperation]) -> Option<Timestamp> {
+fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOperation]) -> Option<LatestStart> {
     // Each node of a cluster has its own clock, and a redirection may lead to any node.
     if mistake!(DecisionsHaveNoDeadline) || config.clock.is_some() || config.health.server.is_cluster() {
+        return None;
+    }
+    if batch.iter().any(|operation| operation.is_second) {
         return None;
     }
     // The decisions of a batch were queued one shortly after the other.

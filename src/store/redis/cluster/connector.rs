@@ -31,10 +31,10 @@ impl Connector for ClusterConnector {
                 // A new connection usually replaces a failed one, so the slots may have moved.
                 refresh = topology.refresh_in_background();
             } else {
-                with_connect_timeout(topology.refresh()).await?;
+                with_connect_timeout(topology.describe(), topology.refresh()).await?;
             }
-            let connection = ClusterConnection::new(topology);
-            if let Err(failure) = with_connect_timeout(connection.node(node)).await {
+            let connection = ClusterConnection::new(topology.clone());
+            if let Err(failure) = with_connect_timeout(topology.describe(), connection.node(node)).await {
                 // The error ends the call. With `block_on` for each call nothing drives the refresh after that.
                 if let Some(refresh) = refresh {
                     let _ = timeout(CONNECT_TIMEOUT, refresh).await;
@@ -68,7 +68,7 @@ impl Connector for ClusterConnector {
 
     fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
         let topology = self.0.clone();
-        Box::pin(async move { with_connect_timeout(topology.refresh()).await })
+        Box::pin(async move { with_connect_timeout(topology.describe(), topology.refresh()).await })
     }
 
     fn node_count(&self) -> usize {

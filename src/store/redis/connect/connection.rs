@@ -13,11 +13,8 @@ pub(crate) trait Connection: Send + Sync {
 
     /// Whether the connection is still open, as far as the client knows without asking the server.
     ///
-    /// Valid only while no call is in flight: an unread reply looks like a closed connection.
     fn is_open(&self) -> BoxFuture<bool>;
 
-    /// Waits until the connection has ended. Pending for ever if the client cannot know.
-    fn closed(&self) -> BoxFuture<()> {
-        Box::pin(std::future::pending())
-    }
+    /// A call has found that the connection is lost.
+    fn give_up(&self) {}
 }

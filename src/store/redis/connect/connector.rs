@@ -36,6 +36,11 @@ pub(crate) trait Connector: Send + Sync {
         false
     }
 
+    /// Returns an error if limiters cannot work with these settings.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// The same connector with these certificates.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error>;
@@ -62,17 +67,19 @@ pub(crate) trait Connector: Send + Sync {
 ///
 /// A panic becomes an error: tokio panics in a runtime without I/O, and a pool's manager may be the user's code.
 pub(crate) async fn with_connect_timeout<C>(
+    address: &str,
     connecting: impl Future<Output = Result<C, RedisError>>,
 ) -> Result<C, Failure> {
     let Some(timer) = sleep(CONNECT_TIMEOUT) else { return Err(Failure::unusable(no_runtime())) };
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
-        Either::Left((Ok(connected), _)) => connected.map_err(Failure::from_redis),
+        Either::Left((Ok(connected), _)) => connected.map_err(|error| Failure::of_connecting(error, address)),
         Either::Left((Err(_), _)) => Err(Failure::unusable(Error::config(
             "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read \
              the panic message for another cause",
         ))),
         Either::Right(_) => Err(Failure::timed_out(format!(
-            "connecting to Redis failed: no connection within {CONNECT_TIMEOUT:?}; check that the server is reachable"
+            "connecting to Redis ({address}) failed: no connection within {CONNECT_TIMEOUT:?}; check that the server is \
+             reachable, and whether the port expects TLS"
         ))),
     }
 }

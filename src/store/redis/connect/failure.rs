@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::credentials::PROVIDER_FAILED;
@@ -14,14 +16,38 @@ pub(crate) struct Failure {
     pub(crate) is_rejected: bool,
 }
 
+/// What an error means for the calls behind it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// The connection must be replaced.
+    Connection,
+    /// The server makes no decisions now.
+    Server,
+    /// The server works. The call may have run in part.
+    Call,
+}
+
 impl Failure {
-    /// Classifies an error of the redis crate or of the server.
-    pub(crate) fn from_redis(error: RedisError) -> Self {
-        let (message, reconnect, server_responded) = classify(&error);
-        // An error without a code is not from the server. Errors that count as a response may be from the middle of a
-        // script.
-        let is_rejected = error.code().is_some() && !server_responded;
-        Self { error: Error::unavailable(message).with_source(error), reconnect, server_responded, is_rejected }
+    /// Classifies the error of a call.
+    pub(crate) fn of_call(error: RedisError, address: &str) -> Self {
+        Self::classified("the call", error, address)
+    }
+
+    /// Classifies the error of opening a connection.
+    pub(crate) fn of_connecting(error: RedisError, address: &str) -> Self {
+        Self::classified("connecting", error, address)
+    }
+
+    fn classified(what: &str, error: RedisError, address: &str) -> Self {
+        let (meaning, cause) = classify(&error);
+        // An error without a code is not from the server.
+        let is_rejected = error.code().is_some() && meaning != Meaning::Call;
+        Self {
+            error: Error::unavailable(format!("{what} to Redis ({address}) failed: {cause}")).with_source(error),
+            reconnect: meaning == Meaning::Connection,
+            server_responded: meaning == Meaning::Call,
+            is_rejected,
+        }
     }
 
     /// The server responded with an unexpected reply.
@@ -48,88 +74,104 @@ pub(crate) fn no_runtime() -> Error {
     )
 }
 
-/// Returns the message, whether to reconnect, and whether the server responded.
-fn classify(error: &RedisError) -> (&'static str, bool, bool) {
-    if let Some(message) = missing_permission(error) {
-        return (message, false, false);
-    }
-    match error.kind() {
-        ErrorKind::Server(ServerErrorKind::ReadOnly) if !mistake!(ReplicaIsKept) => {
-            ("the call to Redis failed: this server is a read-only replica; connect to its master", true, false)
+/// Returns what the error means, its cause, and what to do.
+fn classify(error: &RedisError) -> (Meaning, Cow<'static, str>) {
+    let (meaning, cause) = if let Some(cause) = missing_permission(error) {
+        (Meaning::Call, cause)
+    } else if error.kind() == ErrorKind::AuthenticationFailed {
+        (Meaning::Connection, WRONG_CREDENTIALS)
+    } else if error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains(PROVIDER_FAILED) {
+        (Meaning::Connection, "the credentials provider failed; see the source of this error")
+    } else if let ErrorKind::Server(kind) = error.kind()
+        && let Some(classified) = classify_kind(kind)
+    {
+        classified
+    } else if let Some(code) = error.code() {
+        classify_code(code, error.detail().unwrap_or_default())
+    } else {
+        return (Meaning::Connection, lost_connection(error));
+    };
+    (meaning, cause.into())
+}
+
+fn classify_kind(kind: ServerErrorKind) -> Option<(Meaning, &'static str)> {
+    Some(match kind {
+        ServerErrorKind::ReadOnly if !mistake!(ReplicaIsKept) => {
+            (Meaning::Connection, "this server is a read-only replica; connect to its master")
         }
-        ErrorKind::Server(ServerErrorKind::MasterDown) => {
-            ("the call to Redis failed: this server is a replica without its master; connect to a master", true, false)
+        ServerErrorKind::MasterDown => {
+            (Meaning::Connection, "this server is a replica without its master; connect to a master")
         }
-        ErrorKind::Server(ServerErrorKind::BusyLoading) => {
-            ("the call to Redis failed: the server is loading its data; retry later", false, false)
-        }
-        ErrorKind::Server(ServerErrorKind::ClusterDown) => {
-            ("the call to Redis failed: the cluster is down; check its nodes", false, false)
-        }
-        ErrorKind::Server(ServerErrorKind::CrossSlot) => (
-            "the call to Redis failed: the keys of these limits are in different cluster slots; give them one hash tag \
-             with `slot_by`",
-            false,
-            false,
-        ),
-        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain) => (
-            "the call to Redis failed: this server is a cluster node that does not hold the key; connect with \
+        ServerErrorKind::BusyLoading => (Meaning::Server, "the server is loading its data; retry later"),
+        ServerErrorKind::ClusterDown => (Meaning::Server, "the cluster is down; check its nodes"),
+        ServerErrorKind::CrossSlot => (
+            Meaning::Call,
+            "this server is in cluster mode, and the keys of a call are in different cluster slots; connect with \
              `RedisServer::cluster`",
-            false,
-            false,
         ),
-        ErrorKind::AuthenticationFailed => (WRONG_CREDENTIALS, true, false),
-        ErrorKind::InvalidClientConfig if error.to_string().contains(PROVIDER_FAILED) => {
-            ("connecting to Redis failed: the credentials provider failed; see the source of this error", true, false)
+        ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain => (
+            Meaning::Server,
+            "this server is a cluster node that does not hold the key; connect with `RedisServer::cluster`",
+        ),
+        _ => return None,
+    })
+}
+
+fn classify_code(code: &str, detail: &str) -> (Meaning, &'static str) {
+    let detail = detail.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|words| detail.contains(words));
+    match code {
+        "OOM" => (
+            Meaning::Server,
+            "the server is out of memory (`maxmemory`); raise `maxmemory` or set an evicting `maxmemory-policy`",
+        ),
+        "BUSY" => (Meaning::Server, "Redis is busy running another script (BUSY); end it with SCRIPT KILL"),
+        "NOREPLICAS" => {
+            (Meaning::Server, "too few replicas are reachable (`min-replicas-to-write`); check the replicas")
         }
-        _ => match error.code() {
-            Some("OOM") => (
-                "the call to Redis failed: the server is out of memory (`maxmemory`); raise `maxmemory` or set an \
-                 evicting `maxmemory-policy`",
-                false,
-                false,
-            ),
-            Some("BUSY") => (
-                "the call to Redis failed: Redis is busy running another script (BUSY); end it with SCRIPT KILL",
-                false,
-                false,
-            ),
-            Some("NOREPLICAS") => (
-                "the call to Redis failed: too few replicas are reachable (`min-replicas-to-write`); check the \
-                 replicas",
-                false,
-                false,
-            ),
-            Some("MISCONF") => (
-                "the call to Redis failed: the server cannot save its data and rejects writes (MISCONF); check its \
-                 disk",
-                false,
-                false,
-            ),
-            Some("NOAUTH") => {
-                ("the call to Redis failed: the server requires a password; add it to the address", true, false)
-            }
-            Some("WRONGPASS") => (WRONG_CREDENTIALS, true, false),
-            Some("WRONGTYPE") => (
-                "the call to Redis failed: a key of the limiter holds another type; choose another prefix",
-                false,
-                true,
-            ),
-            Some("UNKILLABLE" | "NOPROTO" | "ERR") => (
-                "the call to Redis failed: the server rejected the limiter's script; see the source of this error",
-                false,
-                true,
-            ),
-            Some(_) => {
-                ("the call to Redis failed: the server returned an error; see the source of this error", false, true)
-            }
-            None => ("the connection to Redis failed; check that the server is reachable", true, false),
-        },
+        "MISCONF" => (Meaning::Server, "the server cannot save its data and rejects writes (MISCONF); check its disk"),
+        "NOAUTH" => (Meaning::Connection, NO_PASSWORD),
+        // A server that requires a password rejects a long command before it reads the name.
+        "ERR" if has(&["unauthenticated"]) => (Meaning::Connection, NO_PASSWORD),
+        "WRONGPASS" => (Meaning::Connection, WRONG_CREDENTIALS),
+        "ERR" if has(&["max number of clients"]) => {
+            (Meaning::Connection, "the server has as many clients as `maxclients` allows; raise it, or end others")
+        }
+        "WRONGTYPE" => (Meaning::Call, "a key of the limiter holds another type; choose another prefix"),
+        "ERR" if has(&["upstream", "connection refused", "connection timed out", "server closed", "no route"]) => {
+            (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
+        }
+        "UNKILLABLE" | "NOPROTO" | "ERR" => {
+            (Meaning::Call, "the server rejected the limiter's script; see the source of this error")
+        }
+        _ if code.eq_ignore_ascii_case("upstream") || detail.contains("upstream") => {
+            (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
+        }
+        _ => (Meaning::Call, "the server returned an error; see the source of this error"),
     }
 }
 
-const WRONG_CREDENTIALS: &str = "connecting to Redis failed: the server refused the user's name or password; correct them in the address or in \
-     the credentials provider";
+/// Returns why there is no connection, or none any more.
+fn lost_connection(error: &RedisError) -> Cow<'static, str> {
+    let text = error.to_string();
+    if text.contains("InvalidContentType") || text.contains("corrupt message") {
+        return "the server does not speak TLS on this port; use its TLS port, or redis://".into();
+    }
+    if error.is_connection_refusal() {
+        return "the connection was refused; check that the server listens on this address".into();
+    }
+    if error.is_connection_dropped() {
+        return "the server, or a proxy before it, closed the connection; check `maxclients`, whether the port requires TLS \
+                (rediss://), and the server's log"
+            .into();
+    }
+    format!("{text}; check that the server is reachable").into()
+}
+
+const NO_PASSWORD: &str = "the server requires a password; add it to the address";
+
+const WRONG_CREDENTIALS: &str =
+    "the server refused the user's name or password; correct them in the address or in the credentials provider";
 
 /// Returns the permission that the connection's user (ACL) lacks, if that is the cause.
 ///
@@ -138,9 +180,9 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
     // The redis crate sends SELECT while it connects, and reports its failure without the server's error code.
     if error.to_string().contains("refused to switch database") {
         return Some(if error.detail().is_some_and(|detail| detail.contains("permission")) {
-            "connecting to Redis failed: the user (ACL) may not run SELECT; grant SELECT, or use database 0"
+            "the user (ACL) may not run SELECT; grant SELECT, or use database 0"
         } else {
-            "connecting to Redis failed: the database of the address does not exist; raise `databases` in the server's \
+            "the database of the address does not exist; raise `databases` in the server's \
              configuration, or use another number"
         });
     }
@@ -151,10 +193,10 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
         || in_script.iter().any(|words| detail.contains(words));
     is_denied.then(|| {
         if detail.contains("access") && detail.contains("key") {
-            "the call to Redis failed: the user (ACL) may not access a key; grant all keys that begin with the \
+            "the user (ACL) may not access a key; grant all keys that begin with the \
              limiter's prefix, as in `~ratelimit:*`"
         } else {
-            "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, \
+            "the user (ACL) may not run a command; grant EVAL, EVALSHA, TIME, \
              GET, MGET, EXISTS, SET, PSETEX, PEXPIRE, DEL, LRANGE, LINDEX, LSET, LTRIM and RPUSH, in a cluster \
              also CLUSTER SLOTS and ASKING, with Sentinel also ROLE"
         }

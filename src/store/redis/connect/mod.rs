@@ -22,10 +22,10 @@ pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime};
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
-#[cfg(test)]
-pub(crate) use self::shared_connection::PeekSocket;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::shared_connection::SharedConnection;
+#[cfg(test)]
+pub(crate) use self::shared_connection::connection_config;
 pub(crate) use self::single::ClientConnector;
 #[cfg(feature = "redis-tls")]
 pub use self::tls::RedisTls;

@@ -113,7 +113,7 @@ impl Connector for SentinelConnector {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let connector = self.clone();
         Box::pin(async move {
-            let master = with_connect_timeout(connector.connect_to_master()).await?;
+            let master = with_connect_timeout(connector.describe(), connector.connect_to_master()).await?;
             Ok(Box::new(master) as Box<dyn Connection>)
         })
     }

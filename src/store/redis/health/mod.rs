@@ -1,8 +1,7 @@
-//! Which nodes respond: a circuit breaker per node, and the probes that close it.
+//! Which nodes respond: a circuit breaker per node.
 //!
-//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, and a task
-//! probes the node. The first probe that succeeds closes the breaker, with or without traffic. If the runtime of that
-//! task is not driven, one call per second takes the place of the probe.
+//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, but for one call in
+//! 200 ms, which tests the node.
 
 mod circuit_breaker;
 mod node;

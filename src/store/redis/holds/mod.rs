@@ -26,7 +26,6 @@
 //! holds, as of the expiry. From then on the session is over, and only a surcharge (actual cost above the held one) is
 //! charged, without the session.
 
-mod id;
 mod pending_hold;
 mod registry;
 mod renewal;
@@ -36,7 +35,6 @@ mod target;
 mod update;
 mod visit;
 
-pub(crate) use self::id::random_id;
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
 pub(crate) use self::session::Session;

@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,7 +17,6 @@ use crate::error::Error;
 use crate::limiter::BoxFuture;
 use crate::observe::Event;
 use crate::store::inner::{Observers, micros_floor, runtime};
-use crate::store::redis::background;
 use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algorithm};
 
 /// Queues operations on sessions. The client implements it.
@@ -37,17 +35,13 @@ pub(crate) struct HoldRegistry {
     limiter: String,
     observers: Observers,
     transport: Weak<dyn HoldTransport>,
-    epoch: Instant,
-    /// When a task looked at the sessions last, in microseconds since `epoch`. [`NO_SESSIONS`](Self::NO_SESSIONS) if there
-    /// are none.
-    looked_at: AtomicU64,
     sessions: Mutex<Sessions>,
 }
 
 struct Sessions {
     schedule: Schedule,
-    /// The runtimes that run a renewal task.
-    renewing_runtimes: Vec<Id>,
+    /// The runtimes that run a renewal task, and when each looked at the sessions last.
+    renewing_runtimes: Vec<(Id, Instant)>,
 }
 
 /// The sessions that one call creates. Holds of this call on the same key share a session.
@@ -55,8 +49,6 @@ struct Sessions {
 pub(crate) struct NewSessions(HashMap<SessionKey, Arc<Session>>);
 
 impl HoldRegistry {
-    const NO_SESSIONS: u64 = u64::MAX;
-
     pub(crate) fn new(
         expiry: Duration,
         limiter: &str,
@@ -68,8 +60,6 @@ impl HoldRegistry {
             limiter: limiter.to_owned(),
             observers: observers.clone(),
             transport,
-            epoch: Instant::now(),
-            looked_at: AtomicU64::new(Self::NO_SESSIONS),
             sessions: Mutex::new(Sessions { schedule: Schedule::new(), renewing_runtimes: Vec::new() }),
         }
     }
@@ -138,9 +128,6 @@ impl HoldRegistry {
     /// expires.
     pub(crate) fn track(self: &Arc<Self>, session: &Arc<Session>) {
         let mut sessions = self.sessions();
-        if sessions.schedule.is_empty() {
-            self.looked_at.store(self.micros(), Ordering::Relaxed);
-        }
         sessions.schedule.plan(session, self.expiry, true);
         self.ensure_task(sessions);
     }
@@ -150,32 +137,22 @@ impl HoldRegistry {
         self.sessions().schedule.plan(session, self.expiry, false);
     }
 
-    /// Starts a renewal task in this runtime if no task has looked at the sessions for a while: their runtimes may be
-    /// parked. Each operation calls this.
-    pub(crate) fn attend(self: &Arc<Self>) {
-        // Relaxed: the time is an estimate. The list of runtimes, under the lock, decides.
-        let looked_at = self.looked_at.load(Ordering::Relaxed);
-        if looked_at != Self::NO_SESSIONS && self.micros().saturating_sub(looked_at) > micros_floor(self.tick() * 2) {
-            self.ensure_task(self.sessions());
-        }
-    }
-
     /// Makes sure that a task of this runtime renews.
     fn ensure_task(self: &Arc<Self>, mut sessions: MutexGuard<'_, Sessions>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if sessions.renewing_runtimes.contains(&runtime.id()) || !runtime::has_timer() {
+        if sessions.renewing_runtimes.iter().any(|renewing| renewing.0 == runtime.id()) || !runtime::has_timer() {
             return;
         }
         let Some(transport) = self.transport.upgrade() else { return };
-        sessions.renewing_runtimes.push(runtime.id());
+        sessions.renewing_runtimes.push((runtime.id(), Instant::now()));
         // Unlocked before `spawn`: a runtime that shuts down drops the task, and with it `RenewalTask`, within `spawn`.
         drop(sessions);
         let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
-        background::spawn(&runtime, task.run(transport));
+        runtime.spawn(task.run(transport));
     }
 
     pub(super) fn end_task(&self, runtime: Id) {
-        self.sessions().renewing_runtimes.retain(|renewing| *renewing != runtime);
+        self.sessions().renewing_runtimes.retain(|renewing| renewing.0 != runtime);
     }
 
     /// Sends what some sessions have settled. If that fails, the renewal task sends it.
@@ -204,20 +181,23 @@ impl HoldRegistry {
     /// no session; the task of this runtime then ends.
     pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, SessionDue)>, Duration)> {
         let mut sessions = self.sessions();
-        self.looked_at.store(self.micros(), Ordering::Relaxed);
+        if let Some((_, looked_at)) = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime) {
+            let pause = std::mem::replace(looked_at, Instant::now()).elapsed();
+            if pause > self.expiry / 3 {
+                self.observers.emit(|| Event::Warning {
+                    message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
+                              were made; make holds in a runtime that runs until they end",
+                });
+            }
+        }
         let due = sessions.schedule.take_due(max, self.expiry);
         if due.is_empty() && sessions.schedule.is_empty() {
             sessions.schedule.open.clear();
             // Under the lock under which no session was found: a session that comes after this starts another task.
-            sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
-            self.looked_at.store(Self::NO_SESSIONS, Ordering::Relaxed);
+            sessions.renewing_runtimes.retain(|renewing| renewing.0 != runtime);
             return None;
         }
         Some((due, sessions.schedule.until_next()))
-    }
-
-    fn micros(&self) -> u64 {
-        micros_floor(self.epoch.elapsed())
     }
 
     /// Emits an event if the server has settled holds on expiry.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::id::random_id;
 use super::target::SessionTarget;
 use super::visit::{SessionDue, UpdateEnd, Visit};
+use crate::store::redis::random_id::random_id;
 use crate::store::redis::script::{MAX_EXACT, Update, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.

@@ -17,19 +17,14 @@ pub(crate) struct SessionUpdate {
     registry: Arc<HoldRegistry>,
     end: UpdateEnd,
     /// Counts the updates of a renewal task that have not ended.
-    in_flight: Option<Arc<()>>,
+    _in_flight: Option<Arc<()>>,
 }
 
 impl SessionUpdate {
     pub(super) fn new(session: Arc<Session>, registry: Arc<HoldRegistry>, in_flight: Option<Arc<()>>) -> Self {
         session.start_update();
         let target = session.target();
-        Self { session, target, snapshot: None, registry, end: UpdateEnd::NotSent, in_flight }
-    }
-
-    /// Whether a renewal task sends the update: no caller waits for it.
-    pub(crate) fn is_renewal(&self) -> bool {
-        self.in_flight.is_some()
+        Self { session, target, snapshot: None, registry, end: UpdateEnd::NotSent, _in_flight: in_flight }
     }
 
     /// Takes all settlements until now, if this is the first update of the session in its call.

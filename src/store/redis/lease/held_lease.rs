@@ -4,7 +4,7 @@ use super::config::Lease;
 use super::ledger::{Change, LeaseReply, LeaseReport, Ledger};
 use super::quota::LeasedQuota;
 use super::slot::{LeaseSlot, MAX_UNITS};
-use crate::store::redis::holds::random_id;
+use crate::store::redis::random_id::random_id;
 use crate::store::redis::script::LEASE_IDS;
 
 /// The times of a limiter's leases, in microseconds.

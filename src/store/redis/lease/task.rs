@@ -9,7 +9,6 @@ use super::book::LeaseBook;
 use super::renewal::LeaseRenewal;
 use crate::error::Error;
 use crate::store::inner::runtime;
-use crate::store::redis::background;
 
 /// Queues reports. The client implements it.
 pub(crate) trait LeaseTransport: Send + Sync {
@@ -36,7 +35,7 @@ impl LeaseBook {
             // The reports of the last task may wait in its runtime, which sends nothing.
             self.give_up_reports();
             let transport: Weak<dyn LeaseTransport> = Weak::clone(transport) as Weak<dyn LeaseTransport>;
-            background::spawn(&runtime, RenewalTask { book: Arc::clone(self), number }.run(transport));
+            runtime.spawn(RenewalTask { book: Arc::clone(self), number }.run(transport));
         }
     }
 

@@ -15,13 +15,13 @@ async fn jitter_below_the_deadline_charges_only_what_is_answered() {
     }
 }
 
-/// A link with a jitter of 200 ms, longer than the deadline. Replies come in order, so nearly all come too late. Then one
-/// decision at a time is sent.
+/// A link with a jitter of 200 ms, longer than the deadline. Replies come in order, so nearly all come too late. Then few
+/// decisions are sent.
 #[tokio::test(start_paused = true)]
 async fn jitter_above_the_deadline_charges_little() {
     let (world, limiter) = start(Link { jitter: 100_000, ..slow_server(5) }, MS * 50);
     let goodput = offer(&world, &limiter, 1, Duration::from_secs(3)).await;
-    assert!(goodput.charged <= goodput.answered + 30, "{goodput:?}");
+    assert!(goodput.charged <= goodput.answered + 60, "{goodput:?}");
 }
 
 /// One reply of two hundred is late, and those behind it. The other decisions are made.

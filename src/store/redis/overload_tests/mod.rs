@@ -1,8 +1,10 @@
 //! Open-loop load on a simulated server with a fixed service time, in virtual time.
 
 mod below_capacity;
+mod clock;
 mod lost_replies;
 mod renewals;
+mod rows;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

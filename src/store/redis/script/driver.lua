@@ -56,14 +56,17 @@ end
 -- that borrows, and as the immediate one the verdict for a request within its share. The share keeps its own verdict: if
 -- the request borrows, `borrowed_share` excludes the share from the decision.
 local function combine_shares(template, operation, verdicts, immediates)
-  local group, asked, own = template.group, template.asked, -1
+  local group, asked, own, can_borrow = template.group, template.asked, -1, false
+  for l = 1, limits do
+    can_borrow = can_borrow or group[l] and asked[l] and not template[l].is_shadow
+  end
   for l = 1, limits do
     if group[l] and not asked[l] then
       share, own = l, immediates[l]
       local blocked = blocks[operation[l + 1]] - now
       if blocked > 0 then
         verdicts[l], immediates[l] = blocked, blocked
-      elseif own ~= 0 then
+      elseif own ~= 0 and can_borrow then
         borrowed_share = l
       end
     end

@@ -32,6 +32,5 @@ pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algori
 pub(crate) use self::limit_set::{LimitSet, group_by_limits};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
-pub(crate) use self::source::Script;
 pub(crate) use self::template::{MAX_EXACT, OperationTemplate, TemplateSettings, to_f64};
 pub(crate) use self::verdict::{Repeated, Replay, ScriptVerdict};

@@ -185,6 +185,8 @@ impl ScriptVerdict {
         let charges = template.operation != Operation::Peek && !self.is_repeat;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
         let is_blocked = |index: usize| self.blocked >> index & 1 != 0;
+        let is_common = |limit: &LimitInfo| limit.facts.share == ShareRole::Common && !limit.facts.is_shadow;
+        let can_borrow = limits.iter().enumerate().any(|(index, limit)| replay.applies(index) && is_common(limit));
         let mut is_within_share = false;
         let mut readings = Vec::with_capacity(limits.len());
         for (index, (limit, &value)) in limits.iter().zip(&self.values).enumerate() {
@@ -197,7 +199,7 @@ impl ScriptVerdict {
             // A share has its own verdict: above its share, the request borrows.
             let is_share = limit.facts.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
-            let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index);
+            let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index) && can_borrow;
             if borrows {
                 verdict = Verdict::Allowed;
             }

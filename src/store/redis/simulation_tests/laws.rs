@@ -106,8 +106,12 @@ impl Broken<'_> {
 
     /// The server runs each decision at most once, and none that failed with a promise that nothing is charged.
     fn at_most_once(&mut self, class: Class, observed: &[&Observed], executions: &[&Execution]) {
-        // A hold is sent again in a new session.
-        let runs = executions.iter().filter(|execution| execution.verdict != Verdict::Expired).count();
+        // A hold is sent again in a new session, and a decision that was late by the server's clock once more.
+        let runs = executions.iter().filter(|done| !matches!(done.verdict, Verdict::Expired | Verdict::Late)).count();
+        let late = executions.iter().filter(|done| done.verdict == Verdict::Late).count();
+        if late > observed.len() {
+            self.report("a decision is asked once more at most", || format!("{class:?}: {late} of {}", observed.len()));
+        }
         if runs > observed.len() {
             self.report("no decision runs twice", || format!("{class:?}: {} calls, {runs} runs", observed.len()));
         }
@@ -161,7 +165,8 @@ impl Broken<'_> {
             }
             if execution.verdict == Verdict::Allowed
                 && call.ran_at > caller.asked_at + self.run.scenario.deadline * 1000
-                && self.knows_the_link(call)
+                && self.knows_the_clock(call)
+                && executions.iter().all(|other| other.verdict != Verdict::Late)
                 // The latest time is that of the first sending, when the link may not have been known.
                 && !call.is_repeated
                 && call.ran_at > self.latest_due(execution.call)
@@ -171,11 +176,14 @@ impl Broken<'_> {
         }
     }
 
-    /// Whether an earlier call on the connection had been answered when this one was sent, so that the client knows how
-    /// long a reply takes.
-    fn knows_the_link(&self, call: CallRecord) -> bool {
-        let is_earlier = |other: &CallRecord| other.connection == call.connection;
-        self.run.calls.iter().any(|other| is_earlier(other) && other.answered_at.is_some_and(|at| at < call.sent_at))
+    /// Whether an earlier call on the connection had been answered shortly before this one was sent, so that the client knows
+    /// how long a reply takes, and the server's clock; and no other decision was asked once more, perhaps in the same call.
+    fn knows_the_clock(&self, call: CallRecord) -> bool {
+        let has_clock_fault = || self.run.scenario.faults.iter().any(|fault| fault.kind.is_of_clock());
+        let is_recent = |at: u64| at < call.sent_at && at + 3 * self.run.scenario.deadline * 1000 > call.sent_at;
+        let is_earlier =
+            |other: &CallRecord| other.connection == call.connection && other.answered_at.is_some_and(is_recent);
+        !has_clock_fault() && self.run.calls.iter().any(|other| is_earlier(other))
     }
 
     /// The latest deadline of a call's decisions.
@@ -217,8 +225,7 @@ impl Broken<'_> {
         self.run.scenario.faults.iter().all(is_cut) && self.run.scenario.is_fast()
     }
 
-    /// Charges without an answer were under way at a fault: on each connection they were sent within one deadline. If
-    /// the replies are late, one decision at a time is sent after that.
+    /// Charges without an answer were under way at a fault: on each connection they were sent within one deadline.
     fn lost_charges_are_under_way_at_a_fault(&mut self) {
         let run = self.run;
         let deadline = run.scenario.deadline * 1000;
@@ -241,7 +248,7 @@ impl Broken<'_> {
                 });
             }
         }
-        if run.scenario.faults.is_empty() && run.scenario.is_fast() {
+        if run.scenario.faults.iter().all(|fault| fault.kind.is_of_clock()) && run.scenario.is_fast() {
             for call in run.observed.iter().filter(|call| matches!(call.answer, Answer::Failed(_))) {
                 self.report("without a fault all decisions are answered", || format!("{call:?}"));
             }

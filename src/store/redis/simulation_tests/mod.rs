@@ -5,7 +5,6 @@
 //! The server reads the client's bytes, and runs the script's input by an independent model.
 
 mod callers;
-pub(super) mod gate;
 mod id_laws;
 mod ids;
 mod large_costs;
@@ -13,7 +12,6 @@ mod laws;
 mod lease_laws;
 mod mistakes;
 mod model;
-mod parked;
 pub(super) mod quota;
 mod scenario;
 mod server;
@@ -23,6 +21,7 @@ mod stream;
 mod wire;
 pub(super) mod world;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::sync::Arc;
@@ -30,17 +29,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 use self::callers::{Answer, Observed};
 use self::model::Verdict;
 use self::quota::Form;
 use self::scenario::{FaultKind, LeaseEnd, Scenario};
-use self::server::{LIMIT_NAMES, Server};
+use self::server::LIMIT_NAMES;
 use self::world::World;
 use crate::clock::TokioClock;
 use crate::observe::Event;
+use crate::random::Random;
 use crate::store::redis::lease::server_model;
 use crate::store::redis::{Lease, Redis, RedisLimit};
 use crate::{FixedWindow, Limit, Quota, TokenBucket};
@@ -91,7 +90,7 @@ struct Run {
 }
 
 /// A runtime in virtual time.
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
 
@@ -100,8 +99,20 @@ fn run(seed: u64, is_traced: bool) -> Run {
 }
 
 fn run_scenario(scenario: Scenario, is_traced: bool) -> Run {
-    gate::open();
-    runtime().block_on(simulate(scenario, is_traced))
+    IDS.set(Some(Random::new(scenario.seed)));
+    let run = runtime().block_on(simulate(scenario, is_traced));
+    IDS.set(None);
+    run
+}
+
+thread_local! {
+    /// The ids of a simulation, which depend on its seed.
+    static IDS: RefCell<Option<Random>> = const { RefCell::new(None) };
+}
+
+/// Returns an id of 52 bits, not zero, in the thread of a simulation.
+pub(super) fn next_id() -> Option<u64> {
+    IDS.with_borrow_mut(|ids| ids.as_mut().map(|random| (random.number() >> 12) | 1))
 }
 
 async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
@@ -132,7 +143,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
             state.note(|| format!("fault ends: the client's thread ran nothing for {} ms", stall.lasts));
         });
     }
-    let stopping = spawn_changes(&scenario, &limiters, &world, started_at);
+    spawn_replaces(&scenario, &limiters, &world, started_at);
     let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
         let at = started_at + Duration::from_millis(at);
         let close =
@@ -158,10 +169,8 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     for closing in closing {
         closed.push(closing.await.expect("no panic"));
     }
-    stopping.iter().for_each(AbortHandle::abort);
-    gate::open();
     if scenario.lease_end == LeaseEnd::Dropped {
-        // A probe of the server, and an attempt to connect, go on for so long.
+        // An attempt to connect goes on for so long.
         sleep(Duration::from_millis(scenario.recovery())).await;
     }
     // Sessions end by their last update, or expire; the registry removes them after twice the expiry.
@@ -200,19 +209,8 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     }
 }
 
-/// Spawns the tasks that stop the background tasks, and replace limits.
-///
-/// Returns the former: after the last call they must stop no task any more.
-fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) -> Vec<AbortHandle> {
-    let mut stopping = Vec::new();
-    for fault in scenario.faults.iter().filter(|fault| fault.kind.stops_tasks()) {
-        let (at, kind) = (started_at + Duration::from_millis(fault.at), fault.kind);
-        let stop = tokio::spawn(async move {
-            sleep_until(at).await;
-            if kind == FaultKind::Parked { gate::park() } else { gate::shut() }
-        });
-        stopping.push(stop.abort_handle());
-    }
+/// Spawns the tasks that replace limits.
+fn spawn_replaces(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, started_at: Instant) {
     for &(at, client) in &scenario.replaces {
         let (limiter, limits, world) = (limiters[client].clone(), limits(scenario), world.clone());
         tokio::spawn(async move {
@@ -221,7 +219,6 @@ fn spawn_changes(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, st
             limiter.replace(limits).expect("valid limits");
         });
     }
-    stopping
 }
 
 /// Closes a limiter at a time.
@@ -232,7 +229,8 @@ async fn close(client: usize, limiter: Redis<u64>, at: Instant, world: World) ->
     let mut state = world.state();
     let ended_at = state.now();
     state.note(|| format!("client {client}: closed: {result:?}"));
-    let leased = state.server.store.leased_by(client, Server::EPOCH + ended_at);
+    let server_time = state.server.time(ended_at);
+    let leased = state.server.store.leased_by(client, server_time);
     Closed { client, began_at, ended_at, is_confirmed: result.is_ok(), leased }
 }
 

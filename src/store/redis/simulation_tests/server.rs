@@ -27,6 +27,7 @@ pub(super) struct Server {
     queue: VecDeque<Command>,
     busy_until: u64,
     paused_until: u64,
+    clock: ServerClock,
     is_down: bool,
     /// While the server is down, its host answers nothing.
     loses_connects: bool,
@@ -42,6 +43,25 @@ pub(super) struct Server {
     pub(super) wrong: Option<String>,
     pub(super) has_lost_data: bool,
     pub(super) is_traced: bool,
+}
+
+/// How much more time the server's clock has counted than there was.
+#[derive(Default)]
+struct ServerClock {
+    gained: i64,
+    /// Since this time the clock gains so many percent.
+    slew: (u64, i64),
+}
+
+impl ServerClock {
+    fn gained(&self, at: u64) -> i64 {
+        let elapsed = i64::try_from(at.saturating_sub(self.slew.0)).expect("a short time");
+        self.gained + elapsed * self.slew.1 / 100
+    }
+
+    fn set_slew(&mut self, at: u64, percent: i64) {
+        *self = Self { gained: self.gained(at), slew: (at, percent) };
+    }
 }
 
 /// A command that waits for the server.
@@ -101,6 +121,7 @@ impl Server {
             queue: VecDeque::new(),
             busy_until: 0,
             paused_until: 0,
+            clock: ServerClock::default(),
             is_down: false,
             loses_connects: false,
             is_loading: false,
@@ -113,6 +134,20 @@ impl Server {
             has_lost_data: false,
             is_traced: false,
         }
+    }
+
+    /// The server's clock, in microseconds since the Unix epoch, at a time since the start.
+    pub(super) fn time(&self, at: u64) -> u64 {
+        (Self::EPOCH + at).saturating_add_signed(self.clock.gained(at))
+    }
+
+    /// Sets the server's clock forward or back, in microseconds.
+    pub(super) fn step_clock(&mut self, micros: i64) {
+        self.clock.gained += micros;
+    }
+
+    pub(super) fn set_slew(&mut self, at: u64, percent: i64) {
+        self.clock.set_slew(at, percent);
     }
 
     pub(super) fn is_down(&self) -> bool {
@@ -209,7 +244,7 @@ impl Server {
                 let run = Run {
                     client: connection.client,
                     call,
-                    now: Self::EPOCH + at,
+                    now: self.time(at),
                     quotas: &self.quotas,
                     keys,
                     id_keys,
@@ -257,7 +292,8 @@ impl Server {
     }
 
     pub(super) fn expire(&mut self, at: u64) {
-        self.store.expire(&self.quotas, Self::EPOCH + at);
+        let now = self.time(at);
+        self.store.expire(&self.quotas, now);
     }
 
     pub(super) fn take_snapshot(&mut self) {
@@ -291,14 +327,17 @@ impl Server {
                 self.store.set_foreign(key, true);
                 self.has_lost_data = true;
             }
+            FaultKind::ClockStep(millis) => self.step_clock(i64::try_from(millis * 1000).expect("a short time")),
+            FaultKind::ClockSlew(percent) => self.set_slew(at, i64::try_from(percent).expect("a small number")),
             other => unreachable!("the network has this fault: {other:?} at {at}"),
         }
     }
 
-    pub(super) fn end_fault(&mut self, kind: FaultKind) {
+    pub(super) fn end_fault(&mut self, at: u64, kind: FaultKind) {
         match kind {
             FaultKind::OutOfMemory => self.is_out_of_memory = false,
             FaultKind::Busy => self.is_busy = false,
+            FaultKind::ClockSlew(_) => self.set_slew(at, 0),
             FaultKind::CutInReply(_) => self.cut_in_reply = None,
             FaultKind::Foreign(key) => {
                 // On the replica, too: a fail-over would bring the value back, and the fault would not end.

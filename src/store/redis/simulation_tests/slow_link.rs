@@ -29,12 +29,6 @@ fn is_answered(answer: &Answer) -> bool {
 }
 
 #[test]
-fn decision_after_an_idle_close_needs_no_new_connection() {
-    let answers = answers(vec![Fault { at: 2_000, lasts: 0, kind: FaultKind::Cut(0) }], Vec::new());
-    assert!(is_answered(&answers[10]), "{answers:?}");
-}
-
-#[test]
 fn decisions_after_replace_need_no_new_connection() {
     let answers = answers(Vec::new(), (4..10).map(|index| (index * 100 - 1, 0)).chain([(2_999, 0)]).collect());
     assert!(answers[4..].iter().all(is_answered), "{answers:?}");

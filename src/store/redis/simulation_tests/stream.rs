@@ -1,11 +1,13 @@
 //! The sockets of the simulated network, below the production code of connections.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
-use redis::Client;
+use redis::aio::MultiplexedConnection;
+use redis::{Client, Cmd, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::world::World;
@@ -15,10 +17,11 @@ use crate::store::redis::RedisServer;
 #[cfg(feature = "redis-tls")]
 use crate::store::redis::connect::RedisTls;
 use crate::store::redis::connect::{
-    Connection, Connector, CredentialsProvider, Failure, PeekSocket, SharedConnection, with_connect_timeout,
+    Connection, Connector, CredentialsProvider, Failure, SharedConnection, connection_config, with_connect_timeout,
 };
 
 /// Opens connections of one limiter.
+#[derive(Clone)]
 struct SimulatedConnector {
     world: World,
     client: usize,
@@ -40,23 +43,104 @@ struct Stream {
     index: usize,
 }
 
-/// A duplicate of the client's end.
-struct Socket {
-    world: World,
-    index: usize,
+impl SimulatedConnector {
+    async fn open(&self) -> Result<SimulatedConnection, RedisError> {
+        let index = self.world.connect(self.client).await?;
+        let stream = Stream { world: self.world.clone(), index };
+        let settings = self.settings.get_connection_info().redis_settings();
+        let (connection, task) = MultiplexedConnection::new_with_config(settings, stream, connection_config()).await?;
+        let task = Arc::new(Mutex::new(ConnectionTask { task: Some(Box::pin(task)), waker: None }));
+        let polled = Arc::downgrade(&task);
+        let connection = SimulatedConnection {
+            connection: SharedConnection::from_connection(connection),
+            task: Arc::clone(&task),
+            connector: self.clone(),
+        };
+        tokio::spawn(poll_fn(move |cx| {
+            // The task is dropped with the connection's last clone, unless it has ended before.
+            let Some(task) = polled.upgrade() else { return Poll::Ready(()) };
+            let mut task = task.lock().expect("no panic");
+            task.waker = Some(cx.waker().clone());
+            task.poll(cx)
+        }));
+        Ok(connection)
+    }
+}
+
+/// The task that reads and writes a connection.
+struct ConnectionTask {
+    task: Option<BoxFuture<()>>,
+    /// Wakes the runtime's thread that polls it.
+    waker: Option<Waker>,
+}
+
+impl ConnectionTask {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(task) = &mut self.task else { return Poll::Ready(()) };
+        let ended = task.as_mut().poll(cx);
+        if ended.is_ready() {
+            self.task = None;
+        }
+        ended
+    }
+
+    /// Another thread polls the task. The thread that polled it last is woken.
+    fn poll_elsewhere(&mut self) {
+        let _ = self.poll(&mut Context::from_waker(Waker::noop()));
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+#[derive(Clone)]
+struct SimulatedConnection {
+    connection: SharedConnection,
+    task: Arc<Mutex<ConnectionTask>>,
+    connector: SimulatedConnector,
+}
+
+impl Drop for ConnectionTask {
+    fn drop(&mut self) {
+        self.waker.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Connection for SimulatedConnection {
+    fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        let mut call = self.connection.call(slot, Arc::clone(&command));
+        if !self.connector.world.state().is_threaded {
+            return call;
+        }
+        let connection = self.clone();
+        Box::pin(async move {
+            // Within the first poll, another thread writes the command, and reads what has arrived.
+            let first = poll_fn(|cx| {
+                let Poll::Pending = call.as_mut().poll(cx) else { unreachable!("the connection's task has not run") };
+                for _ in 0..2 {
+                    connection.task.lock().expect("no panic").poll_elsewhere();
+                    connection.connector.world.state().handle_due();
+                }
+                Poll::Ready(call.as_mut().poll(cx))
+            });
+            match first.await {
+                Poll::Ready(Err(error)) if mistake!(CallThatFailsAtOnceIsRepeated) && error.code().is_none() => {
+                    connection.connector.open().await?.connection.call(slot, command).await
+                }
+                Poll::Ready(result) => result,
+                Poll::Pending => call.await,
+            }
+        })
+    }
+
+    fn is_open(&self) -> BoxFuture<bool> {
+        self.connection.is_open()
+    }
 }
 
 impl Connector for SimulatedConnector {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        let (world, settings, connecting) =
-            (self.world.clone(), self.settings.clone(), self.world.connect(self.client));
+        let connector = self.clone();
         Box::pin(async move {
-            let opening = async {
-                let index = connecting.await?;
-                let stream = Stream { world: world.clone(), index };
-                SharedConnection::over((stream, Socket { world, index }), &settings).await
-            };
-            Ok(Box::new(with_connect_timeout(opening).await?) as Box<dyn Connection>)
+            Ok(Box::new(with_connect_timeout("a simulation", connector.open()).await?) as Box<dyn Connection>)
         })
     }
 
@@ -71,14 +155,6 @@ impl Connector for SimulatedConnector {
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
         unreachable!("no test uses TLS")
-    }
-}
-
-impl PeekSocket for Socket {
-    fn is_quiet(&self) -> bool {
-        let state = self.world.state();
-        let connection = &state.connections[self.index];
-        connection.readable.is_empty() && !connection.has_ended
     }
 }
 

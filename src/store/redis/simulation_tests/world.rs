@@ -35,6 +35,7 @@ pub(super) struct WorldState {
     link: Link,
     /// Delays are whole milliseconds, and some data arrives in two parts.
     in_scenario: bool,
+    pub(super) is_threaded: bool,
     faults: Vec<Fault>,
     events: BTreeMap<(u64, u64), Event>,
     event_count: u64,
@@ -79,6 +80,7 @@ impl World {
             random: Random::new(1),
             link,
             in_scenario: false,
+            is_threaded: false,
             faults: Vec::new(),
             events: BTreeMap::new(),
             event_count: 0,
@@ -105,6 +107,7 @@ impl World {
         let mut state = world.state();
         (state.random, state.in_scenario) = (Random::new(scenario.seed ^ 0x5eed), true);
         (state.trace, state.server.is_traced) = (is_traced.then(Vec::new), is_traced);
+        state.is_threaded = scenario.is_threaded;
         state.faults.clone_from(&scenario.faults);
         for (index, fault) in scenario.faults.iter().enumerate() {
             if let FaultKind::FailOver(lag) = fault.kind {
@@ -215,7 +218,7 @@ impl WorldState {
     }
 
     /// Handles all events that are due. Returns the time of the next one.
-    fn handle_due(&mut self) -> Option<Instant> {
+    pub(super) fn handle_due(&mut self) -> Option<Instant> {
         let now = self.now();
         while let Some(entry) = self.events.first_entry() {
             let at = entry.key().0;

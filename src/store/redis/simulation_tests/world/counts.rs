@@ -52,4 +52,16 @@ impl World {
         let now = state.now();
         state.server.begin_fault(now, FaultKind::Pause, now + micros);
     }
+
+    /// Sets the server's clock forward or back.
+    pub(crate) fn step_clock(&self, micros: i64) {
+        self.state().server.step_clock(micros);
+    }
+
+    /// From now on the server's clock gains so many percent.
+    pub(crate) fn slew_clock(&self, percent: i64) {
+        let mut state = self.state();
+        let now = state.now();
+        state.server.set_slew(now, percent);
+    }
 }

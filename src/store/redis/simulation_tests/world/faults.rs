@@ -65,7 +65,7 @@ impl WorldState {
                 self.cut_all(0);
                 self.server.crash(keeps_data, !refuses);
             }
-            FaultKind::Stall | FaultKind::Undriven | FaultKind::Parked => {}
+            FaultKind::Stall => {}
             other => self.server.begin_fault(at, other, until),
         }
         self.add_event(until, Event::FaultEnds(index));
@@ -82,7 +82,7 @@ impl WorldState {
                 self.add_event((at + lasts + loading) * 1000, Event::LoadingEnds);
             }
             FaultKind::CutInRequest(_) => self.cut_in_request = None,
-            other => self.server.end_fault(other),
+            other => self.server.end_fault((at + lasts) * 1000, other),
         }
     }
 }

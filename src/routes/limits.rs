@@ -1,0 +1,253 @@
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::key::{RequestKey, Rule, SubKey};
+use super::part::Source;
+use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
+use super::policy::{RoutePolicies, RoutePolicy};
+use crate::clock::Clock;
+#[cfg(feature = "redis")]
+use crate::config::limit_in_redis;
+use crate::config::{Conditions, Policy, SubKeyFn, When, field_error, limit_in_memory};
+use crate::error::Error;
+use crate::key::NO_ROUTE;
+use crate::middleware::cost::UnitCost;
+use crate::middleware::{BodyEnd, RateLimitLayer};
+use crate::response::Http;
+use crate::store::{DynLimit, Memory};
+#[cfg(feature = "redis")]
+use crate::store::{Redis, RedisLimit};
+
+/// Limits on the requests of all routes, from a configuration that can be replaced at run time.
+///
+/// See [the module](super). `S` is the limiter: [`Memory`] or `Redis`.
+pub struct RouteLimits<A, U, S> {
+    extractor: ExtractParts<A, U>,
+    store: S,
+    replacing: Arc<Mutex<()>>,
+}
+
+impl<A, U> RequestParts<A, U> {
+    /// Builds limits in memory. `build` builds the limiter from its limits: `|limits| Memory::builder(limits).build()`.
+    ///
+    /// # Errors
+    ///
+    /// If the policies are invalid together, or the limiter cannot be built.
+    pub fn in_memory<C: Clock>(
+        self,
+        policies: &RoutePolicies,
+        build: impl FnOnce(Vec<DynLimit<RequestKey>>) -> Result<Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>, Error>,
+    ) -> Result<RouteLimits<A, U, Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>>, Error> {
+        RouteLimits::new(self, policies, build)
+    }
+
+    /// Builds limits in Redis. `build` builds the limiter from its limits:
+    /// `|limits| Redis::builder(server, "api", limits).build()`.
+    ///
+    /// # Errors
+    ///
+    /// As [`in_memory`](Self::in_memory), and if a policy counts by a header, a cookie or a Basic user and no
+    /// [pepper](Self::pepper) is set.
+    #[cfg(feature = "redis")]
+    pub fn in_redis(
+        self,
+        policies: &RoutePolicies,
+        build: impl FnOnce(Vec<RedisLimit<RequestKey>>) -> Result<Redis<RequestKey>, Error>,
+    ) -> Result<RouteLimits<A, U, Redis<RequestKey>>, Error> {
+        RouteLimits::new(self, policies, build)
+    }
+}
+
+impl<A, U, S: RouteStore> RouteLimits<A, U, S> {
+    fn new(
+        parts: RequestParts<A, U>,
+        policies: &RoutePolicies,
+        build: impl FnOnce(Vec<S::Limit>) -> Result<S, Error>,
+    ) -> Result<Self, Error> {
+        let extractor = ExtractParts { parts: Arc::new(parts), plan: Arc::default() };
+        let (plan, limits) = extractor.plan_of::<S>(policies)?;
+        let store = build(limits)?;
+        extractor.plan.store(Arc::new(plan));
+        Ok(Self { extractor, store, replacing: Arc::default() })
+    }
+
+    /// Creates a layer with the limits. All its clones, and other layers of these limits, share the counts.
+    ///
+    /// The layer tracks requests until their responses end
+    /// ([`release_on_body_end`](RateLimitLayer::release_on_body_end)), as limits on requests in flight need.
+    pub fn layer(&self) -> RateLimitLayer<ExtractParts<A, U>, S, Http, UnitCost, BodyEnd> {
+        RateLimitLayer::new(self.extractor.clone(), self.store.clone()).release_on_body_end()
+    }
+
+    /// Returns the limiter, for its operations.
+    #[must_use]
+    pub fn limiter(&self) -> &S {
+        &self.store
+    }
+
+    /// Replaces the limits. The keys keep their usage, as `replace` of the limiter says.
+    ///
+    /// # Errors
+    ///
+    /// If the policies are invalid together. The earlier limits stay.
+    pub fn replace(&self, policies: &RoutePolicies) -> Result<(), Error> {
+        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (plan, limits) = self.extractor.plan_of::<S>(policies)?;
+        let earlier = self.extractor.plan.load_full();
+        // While the limits change, a request has the parts that either of them need.
+        self.extractor.plan.store(Arc::new(earlier.with(&plan)));
+        let replaced = self.store.replace_limits(limits);
+        self.extractor.plan.store(if replaced.is_ok() { Arc::new(plan) } else { earlier });
+        replaced
+    }
+
+    /// Returns the routes that conditions name and that no request had so far: perhaps their names are wrong.
+    #[must_use]
+    pub fn unmatched_routes(&self) -> Vec<String> {
+        let plan = self.extractor.plan.load();
+        let unmatched = plan.routes.iter().filter(|route| !route.has_matched.load(Ordering::Relaxed));
+        unmatched.map(|route| route.name.clone()).collect()
+    }
+}
+
+impl<A, U> ExtractParts<A, U> {
+    /// Returns what the policies need of a request, and their limits.
+    fn plan_of<S: RouteStore>(&self, policies: &RoutePolicies) -> Result<(Plan, Vec<S::Limit>), Error> {
+        let (mut plan, mut limits) = (Plan::default(), Vec::new());
+        let earlier = self.plan.load();
+        for (index, policy) in policies.limits.iter().enumerate() {
+            let first =
+                policies.limits[..index].iter().position(|other| other.policy().name() == policy.policy().name());
+            if let Some(first) = first {
+                let problem = format!("limits[{first}] has it too; give each limit its own name");
+                return Err(field_error(index, policy.policy(), "name", &problem));
+            }
+            let rule = Arc::new(policy.rule(&self.parts.pepper)?);
+            self.check::<S>(index, policy, &rule)?;
+            limits.push(S::limit(policy.policy(), &rule));
+            plan.rules.push(rule);
+            for name in policy.routes() {
+                let has_matched = |route: &&Arc<NamedRoute>| route.name == name;
+                let named = plan.routes.iter().chain(&earlier.routes).find(has_matched).cloned();
+                plan.routes.push(named.unwrap_or_else(|| NamedRoute::new(name)));
+            }
+        }
+        Ok((plan, limits))
+    }
+
+    fn check<S: RouteStore>(&self, index: usize, policy: &RoutePolicy, rule: &Rule) -> Result<(), Error> {
+        let by = rule.by.iter().map(|part| ("by", part));
+        for (field, part) in by.chain(rule.when.iter().map(|test| ("when", &test.part))) {
+            if matches!(part.source, Source::User) && !self.parts.has_user {
+                let problem = "there is no source of users; call `RequestParts::user`";
+                return Err(field_error(index, policy.policy(), field, problem));
+            }
+            if S::IS_SHARED && part.is_hashed() && !self.parts.is_shared {
+                let problem = "keyed hashes in Redis need a pepper of all processes; call `RequestParts::pepper`";
+                return Err(field_error(index, policy.policy(), field, problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NamedRoute {
+    fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), value: name.into(), has_matched: AtomicBool::new(name == NO_ROUTE) })
+    }
+}
+
+impl RoutePolicy {
+    /// Returns the routes that the condition names.
+    fn routes(&self) -> impl Iterator<Item = &str> {
+        let parts = match &self.policy().fields().when {
+            Some(When::Parts(parts)) => parts.get("route"),
+            _ => None,
+        };
+        parts.into_iter().flat_map(|values| values.names().0).map(String::as_str)
+    }
+}
+
+impl Plan {
+    fn with(&self, other: &Self) -> Self {
+        let rules = self.rules.iter().chain(&other.rules).cloned().collect();
+        Self { rules, routes: self.routes.iter().chain(&other.routes).cloned().collect() }
+    }
+}
+
+/// A limiter whose limits can be replaced: [`Memory`] or `Redis`.
+#[doc(hidden)]
+pub trait RouteStore: Clone + sealed::Sealed {
+    type Limit;
+
+    /// Whether other processes see the keys.
+    const IS_SHARED: bool;
+
+    #[allow(private_interfaces, reason = "sealed")]
+    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit;
+
+    fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<C> Sealed for super::InMemory<C> {}
+    #[cfg(feature = "redis")]
+    impl Sealed for super::Redis<super::RequestKey> {}
+}
+
+type InMemory<C> = Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>;
+
+/// Returns the sub-key and the condition of a limit.
+fn parts_of(rule: &Arc<Rule>) -> (SubKeyFn<RequestKey, SubKey>, Conditions<RequestKey>) {
+    let (by, when) = (Arc::clone(rule), Arc::clone(rule));
+    let has_condition = !rule.when.is_empty();
+    let when = has_condition.then(|| Arc::new(move |key: &RequestKey| when.applies(key)) as _);
+    (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free: None })
+}
+
+impl<C: Clock> RouteStore for InMemory<C> {
+    type Limit = DynLimit<RequestKey>;
+
+    const IS_SHARED: bool = false;
+
+    #[allow(private_interfaces, reason = "sealed")]
+    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit {
+        let (sub_key, conditions) = parts_of(rule);
+        limit_in_memory(policy, sub_key, conditions)
+    }
+
+    fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error> {
+        self.replace(limits)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl RouteStore for Redis<RequestKey> {
+    type Limit = RedisLimit<RequestKey>;
+
+    const IS_SHARED: bool = true;
+
+    #[allow(private_interfaces, reason = "sealed")]
+    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit {
+        let (sub_key, conditions) = parts_of(rule);
+        limit_in_redis(policy, sub_key, conditions)
+    }
+
+    fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error> {
+        self.replace(limits)
+    }
+}
+
+impl<A, U, S: Clone> Clone for RouteLimits<A, U, S> {
+    fn clone(&self) -> Self {
+        Self { extractor: self.extractor.clone(), store: self.store.clone(), replacing: Arc::clone(&self.replacing) }
+    }
+}
+
+impl<A, U, S> fmt::Debug for RouteLimits<A, U, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouteLimits").field("plan", &self.extractor.plan).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! The health check: decisions on keys that belong to nobody.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+
+use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, call_once};
+use super::connect::{CONNECT_TIMEOUT, Connection, no_runtime};
+use super::limiter_state::LimiterState;
+use super::random_id::random_id;
+use super::script::{LimitInfo, Operation};
+use crate::decision::AcquireOptions;
+use crate::encode::KeyWriter;
+use crate::error::Error;
+use crate::store::inner::{micros_floor, runtime::sleep};
+
+/// For so long a key is blocked. The check removes the block; if the process dies meanwhile, the key expires.
+const BLOCK: Duration = Duration::from_secs(10);
+/// So many random keys are tried to find one whose cluster slot a node serves.
+const MAX_KEYS: usize = 1_000;
+
+impl<Key: ?Sized> LimiterState<Key> {
+    /// Makes decisions on each node: see [`Redis::health_check`](super::Redis::health_check).
+    pub(super) async fn health_check(&self) -> Result<(), Error> {
+        let timer = sleep(CONNECT_TIMEOUT).ok_or_else(no_runtime)?;
+        let server = &self.client.config.health.server;
+        let checked = async {
+            server.discover_nodes().await.map_err(|failure| failure.error)?;
+            for index in 0..server.node_count() {
+                self.check_node(index).await?;
+            }
+            Ok(())
+        };
+        match select(pin!(checked), pin!(timer)).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Error::unavailable(format!(
+                "health check failed: Redis ({}) did not respond within {CONNECT_TIMEOUT:?}; check that the server is \
+                 reachable",
+                server.describe(),
+            ))),
+        }
+    }
+
+    /// Decides on two keys in one call, and then on the second key alone: each call of the script must find what the others
+    /// have written.
+    async fn check_node(&self, index: usize) -> Result<(), Error> {
+        let config = &self.client.config;
+        // A node without slots receives no calls, and may have left the cluster.
+        let Some(first) = self.probe_target(index, None) else { return Ok(()) };
+        let second = self.probe_target(index, Some(first.slot())).unwrap_or_else(|| first.clone());
+        let node = config.health.node(index);
+        let connection: Arc<dyn Connection> =
+            Arc::from(config.health.server.connect(index).await.map_err(|failure| failure.error)?);
+        let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
+        let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
+        let blocked = self.probed_limits().find(|(_, limit)| !limit.facts.is_shadow);
+        let block = |micros| blocked.and_then(|(limit, _)| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
+        let blocks: Vec<_> = block(micros_floor(BLOCK)).into_iter().collect();
+        run(vec![
+            (first.clone(), self.probe(Operation::Acquisition)),
+            (second.clone(), self.probe(Operation::Acquisition)),
+            (second.clone(), OperationKind::Mutate(blocks.clone())),
+        ])
+        .await?;
+        if !blocks.is_empty() && self.is_decided_together() {
+            let seen = run(vec![(second.clone(), self.probe(Operation::Peek))]).await?;
+            if let [Completion::Decided(decision, _)] = &seen[..]
+                && decision.is_allowed()
+            {
+                return Err(Error::unavailable(format!(
+                    "health check failed: Redis ({}) has lost a key that the check wrote; if a proxy distributes keys \
+                     over several servers, connect to one server, or to a cluster by `RedisServer::cluster`",
+                    config.health.server.describe()
+                )));
+            }
+        }
+        let resets = self.probed_limits().filter_map(|(limit, _)| self.operation(Operation::Reset, limit, &[], 0, 0));
+        let end: Vec<_> = block(0).into_iter().chain(resets).collect();
+        run(vec![(first, OperationKind::Mutate(end.clone())), (second, OperationKind::Mutate(end))]).await.map(drop)
+    }
+
+    /// The limits that the check decides by: their algorithm is known without a key, and charges at once.
+    fn probed_limits(&self) -> impl Iterator<Item = (usize, &LimitInfo)> {
+        let limits = self.limits().iter().enumerate();
+        limits.filter(|(_, limit)| limit.fixed_algorithm.is_some() && !limit.held_until_end)
+    }
+
+    /// Whether one decision can be made by all probed limits: the script needs the parameters of all limits.
+    fn is_decided_together(&self) -> bool {
+        self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) && self.probed_limits().next().is_some()
+    }
+
+    /// Returns a decision of cost 1, or the charges of the single limits.
+    fn probe(&self, operation: Operation) -> OperationKind {
+        let options = AcquireOptions::cost(1);
+        if self.is_decided_together() {
+            return OperationKind::Decide(options, self.probe_template(operation, options));
+        }
+        let charges = self.probed_limits().filter_map(|(limit, _)| self.operation(Operation::Charge, limit, &[], 1, 1));
+        OperationKind::Mutate(charges.collect())
+    }
+
+    /// Returns random keys whose slot the node serves, and is not this one. `None` if none are found.
+    fn probe_target(&self, node: usize, other_than: Option<u16>) -> Option<OperationTarget> {
+        let server = &self.client.config.health.server;
+        (0..MAX_KEYS).map(|_| self.random_target()).find(|target| {
+            let slot = target.slot();
+            server.node_of_slot(slot) == node && Some(slot) != other_than
+        })
+    }
+
+    fn random_target(&self) -> OperationTarget {
+        let name = format!("health-check-{:x}", random_id());
+        let tag = self.has_hash_tag().then_some(&*name);
+        let (mut names, mut key_offsets) = (KeyWriter::with_capacity(64), Vec::new());
+        let is_probed = |index: usize| self.probed_limits().any(|(probed, _)| probed == index);
+        let has_probed = self.probed_limits().next().is_some();
+        for index in 0..self.limits().len() {
+            // The script needs a key in any case.
+            if is_probed(index) || !has_probed && index == 0 {
+                self.key_format.append(index, tag, &mut names, |writer| writer.bytes(name.as_bytes()));
+            }
+            key_offsets.push(names.names_len());
+        }
+        self.target_of(names.into_names().into_bytes(), key_offsets)
+    }
+}
