@@ -52,7 +52,8 @@ fn counters_keep_states() {
         }
     });
     for words in [3, 4, 66] {
-        let before = || Counters::from_numbers(&[7, 8, 9].iter().copied().chain(vec![0; words - 3]).collect::<Vec<_>>());
+        let before =
+            || Counters::from_numbers(&[7, 8, 9].iter().copied().chain(vec![0; words - 3]).collect::<Vec<_>>());
         assert_state_is_kept(&before(), || edit, words, |state| state.to_vec());
     }
     let has_snapshot = |edit| Counters::next_snapshot(&edit).is_some();

@@ -33,6 +33,8 @@ pub(crate) use crate::decision::LimitNumbers;
 pub(crate) use crate::decision::LimitReading;
 /// The name of a limit, cheap to clone.
 pub(crate) use crate::decision::Name;
+/// What a reading knows of a limit's mark.
+pub(crate) use crate::decision::NearLimit;
 /// The rule: what all limits decide together, and what each of them is charged.
 pub(crate) use crate::decision::Plan;
 /// The id of a call, and what the store remembers of it.
@@ -41,8 +43,6 @@ pub(crate) use crate::decision::Remember;
 pub(crate) use crate::decision::ShareRole;
 /// The limits that a decision lists.
 pub(crate) use crate::decision::StatusList;
-/// What a reading knows of a limit's mark.
-pub(crate) use crate::decision::NearLimit;
 /// Hashes a long key, so that the names of keys are short.
 pub(crate) use crate::encode::hash_if_long;
 /// What a limit costs: the request's cost, a unit's, or a fixed one.

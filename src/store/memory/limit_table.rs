@@ -101,7 +101,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         self.limit.sub_key().with_sub_key(key, |part| hasher.hash_one(part))
     }
 
-    pub(super) fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> Eviction<'a, C::Algorithm> {
+    pub(super) fn eviction_policy<'a>(
+        &self,
+        algorithm: &'a C::Algorithm,
+        now: Timestamp,
+    ) -> Eviction<'a, C::Algorithm> {
         Eviction { algorithm: Some(algorithm), now, when_full: self.when_full() }
     }
 
@@ -207,7 +211,8 @@ where
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason) {
         let (hash, now) = (self.fingerprint_of(context), context.now);
         let duration = until.saturating_since(now);
-        let block = Block { until: until.as_micros(), duration: reason.pack(crate::store::inner::micros_floor(duration)) };
+        let block =
+            Block { until: until.as_micros(), duration: reason.pack(crate::store::inner::micros_floor(duration)) };
         let block = (!duration.is_zero()).then_some(block);
         self.table.lock(hash).set_block(hash, block, now, self.table.info());
     }

@@ -23,6 +23,7 @@ use crate::store::inner::{
 pub trait Part {
     fn name(&self) -> &Name;
     fn is_shadow(&self) -> bool;
+    fn share(&self) -> ShareRole;
     /// The identity of the limit's table. Locks are taken in this order, whatever the order of the limits is.
     fn table_id(&self) -> u64;
     /// Locks the key's shard until the part is dropped. Returns the time of the last decision there.
@@ -131,6 +132,10 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         self.limit.limit.is_shadow()
     }
 
+    fn share(&self) -> ShareRole {
+        self.limit.limit.share()
+    }
+
     fn table_id(&self) -> u64 {
         self.limit.table.id()
     }
@@ -169,14 +174,15 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             if !keys.is_plain(self.hash) {
                 return None;
             }
-            let allows = |cost| match algorithm.decide_in_line(state, now, ChargeOptions::within(cost, max_delay), InLine) {
-                Some(Step::Allow { next, delay: 0 }) => Some(next),
-                Some(_) => None,
-                None => match algorithm.decide(state, now, ChargeOptions::within(cost, max_delay)) {
-                    Step::Allow { next, delay: 0 } => Some(next),
-                    _ => None,
-                },
-            };
+            let allows =
+                |cost| match algorithm.decide_in_line(state, now, ChargeOptions::within(cost, max_delay), InLine) {
+                    Some(Step::Allow { next, delay: 0 }) => Some(next),
+                    Some(_) => None,
+                    None => match algorithm.decide(state, now, ChargeOptions::within(cost, max_delay)) {
+                        Step::Allow { next, delay: 0 } => Some(next),
+                        _ => None,
+                    },
+                };
             if kept_free > 0 {
                 allows(cost.checked_add(kept_free)?)?;
             }

@@ -130,7 +130,11 @@ fn store<A: Algorithm>(
 
 /// Returns the snapshot of the next state, unless it can be taken only after the edit.
 #[inline(always)]
-pub(super) fn preview<A: Algorithm>(algorithm: &A, next: &<A::State as State>::Next, now: Timestamp) -> Option<LazySnapshot> {
+pub(super) fn preview<A: Algorithm>(
+    algorithm: &A,
+    next: &<A::State as State>::Next,
+    now: Timestamp,
+) -> Option<LazySnapshot> {
     match A::State::next_state(next) {
         Some(state) => Some(algorithm.snapshot(state, now)),
         None => A::State::next_snapshot(next),
@@ -178,7 +182,10 @@ where
         if !is_plain || !decides_by_states::<Key, _, _>(limit) {
             return None;
         }
-        let Some(hash) = limit.key_hash(context.key, context.hasher) else { return Some(None) };
+        let Some(hash) = limit.key_hash(context.key, context.hasher) else {
+            // A request to which the share does not apply borrows.
+            return (limit.limit.share() != ShareRole::Share).then_some(None);
+        };
         let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
         let chosen = limit.limit.algorithm().select(context.key);
         (options.cost > 0).then_some(Some(Self { limit, hash: fingerprint(hash), options, chosen, key: PhantomData }))
@@ -260,7 +267,8 @@ impl Charged<'_> {
 
     #[inline(always)]
     pub(super) fn status(&self) -> LimitStatus {
-        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow).with_near(self.near)
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
+            .with_near(self.near)
     }
 }
 

@@ -12,9 +12,7 @@ use super::table::TableFull;
 use super::transaction_limit::{HeldLimit, read_clock};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
-use crate::store::inner::{
-    Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole,
-};
+use crate::store::inner::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole};
 
 /// One limit of a decision: what was read, and the numbers after a charge.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +105,10 @@ impl<'a> Transaction<'a> {
     // Row "three limits, dynamic" of docs/performance.md: five times as long without.
     #[inline]
     pub(super) fn try_plain(&self) -> Option<Decision> {
-        if self.options.hold || self.parts.is_empty() || !self.parts.iter().all(|part| part.decide_plain(self.now)) {
+        let has = |share| self.parts.iter().any(|part| part.share() == share);
+        // A request to which the share does not apply borrows.
+        let borrows = || has(ShareRole::Common) && !has(ShareRole::Share);
+        if self.options.hold || borrows() || !self.parts.iter().all(|part| part.decide_plain(self.now)) {
             return None;
         }
         let lists_all = self.options.lists_all(Verdict::Allowed);
@@ -203,9 +204,8 @@ impl<'a> Transaction<'a> {
 
     /// Returns the index of a share whose table has no slot for the key: the request borrows.
     fn share_without_slot(&self, plan: &Plan) -> Option<usize> {
-        let is_charged = |step: &LimitStep| {
-            step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some()
-        };
+        let is_charged =
+            |step: &LimitStep| step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some();
         let index = self.steps.iter().position(is_charged)?;
         self.parts[index].is_full().is_err().then_some(index)
     }

@@ -77,14 +77,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     }
 
     /// Writes the words of a state after a charge of what is held on its key.
-    fn charge_held(
-        &self,
-        fingerprint: u64,
-        held: u64,
-        words: &[u64],
-        now: Timestamp,
-        charged: &mut Vec<u64>,
-    ) {
+    fn charge_held(&self, fingerprint: u64, held: u64, words: &[u64], now: Timestamp, charged: &mut Vec<u64>) {
         charged.clear();
         let mut charge = |algorithm: &C::Algorithm| {
             let mut state = StateOf::<C>::from_stored(words)?;

@@ -43,8 +43,8 @@ pub(super) use self::deadlines::Deadline;
 pub(super) use self::eviction::{Eviction, TableFull};
 pub(super) use self::extras::Block;
 pub(super) use self::set::SlotIndex;
-pub(super) use self::shard::{Keys, SavedItem, ShardGuard};
 use self::shard::Shard;
+pub(super) use self::shard::{Keys, SavedItem, ShardGuard};
 use super::when_full::WhenFull;
 use crate::algorithm::{Algorithm, State};
 
@@ -179,7 +179,8 @@ impl<A: Algorithm> Clone for Table<A> {
 /// divided evenly: a shard has space for the mean number and seven times the standard deviation. So the probability that
 /// any shard is full below the capacity is below 10^-9.
 fn shape(keys: usize) -> (usize, usize) {
-    let sets_for = |keys: usize| (keys / 125).saturating_mul(47).saturating_add(keys % 125 * 47 / 125).saturating_add(38);
+    let sets_for =
+        |keys: usize| (keys / 125).saturating_mul(47).saturating_add(keys % 125 * 47 / 125).saturating_add(38);
     // A shard of few keys has more slack, one of many keys a longer pause when it doubles.
     let max_sets = match keys {
         0..=400 => return (1, sets_for(keys).next_power_of_two()),

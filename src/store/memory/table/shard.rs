@@ -60,10 +60,20 @@ pub(in super::super) struct Keys<A: Algorithm> {
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum SavedItem<'a> {
     /// A key that is not idle, or has a held amount.
-    Key { fingerprint: u64, held: u64, words: &'a [u64] },
+    Key {
+        fingerprint: u64,
+        held: u64,
+        words: &'a [u64],
+    },
     /// A debt that new keys of a set inherit.
-    Debt { set: usize, words: &'a [u64] },
-    Block { fingerprint: u64, block: Block },
+    Debt {
+        set: usize,
+        words: &'a [u64],
+    },
+    Block {
+        fingerprint: u64,
+        block: Block,
+    },
 }
 
 impl<A: Algorithm> Shard<A> {
@@ -224,7 +234,12 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Returns the state that an absent key starts with, if it inherits any usage.
-    pub(in super::super) fn inherited_debt(&self, fingerprint: u64, policy: &Eviction<'_, A>, info: &TableInfo<A::State>) -> Option<A::State> {
+    pub(in super::super) fn inherited_debt(
+        &self,
+        fingerprint: u64,
+        policy: &Eviction<'_, A>,
+        info: &TableInfo<A::State>,
+    ) -> Option<A::State> {
         let debts = candidate_sets(fingerprint, info.max_sets).map(|set| self.debts.get(set));
         let [Some(first), Some(second)] = debts else { return None };
         let mut state = first.clone();
@@ -483,7 +498,9 @@ impl<A: Algorithm> Keys<A> {
     #[inline]
     pub(in super::super) fn end_due(&mut self, now: Timestamp) {
         if self.has_extras {
-            while let Some((fingerprint, amount)) = self.extras.as_mut().and_then(|extras| extras.deadlines.take_due(now)) {
+            while let Some((fingerprint, amount)) =
+                self.extras.as_mut().and_then(|extras| extras.deadlines.take_due(now))
+            {
                 self.end_hold(fingerprint, amount, 0);
             }
         }
@@ -506,7 +523,13 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Blocks a key, or removes its block.
-    pub(in super::super) fn set_block(&mut self, fingerprint: u64, block: Option<Block>, now: Timestamp, info: &TableInfo<A::State>) {
+    pub(in super::super) fn set_block(
+        &mut self,
+        fingerprint: u64,
+        block: Option<Block>,
+        now: Timestamp,
+        info: &TableInfo<A::State>,
+    ) {
         if block.is_some() || self.has_extras {
             self.extras().set_block(fingerprint, block, now, info.max_sets * SLOTS);
             self.update_has_extras();

@@ -40,7 +40,6 @@ fn table_below_its_capacity_keeps_every_key() {
         assert!(table.capacity() >= keys);
         let (mut random, mut model) = (Random(seed), HashMap::new());
         while model.len() < keys {
-            
             let key = fingerprint(random.number());
             let key = if random.below(2) == 0 { model.keys().next().copied().unwrap_or(key) } else { key };
             charge(&table, key, &HOUR, START).expect("a slot below the capacity");
@@ -144,7 +143,8 @@ fn deadlines_agree_with_a_list() {
                     now -= random.below(furthest).min(now);
                 }
                 _ => {
-                    let mut due: Vec<_> = std::iter::from_fn(|| deadlines.take_due(Timestamp::from_micros(now))).collect();
+                    let mut due: Vec<_> =
+                        std::iter::from_fn(|| deadlines.take_due(Timestamp::from_micros(now))).collect();
                     let is_stale = |at: u64| at > now + 2 * longest;
                     let (expected, rest): (Vec<_>, Vec<_>) =
                         flights.into_iter().partition(|&(_, at, ..)| at <= now || is_stale(at));
