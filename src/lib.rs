@@ -210,7 +210,6 @@ pub mod guide {
     //! [choosing]: crate::guide::choosing
     //! [configuration]: crate::guide::configuration
     //! [costs]: crate::guide::costs
-    //! [design]: crate::guide::design
     //! [from-governor]: crate::guide::from_governor
     //! [from-tower-governor]: crate::guide::from_tower_governor
     //! [gateways]: crate::guide::gateways
@@ -265,14 +264,6 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
-
-    /// [costs]: crate::guide::costs
-    /// [leases]: crate::guide::leases
-    /// [redis]: crate::guide::redis
-    #[doc = include_str!("../docs/pictures/architecture.md")]
-    ///
-    #[doc = include_str!("../docs/design.md")]
-    pub mod design {}
 
     /// [capacity]: crate::guide::operating#memory-and-capacity
     /// [performance]: crate::guide::performance
@@ -354,7 +345,6 @@ pub mod guide {
     #[doc = include_str!("../docs/recipes.md")]
     pub mod recipes {}
 
-    /// [design]: crate::guide::design#batches-in-redis
     /// [holds-sizing]: crate::guide::redis_sizing#bytes-and-holds
     /// [ids]: crate::guide::costs#reservation-ids
     /// [leases]: crate::guide::leases
