@@ -110,9 +110,11 @@
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
+//! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
+//!   and contains the database.
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
-//!   behind the layer; `limiter::until_ready`; `TokioClock`.
+//!   behind the layer; `waiting::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
@@ -135,6 +137,7 @@ macro_rules! mistake {
 }
 
 pub mod algorithm;
+mod calendar;
 mod clock;
 #[cfg(feature = "serde")]
 pub mod config;
@@ -162,11 +165,14 @@ pub mod store;
 mod sync;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
+#[cfg(feature = "timer")]
+pub mod waiting;
 
 #[doc(inline)]
 pub use crate::algorithm::{
     FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
+pub use crate::calendar::{Calendar, Weekday};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};

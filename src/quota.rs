@@ -90,7 +90,7 @@ impl Quota {
 
     /// Creates a quota of `limit` per `period`.
     ///
-    /// A period is fixed: for a calendar month use 30 days, or a counter of your own.
+    /// A period is fixed: for a calendar month use [`FixedWindow::calendar`](crate::FixedWindow::calendar).
     ///
     /// # Panics
     ///
@@ -240,6 +240,8 @@ pub enum QuotaError {
     InvalidFormat,
     /// The unit of time in the text is unknown.
     UnknownUnit,
+    /// The unit of time in the text is a month or a year.
+    CalendarUnit,
     /// A quota is divided by zero processes.
     NoProcess,
 }
@@ -257,6 +259,10 @@ impl QuotaError {
             Self::PeriodTooLong => "a quota's period must be at most 200 years (73050 days)",
             Self::InvalidFormat => {
                 "a quota has the form COUNT/PERIOD or COUNT per PERIOD with whole numbers; for example 100/min or 5 per 10s"
+            }
+            Self::CalendarUnit => {
+                "a month and a year have no fixed length; write 30d, or use a calendar window: `FixedWindow::calendar` in \
+                 code, `window = \"calendar\"` in configuration"
             }
             Self::NoProcess => "a quota is divided by at least one process",
             Self::UnknownUnit => {
@@ -339,6 +345,7 @@ fn read_unit(text: &str) -> Result<u64, QuotaError> {
         "h" | "hour" | "hours" => HOUR,
         "d" | "day" | "days" => DAY,
         "w" | "week" | "weeks" => WEEK,
+        "month" | "months" | "year" | "years" => return Err(QuotaError::CalendarUnit),
         "" => return Err(QuotaError::InvalidFormat),
         _ => return Err(QuotaError::UnknownUnit),
     })

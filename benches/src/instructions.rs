@@ -150,9 +150,9 @@ fn main() {
         "service-with-extension" => {
             service(count, limited(PLENTY, Http::new().headers(Headers::new().request_extension(true))))
         }
-        "service-minimal" => service(count, limited(PLENTY, Http::minimal())),
+        "service-minimal" => service(count, limited(PLENTY, Http::without_headers())),
         "service-rejected" => service(count, limited(NOTHING, Http::new())),
-        "service-rejected-minimal" => service(count, limited(NOTHING, Http::minimal())),
+        "service-rejected-minimal" => service(count, limited(NOTHING, Http::without_headers())),
         "service-bare" => service(count, EmptyService),
         "service-governor" => service(count, governed!()),
         "service-governor-headers" => service(count, governed!(use_headers)),

@@ -88,13 +88,13 @@ fn scenarios() -> Vec<(&'static str, Vec<Contestant<'static>>)> {
                 "ours_with_both_extensions",
                 ours(plenty, Http::new().headers(Headers::new().request_extension(true).response_extension(true))),
             ),
-            contestant("ours_minimal", ours(plenty, Http::minimal())),
+            contestant("ours_minimal", ours(plenty, Http::without_headers())),
         ],
     );
     let minimal = (
         "service allowed, minimal",
         vec![
-            contestant("ours_minimal", ours(plenty, Http::minimal())),
+            contestant("ours_minimal", ours(plenty, Http::without_headers())),
             contestant("bare", EmptyService),
             contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
         ],
@@ -105,7 +105,7 @@ fn scenarios() -> Vec<(&'static str, Vec<Contestant<'static>>)> {
             contestant("ours", RateLimitLayer::new(PeerIp::new(), Memory::new(none)).layer(EmptyService)),
             contestant("bare", EmptyService),
             contestant("tower_governor", governor(Duration::from_secs(86_400), 1)),
-            contestant("ours_minimal", ours(none, Http::minimal())),
+            contestant("ours_minimal", ours(none, Http::without_headers())),
         ],
     );
     vec![allowed, minimal, rejected]

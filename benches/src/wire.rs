@@ -45,7 +45,7 @@ fn measure(harness: &Harness, scenario: &str, rejected: bool) {
     let algorithm = if rejected { ONE } else { PLENTY };
     let (period, burst) = if rejected { (Duration::from_secs(86_400), 1) } else { (Duration::from_nanos(1), u32::MAX) };
     let hello = || Router::new().route("/", get(async || "hello"));
-    let bare = RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(Http::minimal());
+    let bare = RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(Http::without_headers());
     let config = GovernorConfigBuilder::default().period(period).burst_size(burst).finish();
     let servers = [
         // The default responder: with header fields, extensions and a problem body.

@@ -14,6 +14,7 @@ use tower_ratelimit::config::{AlgorithmName, Policy};
 /// | `leaky-queue` | `ceil(t L / W) - 1 + max_cost` |
 /// | `fixed-window` | the larger of `ceil(t / W) L` and `ceil((t - 1) / W) L + L - 1` |
 /// | `fixed-window`, aligned to the clock | `(ceil((t - 1) / W) + 1) L` |
+/// | `fixed-window` of a calendar | the same, with three quarters of the longest window as `W` |
 /// | `sliding-window`, with blocks of length `b = W / N` | `ceil(m / (N + 1)) L` with `m = ceil((t - 1) / b) + 1` |
 /// | `sliding-window`, weighted | `ceil(t / W) (2 L - 1)` |
 /// | `sliding-log` | `ceil(t / W) L` |
@@ -35,6 +36,10 @@ pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> Optio
             burst + (length * limit).div_ceil(period) - 1
         }
         AlgorithmName::LeakyQueue => (length * limit).div_ceil(period) - 1 + u128::from(max_cost),
+        // No month, and no day where the clocks change, is shorter.
+        AlgorithmName::FixedWindow if policy.calendar().is_some() => {
+            ((length - 1).div_ceil(period * 3 / 4) + 1) * limit
+        }
         AlgorithmName::FixedWindow if policy.is_aligned_to_clock() => ((length - 1).div_ceil(period) + 1) * limit,
         AlgorithmName::FixedWindow => {
             let from_first_hit = length.div_ceil(period) * limit;

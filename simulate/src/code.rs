@@ -30,11 +30,40 @@ pub fn rust(policy: &Policy) -> String {
     ];
     let settings: String = settings.into_iter().flatten().collect();
     let rate = policy.quota().map(quota).or(policy.max().map(|max| max.to_string())).unwrap_or_default();
-    let algorithm = format!("{name}::new({rate}){settings}");
+    let algorithm = calendar(policy).unwrap_or_else(|| format!("{name}::new({rate}){settings}"));
     match policy.warn_at() {
         Some(mark) => format!("Memory::new(Limit::new({:?}, {algorithm}).warn_at({mark:?}))", policy.name()),
         None => format!("Memory::new({algorithm})"),
     }
+}
+
+/// Returns the expression of a calendar's window.
+fn calendar(policy: &Policy) -> Option<String> {
+    policy.calendar()?;
+    let fields = serde_json::to_value(policy).ok()?;
+    let (limit, days) = policy.quota().map(|quota| (quota.limit(), quota.period().as_secs() / 86_400))?;
+    let anchor = fields.get("anchor");
+    let kind = match (days, anchor.and_then(Value::as_u64), anchor.and_then(Value::as_str)) {
+        (1, ..) => "daily()".to_owned(),
+        (7, _, Some(day)) => {
+            let (first, rest) = day.split_at_checked(1)?;
+            format!("weekly_from(Weekday::{}{})", first.to_uppercase(), rest.to_lowercase())
+        }
+        (7, ..) => "weekly()".to_owned(),
+        (31, Some(day), _) => format!("monthly_on({day})"),
+        (31, ..) => "monthly()".to_owned(),
+        _ => "yearly()".to_owned(),
+    };
+    let zone = match fields.get("zone").and_then(Value::as_str) {
+        None | Some("UTC") => String::new(),
+        Some(zone) if zone.starts_with(['+', '-']) => {
+            let (hours, minutes) = zone[1..].split_once(':')?;
+            let minutes = hours.parse::<i16>().ok()? * 60 + minutes.parse::<i16>().ok()?;
+            format!(".utc_offset_minutes({}{minutes})", zone[..1].trim_start_matches('+'))
+        }
+        Some(zone) => format!(".zone({zone:?})?"),
+    };
+    Some(format!("FixedWindow::calendar({limit}, Calendar::{kind}{zone})"))
 }
 
 fn quota(quota: Quota) -> String {
@@ -52,7 +81,7 @@ fn quota(quota: Quota) -> String {
 }
 
 /// The fields of a policy in the order in which people write them.
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 19] = [
     "name",
     "algorithm",
     "quota",
@@ -60,6 +89,9 @@ const FIELDS: [&str; 16] = [
     "burst",
     "max_waiting",
     "aligned_to_clock",
+    "window",
+    "anchor",
+    "zone",
     "blocks",
     "weighted",
     "by",

@@ -86,7 +86,7 @@ pub fn suggest(policy: &Policy, traffic: &Traffic, max_denied: MaxDenied) -> Res
     Simulation::alone(policy, traffic)?;
     let arrivals = traffic.arrivals();
     let search = Search { traffic, arrivals: &arrivals, max_denied };
-    let Some(quota) = policy.quota() else { return Ok(Vec::new()) };
+    let Some(quota) = policy.quota().filter(|_| policy.calendar().is_none()) else { return Ok(Vec::new()) };
     let found: Vec<_> = match Setting::of(policy) {
         setting @ Setting::Limit => vec![search.smallest(setting, policy, quota)],
         setting => rates(quota).into_iter().map(|rate| search.smallest(setting, policy, rate)).collect(),

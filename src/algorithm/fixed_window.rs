@@ -1,11 +1,12 @@
 use std::time::Duration;
 
 use super::{Algorithm, ChargeOptions, Start, Step};
+use crate::calendar::Calendar;
 use crate::clock::{Timestamp, micros_floor};
 #[cfg(feature = "redis")]
 use crate::decision::AcquireOptions;
-use crate::decision::{LazySnapshot, LimitSnapshot};
-use crate::quota::Quota;
+use crate::decision::LazySnapshot;
+use crate::quota::{Quota, QuotaError};
 
 /// A fixed window: a counter that is reset when its window ends.
 ///
@@ -15,165 +16,427 @@ use crate::quota::Quota;
 ///
 /// A window starts at a key's first hit and lasts one period. In any interval of one period at most `2 limit - 1` are
 /// admitted: one hit at the start of a window, `limit - 1` at its end and `limit` immediately after it. With
-/// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the
-/// boundary.
+/// [`aligned_to_clock`](Self::aligned_to_clock) or a [`calendar`](Self::calendar) the maximum is `2 limit`, in an
+/// arbitrarily short time around the boundary.
 ///
 /// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and
 ///   `reset` are `end - now`.
-/// - **State**: four words (end, used, time of the last charge, start). A denied request changes neither count nor end.
-/// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after
-///   its start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the
-///   end of the current calendar window, so that the bound of `2 limit` holds after the change.
+/// - **State**: five words (end, used, time of the last charge, first hit, kinds), and three for each further window, at most
+///   14. A denied request changes no word.
+/// - **Several periods on one key**: see [below](#several-periods-on-one-key).
 /// - **Source**: the classic counter of `INCR` and `EXPIRE`, without its races.
 /// - **Choose it** for quotas that users know as "so many per hour", or where an audit counts by calendar windows. If
 ///   bursts at the boundary are harmful, choose [`Gcra`](super::Gcra).
 ///
 /// ```
-/// use tower_ratelimit::{FixedWindow, Quota};
+/// use tower_ratelimit::{Calendar, FixedWindow, Quota};
 ///
 /// const SIGN_UPS: FixedWindow = FixedWindow::new(Quota::per_hour(3));
 /// const DAILY: FixedWindow = FixedWindow::new(Quota::per_day(1_000)).aligned_to_clock();
+/// const BILLED: FixedWindow = FixedWindow::calendar(10_000, Calendar::monthly_on(15).utc_offset_minutes(120));
 /// ```
+///
+/// # Several periods on one key
+///
+/// Tiers, and two versions of a service during a deployment, may charge one key by several periods. A state then has a
+/// window for each period, and each charge counts in all open windows:
+///
+/// 1. A request charges the window of its own period, which it opens if it is closed, and every other open window.
+/// 2. A request is allowed if its own window and the windows of other periods have room. A window of another period counts
+///    until it ends, or until one period of the request after its first hit if that is earlier: while all that it has
+///    counted is inside one period. In a calendar it counts no longer than the calendar's window that contains the last charge.
+///
+/// So your requests keep the bound of their own limit, whatever other limits charge; a request with less usage than its
+/// limit in its own period is not denied; and a change of quota keeps the usage. A change of the limit alone keeps the
+/// window. A state has at most four windows: a fifth period is denied until one of the four windows ends. A settled hold of
+/// a fifth period counts in the four.
+///
+/// While a deployment lowers a limit, the processes with the larger limit use what both may use: those with the smaller
+/// limit are denied while the usage is above their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
+    /// Of a calendar, the limit in the longest window.
     quota: Quota,
-    aligned: bool,
+    boundaries: Boundaries,
 }
 
-/// The window of a state that is open at a time.
+/// Where windows begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Boundaries {
+    FirstHit,
+    /// At multiples of the period since the epoch.
+    Multiples,
+    Calendar(Calendar),
+}
+
+/// The maximum number of windows in a state.
+const MAX_WINDOWS: usize = 4;
+
+/// The words of a state: the end of a window, its usage, the time of the last charge, the first hit of the window, and the
+/// kinds; then end, usage and first hit of each further window. The window that ends last is first. The kinds are the number
+/// of further windows, times 16, and a bit for each window whose end is not set by its first hit.
+type Words = [u64; 3 * MAX_WINDOWS + 2];
+
+const WRITTEN_AT: usize = 2;
+const KINDS: usize = 4;
+
+/// Returns the number of windows behind the first one.
+#[inline]
+fn further(state: &[u64]) -> usize {
+    state.get(KINDS).map_or(0, |kinds| (kinds >> 4).min(MAX_WINDOWS as u64 - 1) as usize)
+}
+
+/// A window of a state.
 #[derive(Clone, Copy)]
 struct Window {
-    start: u64,
+    first_hit: u64,
     end: u64,
     used: u64,
-    /// The time at which to decide.
+    /// Its end is not set by its first hit.
+    by_clock: bool,
+}
+
+impl Window {
+    fn read(state: &Words, index: usize) -> Self {
+        let by_clock = state[KINDS] >> index & 1 == 1;
+        let (end, first) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
+        Self { first_hit: state[first], end: state[end], used: state[end + 1], by_clock }
+    }
+
+    /// Adds the window to a state that has `index` windows.
+    fn write(self, state: &mut Words, index: usize) {
+        let (end, first) = if index == 0 { (0, 3) } else { (3 * index + 2, 3 * index + 4) };
+        (state[end], state[end + 1], state[first]) = (self.end, self.used, self.first_hit);
+        state[KINDS] = (state[KINDS] & 15) | u64::from(self.by_clock) << index | (index as u64) << 4;
+    }
+}
+
+/// A state at a time.
+struct View<'a> {
+    window: &'a FixedWindow,
+    state: &'a Words,
+    /// The time at which to decide: now, or the time of the last charge if that is later.
     at: u64,
+    /// Start and end of the window that a hit opens.
+    own: (u64, u64),
+}
+
+impl View<'_> {
+    /// Returns the open windows. The window that ends last is first.
+    #[inline]
+    fn open(&self) -> impl Iterator<Item = Window> {
+        let is_valid = self.state[WRITTEN_AT] <= self.at;
+        let windows = (0..=further(self.state)).map(|index| Window::read(self.state, index));
+        windows.take_while(move |window| is_valid && self.at < window.end)
+    }
+
+    /// Whether requests of this limit charge this window: it is the own window, or has counted all hits of that window. Then
+    /// two periods may have windows of the same end, and the larger count decides.
+    #[inline]
+    fn is_own(&self, window: &Window) -> bool {
+        match self.window.boundaries {
+            Boundaries::FirstHit => {
+                !window.by_clock && window.end.wrapping_sub(window.first_hit) == self.window.quota.period_micros()
+            }
+            _ => window.by_clock && window.end == self.own.1 && window.first_hit >= self.own.0,
+        }
+    }
+
+    /// Returns until when a window counts for this limit.
+    #[inline]
+    fn counts_until(&self, window: &Window) -> u64 {
+        if self.is_own(window) {
+            return window.end;
+        }
+        let until = window.end.min(window.first_hit.saturating_add(self.window.quota.period_micros()));
+        match self.window.boundaries {
+            Boundaries::Calendar(_) if self.state[WRITTEN_AT] < self.own.0 => 0,
+            Boundaries::Calendar(_) => until.min(self.own.1),
+            _ => until,
+        }
+    }
+
+    /// Returns the usage that counts, and until when, for each open window. While no window of this limit can be opened,
+    /// its whole limit counts as used.
+    #[inline]
+    fn counting(&self) -> impl Iterator<Item = (u64, u64)> {
+        let counting = self.open().map(|window| (window.used, self.counts_until(&window)));
+        counting.chain(self.full_until().map(|until| (self.window.quota.limit(), until)))
+    }
+
+    /// Returns when a window can be opened, if all windows of the state are open and none is of this limit.
+    #[inline]
+    fn full_until(&self) -> Option<u64> {
+        if further(self.state) + 1 < MAX_WINDOWS {
+            return None;
+        }
+        let mut first_end = None;
+        let mut count = 0;
+        for window in self.open() {
+            if self.is_own(&window) {
+                return None;
+            }
+            (first_end, count) = (Some(window.end), count + 1);
+        }
+        first_end.filter(|_| count == MAX_WINDOWS)
+    }
+
+    /// Returns the time from which at most `spare` is used.
+    #[inline]
+    fn admits_at(&self, spare: u64) -> u64 {
+        self.counting().filter(|(used, _)| *used > spare).map(|(_, until)| until).fold(self.at, u64::max)
+    }
+
+    /// Returns the state after a charge.
+    #[inline]
+    fn charged(&self, cost: u64) -> Words {
+        let add = |window: Window| Window { used: window.used.saturating_add(cost), ..window };
+        let first = Window::read(self.state, 0);
+        let is_valid = self.state[WRITTEN_AT] <= self.at && self.at < first.end;
+        // The usual state: one window, which is this limit's own.
+        if is_valid && further(self.state) == 0 && self.is_own(&first) {
+            let mut next = *self.state;
+            add(first).write(&mut next, 0);
+            next[WRITTEN_AT] = self.at;
+            return next;
+        }
+        let mut own = Some(Window {
+            first_hit: self.at,
+            end: self.own.1,
+            used: cost,
+            by_clock: self.window.boundaries != Boundaries::FirstHit,
+        });
+        if self.open().any(|window| self.is_own(&window)) || self.full_until().is_some() {
+            own = None;
+        }
+        let mut next = [0; _];
+        next[WRITTEN_AT] = self.at;
+        let mut index = 0;
+        for window in self.open() {
+            if let Some(own) = own.take_if(|own| own.end > window.end) {
+                own.write(&mut next, index);
+                index += 1;
+            }
+            add(window).write(&mut next, index);
+            index += 1;
+        }
+        if let Some(own) = own {
+            own.write(&mut next, index);
+        }
+        next
+    }
 }
 
 impl FixedWindow {
     /// Admits `quota.limit()` in each window, which starts at the first hit and lasts `quota.period()`.
     #[must_use]
     pub const fn new(quota: Quota) -> Self {
-        Self { quota, aligned: false }
+        Self { quota, boundaries: Boundaries::FirstHit }
     }
 
     /// Starts the windows of all keys at multiples of the period since the Unix epoch: days start at midnight UTC.
+    ///
+    /// A week starts on a Thursday, as the epoch does. For weeks from Monday, months and other time zones use a
+    /// [`calendar`](Self::calendar).
     #[must_use]
     pub const fn aligned_to_clock(mut self) -> Self {
-        self.aligned = true;
+        self.boundaries = Boundaries::Multiples;
         self
     }
 
-    /// Returns the quota.
+    /// Admits `limit` in each window of a calendar: "10,000 in a month", from the 15th, in a time zone.
+    ///
+    /// The limit is the same in each window, whatever its length. Nothing is carried over from one window to the next, and
+    /// a window that you begin to use late has the whole limit. For a steady rate beside it, add a limit such as
+    /// [`Gcra`](super::Gcra).
+    ///
+    /// After a change of the calendar, the usage counts until the present window ends by the calendar before or by the new
+    /// one, whichever is earlier. Two processes with different calendars, or different time zone data, share no bound: each
+    /// admits its own limit in its own windows.
+    ///
+    /// In Redis the server's clock decides. A request whose process has a clock that is wrong by more than a window takes
+    /// a second round trip.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it. To handle the error, use
+    /// [`try_calendar`](Self::try_calendar).
+    #[must_use]
+    #[track_caller]
+    pub const fn calendar(limit: u64, calendar: Calendar) -> Self {
+        let quota = Quota::new(limit, Duration::from_micros(calendar.longest()));
+        Self { quota, boundaries: Boundaries::Calendar(calendar) }
+    }
+
+    /// Works as [`calendar`](Self::calendar), and returns an error instead of panicking.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `limit` is zero or over 2^53.
+    pub fn try_calendar(limit: u64, calendar: Calendar) -> Result<Self, QuotaError> {
+        let quota = Quota::try_new(limit, Duration::from_micros(calendar.longest()))?;
+        Ok(Self { quota, boundaries: Boundaries::Calendar(calendar) })
+    }
+
+    /// Returns the quota. That of a calendar has the days of the longest window: a month has 31.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    /// Returns the time at which to decide: now, or the last charge's time if it is later by at most one period.
-    ///
-    /// A clock may step back by a little, because threads read it before they lock the set.
-    #[inline]
-    fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
-        let at = now.max(written_at);
-        if at - now > self.quota.period_micros() { now } else { at }
+    pub(crate) const fn get_calendar(&self) -> Option<Calendar> {
+        match self.boundaries {
+            Boundaries::Calendar(calendar) => Some(calendar),
+            _ => None,
+        }
     }
 
     /// Returns start and end of the window that a hit at this time opens.
     #[inline]
     fn window_at(&self, at: u64) -> (u64, u64) {
         let period = self.quota.period_micros();
-        let start = if self.aligned { at - at % period } else { at };
+        let start = match self.boundaries {
+            Boundaries::FirstHit => at,
+            Boundaries::Multiples => at - at % period,
+            Boundaries::Calendar(calendar) => return calendar.window(at),
+        };
         (start, start.saturating_add(period))
     }
 
-    /// Returns the open window, `None` if the next hit opens a window.
     #[inline]
-    fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
-        let &[end, used, written_at, start] = state;
-        let at = self.moment(state, now);
-        // After a change to a shorter period, the window ends one new period after its start.
-        let end = end.min(start.saturating_add(self.quota.period_micros()));
-        (written_at <= at && at < end).then_some(Window { start, end, used, at })
+    fn view<'a>(&'a self, state: &'a Words, now: u64) -> View<'a> {
+        let written_at = state[WRITTEN_AT];
+        // A clock may step back by a little, because threads read it before they lock the set.
+        let is_ahead =
+            written_at > now && written_at - now <= self.quota.period_micros() && self.follows(now, written_at);
+        let at = if is_ahead { written_at } else { now };
+        View { window: self, state, at, own: self.window_at(at) }
+    }
+
+    /// Whether a time is at most in the window after that of now. The Lua script knows no later one.
+    #[inline]
+    fn follows(&self, now: u64, time: u64) -> bool {
+        match self.boundaries {
+            Boundaries::Calendar(calendar) => time < calendar.window(calendar.window(now).1).1,
+            _ => true,
+        }
     }
 }
 
 impl Algorithm for FixedWindow {
-    type State = [u64; 4];
+    type State = Words;
 
-    const STATE_NAME: &'static str = "fixed_window1";
+    const STATE_NAME: &'static str = "fixed_window2";
 
     #[inline]
-    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+    fn decide(&self, state: &Words, now: Timestamp, options: ChargeOptions) -> Step<Words> {
         let now = now.as_micros();
-        let window = self.open(state, now);
+        let view = self.view(state, now);
         let delay = match options.start {
             Start::After(delay) => micros_floor(delay),
             Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
-            Start::Within(_) => match window {
-                Some(window) if window.used > self.quota.limit() - options.cost => {
-                    return Step::Deny { wait: window.end - now };
+            Start::Within(_) => {
+                let admits_at = view.admits_at(self.quota.limit() - options.cost);
+                if admits_at > view.at {
+                    return Step::Deny { wait: admits_at - now };
                 }
-                _ => 0,
-            },
+                0
+            }
         };
-        let at = self.moment(state, now);
-        let next = if let Some(window) = window {
-            let used = window.used.saturating_add(options.cost);
-            let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
-            // A window that a shorter period cut goes on in the present one.
-            // Otherwise the original end is kept, which `open` cuts at each reading.
-            if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
-        } else {
-            let (start, end) = self.window_at(at);
-            [end, options.cost, at, start]
-        };
-        Step::Allow { next, delay }
+        Step::Allow { next: view.charged(options.cost), delay }
     }
 
-    /// Keeps the window that ends later, with the larger of both counts.
-    fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
-        let Some(other) = self.open(from, now.as_micros()) else { return };
-        let own = self.open(state, now.as_micros());
-        let (end, start) = match own {
-            Some(own) if own.end >= other.end => (state[0], own.start),
-            _ => (from[0], other.start),
-        };
-        let (used, at) = own.map_or((0, 0), |own| (own.used, own.at));
-        *state = [end, used.max(other.used), at.max(other.at), start];
+    /// Keeps each window, with the larger of both counts. Of windows of one period keeps the one that ends later.
+    fn carry_over_debt(&self, state: &mut Words, from: &Words, now: Timestamp) {
+        let now = now.as_micros();
+        let [own, other] = [&*state, from].map(|state| self.view(state, now));
+        let mut windows: Vec<Window> = own.open().collect();
+        for window in other.open() {
+            let is_same = |own: &&mut Window| {
+                let length = |window: &Window| window.end.wrapping_sub(window.first_hit);
+                own.by_clock == window.by_clock
+                    && if own.by_clock { own.end == window.end } else { length(own) == length(&window) }
+            };
+            match windows.iter_mut().find(is_same) {
+                Some(own) => {
+                    let used = own.used.max(window.used);
+                    *own = Window { used, ..if own.end >= window.end { *own } else { window } };
+                }
+                None => windows.push(window),
+            }
+        }
+        // This limit's own window is kept first.
+        windows.sort_by_key(|window| std::cmp::Reverse((own.is_own(window), window.end)));
+        windows.truncate(MAX_WINDOWS);
+        windows.sort_by_key(|window| std::cmp::Reverse(window.end));
+        let mut next = [0; _];
+        next[WRITTEN_AT] = own.at.max(other.at);
+        for (index, window) in windows.into_iter().enumerate() {
+            window.write(&mut next, index);
+        }
+        *state = next;
     }
 
     #[inline]
-    fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &Words, now: Timestamp) -> LazySnapshot {
         let now = now.as_micros();
-        let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
-        LazySnapshot::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0], |words| {
-            let &[limit, period, used, reset, ..] = words;
-            LimitSnapshot {
-                limit,
-                window: Some(Duration::from_micros(period)),
-                remaining: limit.saturating_sub(used),
-                reset: Duration::from_micros(reset),
-                next_token_after: Duration::from_micros(reset),
-            }
-        })
+        let view = self.view(state, now);
+        let limit = self.quota.limit();
+        let (used, until) = view
+            .counting()
+            .filter(|(_, until)| *until > view.at)
+            .fold((0, now), |(used, last), (own, until)| (used.max(own), last.max(until)));
+        let remaining = limit.saturating_sub(used);
+        let more_at = if used == 0 { now } else { view.admits_at((limit - 1).min(used - 1)) };
+        let length = match self.boundaries {
+            Boundaries::Calendar(_) => view.own.1 - view.own.0,
+            _ => self.quota.period_micros(),
+        };
+        LazySnapshot::from_micros([limit, length, remaining, until - now, more_at - now])
     }
 
     fn max_reset(&self) -> Duration {
-        self.quota.period()
+        match self.boundaries {
+            // A zone may repeat a day, or a part of it.
+            Boundaries::Calendar(calendar) => Duration::from_micros(calendar.longest() + 24 * 3_600_000_000),
+            _ => self.quota.period(),
+        }
     }
 }
 
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for FixedWindow {
-    const SCRIPT: super::LuaScript = super::LuaScript::new("fixed_window2", include_str!("fixed_window.lua"))
+    const SCRIPT: super::LuaScript = super::LuaScript::new("fixed_window3", include_str!("fixed_window.lua"))
         .with_fast_path(include_str!("fixed_window_fast.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        params.extend([self.quota.limit(), self.quota.period_micros(), cost, u64::from(self.aligned)]);
+        params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
+        params.extend(match self.boundaries {
+            Boundaries::FirstHit => [0; 5],
+            Boundaries::Multiples => [1, 0, 0, 0, 0],
+            Boundaries::Calendar(calendar) => calendar.id(),
+        });
+    }
+
+    fn calendar(&self) -> Option<Calendar> {
+        self.get_calendar()
+    }
+
+    // Only the words of windows that the state has are stored.
+    fn decode_state(&self, numbers: &[u64]) -> Words {
+        let mut state = [0; _];
+        for (word, number) in state.iter_mut().zip(numbers).take(KINDS + 1 + 3 * further(numbers)) {
+            *word = *number;
+        }
+        state
+    }
+
+    fn encode_state(&self, state: &Words, numbers: &mut Vec<u64>) {
+        numbers.extend(&state[..KINDS + 1 + 3 * further(state)]);
     }
 
     fn uses_fast_path(&self, options: AcquireOptions) -> bool {
-        options.cost > 0 && options.cost <= self.quota.limit()
+        let is_calendar = matches!(self.boundaries, Boundaries::Calendar(_));
+        !is_calendar && options.cost > 0 && options.cost <= self.quota.limit()
     }
 }

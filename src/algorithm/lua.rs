@@ -1,4 +1,5 @@
 use super::{Algorithm, State};
+use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
 
@@ -109,6 +110,13 @@ pub trait LuaAlgorithm: Algorithm {
     fn uses_fast_path(&self, options: AcquireOptions) -> bool {
         let _ = options;
         false
+    }
+
+    /// Returns the calendar whose instants replace the last parameters when they are sent. Until then its
+    /// [id](Calendar::id) is in their place.
+    #[doc(hidden)]
+    fn calendar(&self) -> Option<Calendar> {
+        None
     }
 
     /// Computes the snapshot from the three numbers of the kernel's `view`, for states with a header.

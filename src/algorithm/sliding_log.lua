@@ -5,8 +5,10 @@
 -- sums. So a decision finds the oldest hit that counts, and the hit whose expiry frees a cost, by binary search, and
 -- never reads or moves the log as a whole.
 --
--- Words of the header: 1 time at which the key is idle, 2 period at the last charge, 3 sum before the oldest hit, 4 sum
--- up to the newest hit, 5 time of the newest hit, 6 number of hits.
+-- Words of the header: 1 time at which the key is idle, 2 longest period of the present generation of charges, 3 sum
+-- before the oldest hit, 4 sum up to the newest hit, 5 time of the newest hit, 6 number of hits, 7 largest limit of the
+-- present generation, 8 and 9 period and limit of the previous generation, 10 time from which a charge begins a
+-- generation. hit_log.rs explains generations.
 -- Parameters: 1 limit, 2 period, 3 cost.
 --
 -- Fields of a state: `key`; `exists`, whether the list exists; `elements`, the header and the oldest hits, packed;
@@ -31,7 +33,7 @@ end
 -- Removes all hits.
 local function clear(s)
   s.dropped, s.cached_period = s.dropped + s[6], nil
-  for word = 1, 6 do
+  for word = 1, 10 do
     s[word] = 0
   end
 end
@@ -87,7 +89,7 @@ local function read_window(s, now, p)
   elseif s[1] <= at then
     return s[6], s[4], period, at
   end
-  period = min(s[2], period)
+  period = min(max(s[2], s[8]), period)
   local first = find(s, 0, function(time) return time + period > at end)
   return first, sum_before(s, first), period, at
 end
@@ -125,20 +127,48 @@ end
 
 local function charge(s, now, cost, p)
   local first, base, _, at = window(s, now, p)
+  local period = max(s[2], s[8])
+  if s[1] <= at or at < s[5] then
+    -- No hit counts for any reader: the key is idle, or the clock has stepped back too far.
+    for word = 7, 10 do
+      s[word] = 0
+    end
+    s[2] = 0
+  elseif period > p[2] then
+    -- Readers with longer periods count hits that this one does not.
+    local kept = find(s, 0, function(time) return time + period > at end)
+    first, base = kept, sum_before(s, kept)
+  end
   s.dropped, s[6], s[3] = s.dropped + first, s[6] - first, base
-  s[2], s[1] = p[2], at + p[2]
+  if at >= s[10] then
+    s[8], s[9], s[10], s[2], s[7] = s[2], s[7], at + s[2], 0, 0
+  end
+  s[2], s[7] = max(s[2], p[2]), max(s[7], p[1])
+  s[1] = at + max(s[2], s[8])
   local before = s[4]
-  -- Only surcharges exceed the limit. They are added to the newest hit, which then counts for longer.
-  if s[6] > 0 and (s[5] == at or s[6] >= p[1]) then
+  if s[6] > 0 and s[5] == at then
     before = sum_before(s, s[6] - 1)
   else
+    local limit = max(s[7], s[9])
+    while s[6] >= limit do
+      -- The weight of the oldest hit is added to the hit after it. While the newer hits use the limit up, no reader sees
+      -- whether the oldest one counts for longer.
+      s.dropped, s[6] = s.dropped + 1, s[6] - 1
+    end
     s[6] = s[6] + 1
   end
   local newest = s.dropped + s[6] - 1
   s[4] = (before + min((s[4] - before) % MODULUS + cost, MAX_WEIGHT)) % MODULUS
   s[5], s.times[newest], s.sums[newest] = at, at, s[4]
   s.changes_newest = s.changes_newest or newest < s.stored
-  s.cached_period, s.cached_at, s.first, s.base, s.period, s.at = p[2], now, 0, base, p[2], at
+  local _, oldest = read(s, 0)
+  if (oldest - s[3]) % MODULUS > MAX_WEIGHT then
+    s[3] = (oldest - MAX_WEIGHT) % MODULUS
+  end
+  s.cached_period = nil
+  if period <= p[2] then
+    s.cached_period, s.cached_at, s.first, s.base, s.period, s.at = p[2], now, 0, s[3], p[2], at
+  end
 end
 
 local function commit(s, now, delay, p)
@@ -180,8 +210,8 @@ local function store(s, header)
 end
 
 return {
-  words = 6, params = 3, supports_scheduling = false, is_list = true,
+  words = 10, params = 3, supports_scheduling = false, is_list = true,
   open = open, clear = clear, store = store, peek = peek, commit = commit, charge = charge, view = view,
-  -- For holds: the parameter with a charge's lifetime.
-  period_param = 2,
+  -- For holds: the time for which a charge is kept.
+  lifetime = function(s, p) return max(s[2], s[8], p[2]) end,
 }

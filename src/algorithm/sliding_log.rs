@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, ShareCapacity, ShareFamily, Start, Step};
+use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, KeptFor, Reach, ShareCapacity, ShareFamily, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use crate::error::Error;
@@ -19,10 +19,16 @@ use crate::quota::Quota;
 /// - **Closed form**: with `used`, the sum of the weights of the last period's hits, admit if `used + cost <= limit`.
 ///   `retry_after` is the time until enough of the oldest hits are one period old; `reset` is the time until the
 ///   newest hit is. A hit counts until exactly one period after it.
-/// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. No
-///   other algorithm allocates when it decides.
+/// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. Of a
+///   usage above the limit, the oldest hits count with the hit after them. No other algorithm allocates when it decides.
 ///   [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the total. In Redis the hits are
 ///   elements of a list.
+/// - **Several periods on one key**: tiers, and two versions of a service during a deployment, may charge one key by
+///   several periods. The log keeps hits for the longest period of the charges that still count, up to their largest
+///   limit, and each request counts the hits of its own period. So your requests keep the bound of their own limit,
+///   whatever other limits charge, and a request with less usage than its limit in its own period is not denied. While a
+///   deployment lowers a limit, the processes with the larger limit use what both may use: those with the smaller limit
+///   are denied while the usage is above their limit.
 /// - **After a change of quota** hits count for the new period. Until the next charge under the new quota they count
 ///   for no longer than the old period.
 /// - **Source**: the sorted set of time stamps that is trimmed by score, without its colliding members.
@@ -88,19 +94,30 @@ impl SlidingLog {
                 held: 0,
                 period: own_period,
                 at: if at - now > own_period { now } else { at },
+                counts: false,
             };
         }
-        // After a change of quota, hits count for the shorter of both periods until the next charge.
-        let period = own_period.min(log.period);
-        let has_expired = |&(time, _): &(u64, u64)| time.saturating_add(period) <= at;
-        // Nothing has expired since the last charge, or little: row "sliding log" of docs/performance.md.
-        let first = if hits.front().is_some_and(has_expired) { hits.partition_point(has_expired) } else { 0 };
-        Window { log, first, used: log.total_without(first), held: 0, period, at }
+        // No hit counts for longer than the log keeps it.
+        let period = own_period.min(log.kept.reach().period);
+        let first = expired(log, period, at);
+        Window { log, first, used: log.total_without(first), held: 0, period, at, counts: true }
+    }
+
+    const fn reach(&self) -> Reach {
+        Reach { period: self.quota.period_micros(), limit: self.quota.limit() }
     }
 
     fn entries(&self) -> usize {
         usize::try_from(self.quota.limit()).unwrap_or(usize::MAX)
     }
+}
+
+/// Returns how many of the oldest hits are as old as the period.
+fn expired(log: &HitLog, period: u64, at: u64) -> usize {
+    let has_expired = |&(time, _): &(u64, u64)| time.saturating_add(period) <= at;
+    // Nothing has expired since the last charge, or little: row "sliding log" of docs/performance.md.
+    let hits = log.hits();
+    if hits.front().is_some_and(has_expired) { hits.partition_point(has_expired) } else { 0 }
 }
 
 /// The hits that count at a time.
@@ -116,9 +133,22 @@ struct Window<'a> {
     period: u64,
     /// The time at which to decide: now, or the newest hit's time if that is later.
     at: u64,
+    /// Whether the state counts: the key is not idle, and the clock has not stepped back by more than a period.
+    counts: bool,
 }
 
 impl Window<'_> {
+    /// Returns the change of the log that charges `cost` by a reader with this reach.
+    fn charge(&self, cost: u64, reader: Reach) -> HitLogEdit {
+        let Self { log, at, .. } = *self;
+        let (expired, kept) = if self.counts {
+            (expired(log, log.kept.reach().period, at), log.kept.charged(reader, at))
+        } else {
+            (log.hits().len(), KeptFor::default().charged(reader, at))
+        };
+        HitLogEdit { expired, hit: (at, cost), kept, idle_at: at.saturating_add(kept.reach().period) }
+    }
+
     fn used(&self) -> u128 {
         self.used + u128::from(self.held)
     }
@@ -159,7 +189,7 @@ impl Window<'_> {
 impl Algorithm for SlidingLog {
     type State = HitLog;
 
-    const STATE_NAME: &'static str = "sliding_log1";
+    const STATE_NAME: &'static str = "sliding_log2";
 
     fn decide(&self, state: &HitLog, now: Timestamp, options: ChargeOptions) -> Step<HitLog> {
         self.decide_in(&self.window(state, now.as_micros()), now, options)
@@ -167,15 +197,20 @@ impl Algorithm for SlidingLog {
 
     /// Keeps hits such that, since any time, the sum of weights is the larger of both logs.
     fn carry_over_debt(&self, state: &mut HitLog, from: &HitLog, now: Timestamp) {
-        let newest_first =
-            |window: Window<'_>| window.log.hits().range(window.first..).rev().copied().collect::<Vec<_>>();
-        let [own, other] = [&*state, from].map(|log| newest_first(self.window(log, now.as_micros())));
+        let windows = [&*state, from].map(|log| self.window(log, now.as_micros()));
+        let mut reach = self.reach();
+        let [own, other] = windows.map(|window| {
+            let edit = window.charge(0, reach);
+            reach = edit.kept.reach();
+            window.log.hits().range(edit.expired..).rev().copied().collect::<Vec<_>>()
+        });
         let (mut own, mut other) = (own.into_iter().peekable(), other.into_iter().peekable());
         if other.peek().is_none() {
             return;
         }
         // Exactly as much as it can come to: what is carried over must not take more than is documented.
-        let most = (own.len() + other.len()).min(self.entries());
+        let entries = usize::try_from(reach.limit).unwrap_or(usize::MAX);
+        let most = (own.len() + other.len()).min(entries);
         let mut hits: VecDeque<(u64, u64)> = VecDeque::with_capacity(most);
         let (mut of_own, mut of_other, mut counted) = (0_u64, 0_u64, 0);
         while let Some(time) = own.peek().max(other.peek()).map(|&(time, _)| time) {
@@ -188,7 +223,7 @@ impl Algorithm for SlidingLog {
             // Neither sum shrinks, and `counted` is their previous maximum.
             let more = of_own.max(of_other) - counted;
             counted += more;
-            let is_full = hits.len() >= self.entries();
+            let is_full = hits.len() >= entries;
             match hits.front_mut() {
                 // Beyond the bound only penalties go: they count with the hit after them, for longer.
                 Some((_, weight)) if is_full => *weight = weight.saturating_add(more),
@@ -196,9 +231,9 @@ impl Algorithm for SlidingLog {
                 _ => {}
             }
         }
-        let period = self.quota.period_micros();
-        let idle_at = hits.back().map_or(0, |&(time, _)| time.saturating_add(period));
-        *state = HitLog::new(idle_at, period, hits);
+        let newest = hits.back().map_or(0, |&(time, _)| time);
+        let kept = KeptFor::default().charged(reach, newest);
+        *state = HitLog::with_kept(newest.saturating_add(reach.period), kept, hits);
     }
 
     /// Avoids the copy of the log that the default implementation makes.
@@ -246,15 +281,7 @@ impl SlidingLog {
                 Some(over) => return Step::Deny { wait: window.freed_at(over).saturating_sub(now.as_micros()) },
             },
         };
-        let period = self.quota.period_micros();
-        let next = HitLogEdit {
-            expired: window.first,
-            hit: (window.at, cost),
-            max_hits: self.entries(),
-            period,
-            idle_at: window.at.saturating_add(period),
-        };
-        Step::Allow { next, delay }
+        Step::Allow { next: window.charge(cost, self.reach()), delay }
     }
 
     fn figures(&self, window: &Window<'_>, now: Timestamp) -> LazySnapshot {
@@ -275,7 +302,7 @@ impl SlidingLog {
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for SlidingLog {
     const SCRIPT: super::LuaScript =
-        super::LuaScript::new("sliding_log3", include_str!("sliding_log.lua")).with_header();
+        super::LuaScript::new("sliding_log4", include_str!("sliding_log.lua")).with_header();
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);

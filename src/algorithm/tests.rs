@@ -33,6 +33,10 @@ fn log(idle_at: u64, period: u64, hits: &[(u64, u64)]) -> HitLog {
     HitLog::new(idle_at, period, hits.iter().copied().collect())
 }
 
+fn kept(period: u64, limit: u64) -> KeptFor {
+    KeptFor::default().charged(Reach { period, limit }, 0)
+}
+
 fn counters(words: &[u64]) -> Counters {
     Counters::from_numbers(words)
 }
@@ -59,36 +63,37 @@ fn counters_keep_states() {
     let has_snapshot = |edit| Counters::next_snapshot(&edit).is_some();
     assert!(!has_snapshot(edit) && has_snapshot(edit.with_snapshot(LazySnapshot::EMPTY)));
     // The first word must exist: it is the time at which the key is idle.
-    for (words, expected) in [(0, 1), (1, 1), (7, 7), (66, 66), (67, 66)] {
+    for (words, expected) in [(0, 1), (1, 1), (7, 7), (134, 134), (135, 134)] {
         let mut state = <Counters as State>::empty();
         state.clear(words);
         assert_eq!((state.len(), state.heap_bytes()), (expected, expected * size_of::<u64>()));
     }
     assert!(!counters(&[1, 2, 3]).fit(2), "the third word is in use");
-    assert_eq!((Counters::zero(0).idle_at(), Counters::zero(70).len()), (0, Counters::MAX_WORDS));
+    assert_eq!((Counters::zero(0).idle_at(), Counters::zero(140).len()), (0, Counters::MAX_WORDS));
 }
 
 #[test]
 fn log_keeps_states() {
     let parts = |state: &HitLog| (state.clone(), state.total_without(0));
     let full = || log(30, 20, &[(7, 1), (8, 2), (10, 3)]);
-    let hit = |expired, hit| HitLogEdit { expired, hit, max_hits: 3, period: 5, idle_at: 40 };
-    // A new hit, one in the same microsecond as the newest hit, and one that the full log adds to the newest hit.
+    let hit = |expired, hit| HitLogEdit::new(expired, hit, 3, 5, 40);
+    // A new hit, one in the same microsecond as the newest hit, and one for which the full log adds the oldest hit to the next
+    // one.
     for (edit, hits, total) in [
         (hit(1, (12, 4)), &[(8, 2), (10, 3), (12, 4)][..], 9),
         (hit(3, (12, 4)), &[(12, 4)], 4),
         (hit(9, (12, 4)), &[(12, 4)], 4),
         (hit(2, (10, 4)), &[(10, 7)], 7),
-        (hit(0, (12, 4)), &[(7, 1), (8, 2), (12, 7)], 10),
+        (hit(0, (12, 4)), &[(8, 3), (10, 3), (12, 4)], 10),
     ] {
         assert_state_is_kept(&full(), || edit, 1, parts);
         let mut state = full();
         state.apply(edit);
-        assert_eq!(parts(&state), (log(40, 5, hits), total));
+        assert_eq!(parts(&state), (HitLog::with_kept(40, kept(5, 3), hits.iter().copied().collect()), total));
     }
     let mut saturated = log(30, 20, &[(7, u64::MAX - 1)]);
     saturated.apply(hit(0, (7, 4)));
-    assert_eq!(parts(&saturated), (log(40, 5, &[(7, u64::MAX)]), u64::MAX.into()));
+    assert_eq!((saturated.hits()[0], saturated.total_without(0)), ((7, u64::MAX), u64::MAX.into()));
 }
 
 /// Stores count the bytes of logs, so a log reserves no more than it needs soon, and never more than its limit.
@@ -98,7 +103,7 @@ fn log_reserves_at_most_its_limit_and_at_least_doubles() {
         let (mut log, mut growths) = (<HitLog as State>::empty(), 0);
         for hits in 1..=max_hits {
             let before = log.heap_bytes();
-            log.apply(HitLogEdit { expired: 0, hit: (hits as u64, 1), max_hits, period: 1, idle_at: 1 });
+            log.apply(HitLogEdit::new(0, (hits as u64, 1), max_hits as u64, 1, 1));
             let bytes = log.heap_bytes();
             assert!((hits * 16..=max_hits * 16).contains(&bytes), "{bytes} bytes for {hits} of {max_hits} hits");
             growths += u32::from(bytes > before);

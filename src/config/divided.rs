@@ -1,7 +1,6 @@
 //! The part of one process in a configured limit.
 
 use super::Policy;
-use super::fields::with_field;
 use crate::error::Error;
 
 impl Policy {
@@ -39,7 +38,7 @@ impl Policy {
         let part = |units: u64| units / processes;
         let mut fields = self.fields.clone();
         if let Some(quota) = fields.quota {
-            fields.quota = Some(with_field("quota", quota.divided_by(processes))?);
+            fields.quota = Some(quota.divided_by(processes)?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
         fields.max = fields.max.map(|max| part(max).max(1));

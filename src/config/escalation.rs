@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::calendar::ConfiguredQuota;
 use super::fields::{PolicyFields, read_time, with_field};
 use super::{AlgorithmName, KeyParts, Policy};
 use crate::clock::MAX_PERIOD_MICROS;
@@ -49,7 +50,7 @@ impl Policy {
             Self::try_from(PolicyFields {
                 name: Some(name.to_owned()),
                 algorithm: Some(AlgorithmName::FixedWindow),
-                quota: Some(window.quota()),
+                quota: Some(ConfiguredQuota::Fixed(window.quota())),
                 by: self.fields.by.clone(),
                 unit: Some(unit.to_owned()),
                 ..PolicyFields::default()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error as _};
 
+use super::calendar::{Anchor, ConfiguredQuota};
 use super::names::{Names, When};
 use super::{AlgorithmName, BuiltAlgorithm, Policy};
 use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
@@ -46,12 +47,15 @@ macro_rules! policy_fields {
 policy_fields! {
     name: String,
     algorithm: AlgorithmName,
-    quota: Quota,
+    quota: ConfiguredQuota,
     max: u64,
     max_duration: String,
     burst: u64,
     max_waiting: u64,
     aligned_to_clock: bool,
+    window: String,
+    anchor: Anchor,
+    zone: String,
     blocks: u64,
     weighted: bool,
     by: Names,
@@ -155,7 +159,8 @@ impl PolicyFields {
     }
 
     pub(super) fn build(&self) -> Result<BuiltAlgorithm, Error> {
-        let quota = || self.quota.ok_or_else(|| Error::config("quota: it is missing; set it, as in \"100/min\""));
+        let missing = || Error::config("quota: it is missing; set it, as in \"100/min\"");
+        let quota = || self.quota.ok_or_else(missing).and_then(ConfiguredQuota::fixed);
         Ok(match self.algorithm()? {
             AlgorithmName::Gcra => {
                 let gcra = with_field("quota", Gcra::try_new(quota()?))?;
@@ -181,6 +186,9 @@ impl PolicyFields {
                 BuiltAlgorithm::LeakyQueue(with_field("max_waiting", queue)?)
             }
             AlgorithmName::FixedWindow => {
+                if let Some(window) = self.build_calendar()? {
+                    return Ok(BuiltAlgorithm::FixedWindow(window));
+                }
                 let window = FixedWindow::new(quota()?);
                 let aligned = self.aligned_to_clock == Some(true);
                 BuiltAlgorithm::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
@@ -220,12 +228,15 @@ impl PolicyFields {
                 "keep_free: it does not apply to leaky-queue; remove it or change the algorithm",
             ));
         }
-        let fields: [(&str, bool, &[AlgorithmName], &str); 8] = [
+        let fields: [(&str, bool, &[AlgorithmName], &str); 11] = [
             ("max", self.max.is_some(), &[InFlight], "in-flight"),
             ("max_duration", self.max_duration.is_some(), &[InFlight], "in-flight"),
             ("burst", self.burst.is_some(), &[Gcra, TokenBucket, LeakyBucket], "gcra, token-bucket and leaky-bucket"),
             ("max_waiting", self.max_waiting.is_some(), &[LeakyQueue], "leaky-queue"),
             ("aligned_to_clock", self.aligned_to_clock.is_some(), &[FixedWindow], "fixed-window"),
+            ("window", self.window.is_some(), &[FixedWindow], "fixed-window"),
+            ("anchor", self.anchor.is_some(), &[FixedWindow], "fixed-window"),
+            ("zone", self.zone.is_some(), &[FixedWindow], "fixed-window"),
             ("blocks", self.blocks.is_some(), &[SlidingWindow], "sliding-window"),
             ("weighted", self.weighted.is_some(), &[SlidingWindow], "sliding-window"),
             (

@@ -33,6 +33,7 @@
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
+mod calendar;
 mod divided;
 mod escalation;
 mod fields;
@@ -49,6 +50,7 @@ pub(crate) use self::names::{Names, When};
 use crate::algorithm::{
     Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
 };
+use crate::calendar::Calendar;
 use crate::decision::WarnAt;
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
@@ -65,6 +67,9 @@ use std::time::Duration;
 /// burst = 20                # gcra, token-bucket, leaky-bucket; default: the quota's limit
 /// max_waiting = 5           # leaky-queue; default: the quota's limit
 /// aligned_to_clock = true   # fixed-window; default: a window starts at the first hit
+/// window = "calendar"       # fixed-window: days, weeks, months or years of a calendar, as in quota = "10000/month"
+/// anchor = 15               # calendar: the first day of the month, or of the week as in "sunday"; default: 1, or "monday"
+/// zone = "+02:00"           # calendar: the offset from UTC, or with the feature `time-zones` a name such as "Europe/Berlin"
 /// blocks = 10               # sliding-window; default: the largest divisor of the period up to 10
 /// weighted = true           # sliding-window; default: strict
 /// max = 2                   # in-flight: the maximum of requests at once
@@ -128,10 +133,22 @@ impl Policy {
         self.fields.algorithm.unwrap_or(AlgorithmName::Gcra)
     }
 
-    /// Returns the quota, which every algorithm but `in-flight` has.
+    /// Returns the quota, which every algorithm but `in-flight` has. That of a calendar has the days of the longest window.
     #[must_use]
     pub fn quota(&self) -> Option<Quota> {
-        self.fields.quota
+        match self.algorithm {
+            BuiltAlgorithm::FixedWindow(window) => Some(window.quota()),
+            _ => self.fields.quota.and_then(|quota| quota.fixed().ok()),
+        }
+    }
+
+    /// Returns the calendar of the windows, if there is one: `fixed-window`.
+    #[must_use]
+    pub fn calendar(&self) -> Option<Calendar> {
+        match self.algorithm {
+            BuiltAlgorithm::FixedWindow(window) => window.get_calendar(),
+            _ => None,
+        }
     }
 
     /// Returns the maximum of requests at once: `in-flight`.

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 use super::AlgorithmName;
+use super::calendar::ConfiguredQuota;
 use super::fields::PolicyFields;
 use crate::error::Error;
 use crate::quota::Quota;
@@ -31,8 +32,9 @@ impl PolicyFields {
         if !has_rate {
             // A burst and a queue that are invalid with the highest rate are invalid with every rate.
             let fastest = Quota::per_second(MAX_PER_SECOND);
-            Self { quota: Some(fastest), blocks: None, weighted: None, ..self.clone() }.build()?;
-        } else if !is_open {
+            Self { quota: Some(ConfiguredQuota::Fixed(fastest)), blocks: None, weighted: None, ..self.clone() }
+                .build()?;
+        } else if !is_open && !self.may_be_calendar() {
             self.build()?;
         }
         Ok(())

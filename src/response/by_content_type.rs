@@ -7,7 +7,7 @@ use http_body::Body;
 use super::Respond;
 use super::grpc::{Grpc, answer_type};
 use super::grpc_timeout::grpc_timeout;
-use super::headers::HttpContext;
+use super::headers::{HttpContext, legacy};
 use super::http::Http;
 use super::map_body::MapBody;
 use super::problem::{Problem, Render};
@@ -22,13 +22,11 @@ use crate::observe::Observers;
 /// 400 or above, whatever its `content-type`.
 ///
 /// ```
-/// use std::time::Duration;
-///
-/// use tower_ratelimit::response::{ByContentType, Grpc, Http};
+/// use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http};
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
-/// let responder = ByContentType::new(Grpc::new().pushback(Duration::from_millis(200)), Http::new());
+/// let responder = ByContentType::new(Grpc::new(), Http::new().headers(Headers::new().expose(true)));
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(responder);
 /// ```
 ///
@@ -104,6 +102,9 @@ where
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
-        Ok(self.reject(&request.into_parts().0, rejection))
+        let parts = request.into_parts().0;
+        let mut response = self.reject(&parts, rejection);
+        legacy::close_if_unread(response.headers_mut(), parts.version, &parts.headers);
+        Ok(response)
     }
 }

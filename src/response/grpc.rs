@@ -29,6 +29,10 @@ use crate::observe::Observers;
 /// | the handler's hold repeats the id of another one | `ALREADY_EXISTS` (6) | |
 /// | the server is misconfigured | `INTERNAL` (13) | |
 ///
+/// `grpc-retry-pushback-ms` states the same wait for clients that retry inside gRPC
+/// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>). It is -1, which forbids a retry, if the cost
+/// exceeds the limit.
+///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
 /// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
 /// [`Headers::request_extension`] is on. It is off by default.
@@ -47,14 +51,13 @@ use crate::observe::Observers;
 pub struct Grpc {
     pub(super) headers: Headers,
     details: bool,
-    pushback: Option<Duration>,
 }
 
 impl Grpc {
-    /// Creates a responder with `RetryInfo` and `QuotaFailure`, and without pushback.
+    /// Creates a responder with `RetryInfo` and `QuotaFailure`.
     #[must_use]
     pub const fn new() -> Self {
-        Self { headers: Headers::none(), details: true, pushback: None }
+        Self { headers: Headers::none(), details: true }
     }
 
     /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
@@ -63,19 +66,6 @@ impl Grpc {
     #[must_use]
     pub fn details(mut self, on: bool) -> Self {
         self.details = on;
-        self
-    }
-
-    /// Adds `grpc-retry-pushback-ms` to rejections: the wait in milliseconds, rounded up, plus a random time up to
-    /// `jitter`.
-    ///
-    /// Clients with a retry policy in their service config obey the header
-    /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>). The jitter spreads the retries of
-    /// clients that were rejected at the same time. If the cost exceeds the limit, the value is -1, which forbids a
-    /// retry.
-    #[must_use]
-    pub fn pushback(mut self, jitter: Duration) -> Self {
-        self.pushback = Some(jitter);
         self
     }
 
@@ -89,12 +79,16 @@ impl Grpc {
     /// Returns the gRPC status of a rejection, for custom responders, and for handlers that call a limiter themselves.
     #[must_use]
     pub fn status(&self, rejection: &Rejection) -> Status {
+        self.status_after(rejection, self.headers.retry_after(rejection))
+    }
+
+    fn status_after(&self, rejection: &Rejection, retry_after: Option<Duration>) -> Status {
         let code = code(rejection);
         if !self.details || matches!(rejection, Rejection::MissingKey(_)) || rejection.is_misconfigured() {
             return Status::new(code, rejection.to_text());
         }
         let mut details = ErrorDetails::new();
-        if let Some(retry_after) = rejection.retry_after() {
+        if let Some(retry_after) = retry_after {
             details.set_retry_info(Some(retry_after));
         }
         if let Some(decision) = rejection.decision().filter(|_| rejection.is_over_limit()) {
@@ -108,13 +102,14 @@ impl Grpc {
     }
 
     pub(super) fn reject<B: Default>(&self, answer_type: Option<HeaderValue>, rejection: Rejection) -> Response<B> {
-        let mut response = self.status(&rejection).into_http();
+        let retry_after = self.headers.retry_after(&rejection);
+        let mut response = self.status_after(&rejection, retry_after).into_http();
         match answer_type {
             Some(content_type) => drop(response.headers_mut().insert(header::CONTENT_TYPE, content_type)),
             None => *response.status_mut() = problem::status(&rejection),
         }
         legacy::forbid_storing(response.headers_mut());
-        if let Some(value) = self.pushback.and_then(|jitter| pushback(&rejection, jitter)) {
+        if let Some(value) = pushback(&rejection, retry_after) {
             response.headers_mut().insert(legacy::PUSHBACK, HeaderValue::from(value));
         }
         match rejection {
@@ -158,7 +153,9 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
-        Ok(self.reject(answer_type(request.method(), request.headers()), rejection))
+        let mut response = self.reject(answer_type(request.method(), request.headers()), rejection);
+        legacy::close_if_unread(response.headers_mut(), request.version(), request.headers());
+        Ok(response)
     }
 }
 
@@ -209,14 +206,9 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
 }
 
 /// Returns the pushback as gRPC defines it: a signed 32-bit number, negative to forbid a retry.
-fn pushback(rejection: &Rejection, jitter: Duration) -> Option<i32> {
-    match rejection.retry_after() {
+fn pushback(rejection: &Rejection, retry_after: Option<Duration>) -> Option<i32> {
+    match retry_after {
         None => (rejection.is_over_limit() || rejection.repeats_id()).then_some(-1),
-        Some(retry_after) => {
-            let max_jitter = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
-            let added = u128::from(fastrand::u64(0..=max_jitter));
-            let millis = retry_after.as_nanos().div_ceil(1_000_000).saturating_add(added);
-            Some(i32::try_from(millis).unwrap_or(i32::MAX))
-        }
+        Some(wait) => Some(i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)),
     }
 }

@@ -19,6 +19,8 @@ use crate::observe::Observers;
 ///   (draft-ietf-httpapi-ratelimit-headers-11), which list every limit. Values that a handler or another limiter has
 ///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
+/// - A rejection over HTTP/1 of a request with a body has `Connection: close`, because the body is not read. A client
+///   that sends a large body and reads afterwards may still report a broken connection instead of the rejection.
 /// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
 ///   [`Headers::request_extension`] is on. It is off by default.
 ///
@@ -26,7 +28,7 @@ use crate::observe::Observers;
 /// use tower_ratelimit::response::{Headers, Http, ResetFormat};
 ///
 /// let like_github = Http::new().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
-/// let minimal = Http::minimal();
+/// let rejections_only = Http::without_headers();
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Http<R = Problem> {
@@ -45,7 +47,7 @@ impl Http {
     ///
     /// Rejections carry `Retry-After` and `Cache-Control`, and no other headers.
     #[must_use]
-    pub const fn minimal() -> Self {
+    pub const fn without_headers() -> Self {
         Self { headers: Headers::none(), render: Problem }
     }
 }
@@ -141,7 +143,7 @@ impl<R> Http<R> {
     /// Adds the headers and the extension of a rejection to its rendered response.
     pub(super) fn finish_rejected<B>(&self, mut response: Response<B>, rejection: Rejection) -> Response<B> {
         legacy::forbid_storing(response.headers_mut());
-        if let Some(retry_after) = rejection.retry_after() {
+        if let Some(retry_after) = self.headers.retry_after(&rejection) {
             legacy::add_retry_after(response.headers_mut(), retry_after);
         }
         match rejection {
@@ -195,7 +197,10 @@ where
     }
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
-        Ok(self.reject(&request.into_parts().0, rejection))
+        let parts = request.into_parts().0;
+        let mut response = self.reject(&parts, rejection);
+        legacy::close_if_unread(response.headers_mut(), parts.version, &parts.headers);
+        Ok(response)
     }
 }
 

@@ -1,121 +1,179 @@
 //! The header fields by which servers state their limits.
 
-use std::time::{Duration, SystemTime};
+use std::sync::LazyLock;
+use std::time::Duration;
 
-use http::{HeaderMap, header};
-use jiff::{SignedDuration, Timestamp};
-use sfv::{Dictionary, List, ListEntry, Parser};
+use http::{HeaderMap, HeaderName, header};
+use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
 
-/// The fields of one limit: what remains, and when more is available.
-///
-/// In this order: drafts of `RateLimit` before the ninth; GitHub and many others; OpenAI; Anthropic.
-const PAIRS: [(&str, &str); 8] = [
-    ("ratelimit-remaining", "ratelimit-reset"),
-    ("x-ratelimit-remaining", "x-ratelimit-reset"),
-    ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-    ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
-    ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
-    ("anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"),
-    ("anthropic-ratelimit-input-tokens-remaining", "anthropic-ratelimit-input-tokens-reset"),
-    ("anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
-];
+use super::times::{Unit, billionths, read_time};
 
-/// A number of seconds from this one on is a time since 1970 (2001-09-09): no server states a wait of thirty years.
-const FIRST_TIME_SINCE_1970: u64 = 1_000_000_000;
-
-/// Returns the longest `Retry-After`, if the field is repeated.
-pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let lines = headers.get_all(header::RETRY_AFTER).iter().filter_map(|line| line.to_str().ok());
-    lines.filter_map(|line| delta_seconds(line.trim()).or_else(|| time_until(line.trim(), headers))).max()
+/// A row of the table of providers. Two providers may share a row.
+#[derive(PartialEq, Eq)]
+struct Fields {
+    /// What remains. `None` if the time belongs to a rejection.
+    remaining: Option<HeaderName>,
+    time: HeaderName,
+    unit: Unit,
 }
 
-/// What a server states about one of its limits.
-struct Stated {
-    remaining: i64,
-    /// The time until more is available.
+/// The table that the documentation shows.
+static TABLE: LazyLock<Vec<Fields>> = LazyLock::new(|| {
+    let mut table = Vec::new();
+    for fields in include_str!("providers.md").lines().filter_map(Fields::parse) {
+        if !table.contains(&fields) {
+            table.push(fields);
+        }
+    }
+    table
+});
+
+impl Fields {
+    /// Reads a row of the table: provider, remaining, time, unit. `None` for all other lines.
+    fn parse(line: &str) -> Option<Self> {
+        let mut cells = line.split('|').skip(2).map(|cell| cell.trim().trim_matches('`'));
+        let (remaining, time) = (cells.next()?, cells.next()?.parse().ok()?);
+        let unit = match cells.next()? {
+            "s" => Unit::Seconds,
+            "ms" => Unit::Milliseconds,
+            _ => return None,
+        };
+        Some(Self { remaining: remaining.parse().ok(), time, unit })
+    }
+}
+
+/// What the fields of a response state about the limits of its server.
+#[derive(Default)]
+pub(super) struct Statement {
+    /// The wait of a rejection, and whether a field of a finer unit states it.
+    wait: Option<(bool, Duration)>,
+    /// The time of a limit of which the fields do not say what remains.
     reset: Option<Duration>,
+    /// The time until all exhausted limits have more available.
+    exhausted_for: Option<Duration>,
+    /// The least that remains of any limit.
+    remaining: Option<u64>,
+    /// Whether `RateLimit` has an exhausted limit without a time. A time below a second is left out.
+    is_brief: bool,
 }
 
-/// What a server states about its limits.
-pub(super) struct StatedLimits(Vec<Stated>);
+impl Statement {
+    /// Reads all fields.
+    pub(super) fn read(headers: &HeaderMap) -> Self {
+        let mut statement = Self::default();
+        for Fields { remaining, time, unit } in TABLE.iter() {
+            let mut times = values(headers, time, |text| read_time(text, *unit, headers));
+            let Some(name) = remaining else {
+                // A wait in milliseconds is exact. The server rounds the other up.
+                let wait = times.into_iter().flatten().max().map(|wait| (*unit == Unit::Milliseconds, wait));
+                statement.wait = statement.wait.max(wait);
+                continue;
+            };
+            let remaining = values(headers, name, |text| billionths(text).map(|number| number / 1_000_000_000));
+            if remaining.is_empty() {
+                statement.reset = statement.reset.max(times.into_iter().flatten().max());
+                continue;
+            }
+            // The fields stand twice behind two limiters. A single time belongs to both.
+            let last = times.last().copied().flatten();
+            times.resize(remaining.len(), last);
+            for (remaining, time) in remaining.into_iter().zip(times) {
+                if let Some(remaining) = remaining {
+                    statement.add(u64::try_from(remaining).unwrap_or(u64::MAX), time);
+                }
+            }
+        }
+        statement.add_rate_limit(headers);
+        statement
+    }
 
-impl StatedLimits {
-    /// Returns the time until every exhausted limit has more available; `None` if the fields name no exhausted limit.
+    /// Adds a limit. `Retry-After` excepted, a time is that of an exhausted limit only.
+    fn add(&mut self, remaining: u64, reset: Option<Duration>) {
+        self.remaining = Some(self.remaining.unwrap_or(u64::MAX).min(remaining));
+        if remaining == 0 {
+            self.exhausted_for = self.exhausted_for.max(reset);
+        }
+    }
+
+    /// Reads the field `RateLimit`: a list of limits, or in drafts before the eighth one limit as a dictionary.
+    fn add_rate_limit(&mut self, headers: &HeaderMap) -> Option<()> {
+        let lines: Option<Vec<_>> = headers.get_all("ratelimit").iter().map(|line| line.to_str().ok()).collect();
+        let text = lines?.join(", ");
+        // A negative number states nothing.
+        let whole = |item: &BareItem| u64::try_from(i64::from(item.as_integer()?)).ok();
+        let time = |item: &BareItem| {
+            let decimal = || item.as_decimal().map(|decimal| decimal.to_string());
+            read_time(&item.as_integer().map(|whole| whole.to_string()).or_else(decimal)?, Unit::Seconds, headers)
+        };
+        if let Ok(list) = Parser::new(&text).parse::<List>() {
+            for entry in &list {
+                let ListEntry::Item(item) = entry else { continue };
+                // A draft may rename `r` to `a`, and `t` to `w`.
+                let parameter = |names: [&str; 2]| names.iter().find_map(|name| item.params.get(*name));
+                if let Some(remaining) = parameter(["r", "a"]).and_then(whole) {
+                    let time = parameter(["t", "w"]).and_then(time);
+                    self.is_brief |= remaining == 0 && time.is_none();
+                    self.add(remaining, time);
+                }
+            }
+            return None;
+        }
+        let dictionary: Dictionary = Parser::new(&text).parse().ok()?;
+        let item = |name: &str| match dictionary.get(name) {
+            Some(ListEntry::Item(item)) => Some(&item.bare_item),
+            _ => None,
+        };
+        self.add(item("remaining").and_then(whole)?, item("reset").and_then(time));
+        None
+    }
+
+    /// Returns the wait that a field for rejections states, such as `Retry-After`.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        self.wait.map(|(_, wait)| wait)
+    }
+
+    /// Whether a limit has nothing remaining.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.remaining == Some(0)
+    }
+
+    /// Returns the time until every exhausted limit has more available, if the fields state it.
     pub(super) fn exhausted_for(&self) -> Option<Duration> {
-        self.0.iter().filter(|limit| limit.remaining <= 0).filter_map(|limit| limit.reset).max()
+        self.exhausted_for
+    }
+
+    /// Whether a limit of `RateLimit` is exhausted without a time, which is then shorter than the second of `wait`.
+    pub(super) fn is_brief(&self, wait: Duration) -> bool {
+        self.is_brief && self.exhausted_for.is_none() && wait <= Duration::from_secs(1)
+    }
+
+    /// Returns the wait of a rejected request: [`wait`](Self::wait), otherwise the time of the limits.
+    pub(super) fn rejected_for(&self) -> Option<Duration> {
+        self.wait().or(self.exhausted_for).or(self.reset.filter(|_| self.remaining.is_none()))
     }
 
     /// Returns the least that remains of any limit.
     pub(super) fn remaining(&self) -> Option<u64> {
-        self.0.iter().map(|limit| u64::try_from(limit.remaining).unwrap_or_default()).min()
+        self.remaining
     }
 }
 
-/// Reads the limits that the fields of a response state.
-pub(super) fn limits(headers: &HeaderMap) -> StatedLimits {
-    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-    let pairs = PAIRS.iter().filter_map(|(remaining, reset)| {
-        let remaining = text(remaining)?.parse().ok()?;
-        Some(Stated { remaining, reset: text(reset).and_then(|text| reset_in(text, headers)) })
-    });
-    StatedLimits(pairs.chain(rate_limit(headers)).collect())
+/// Whether a cache has stored the response: its fields speak of another time, and maybe of another client.
+pub(super) fn is_stored(headers: &HeaderMap) -> bool {
+    headers.get(header::AGE).is_some_and(|age| age.as_bytes().iter().any(|byte| (b'1'..=b'9').contains(byte)))
 }
 
-/// Reads the field `RateLimit`: a list of limits, or in drafts before the eighth one limit as a dictionary.
-fn rate_limit(headers: &HeaderMap) -> Vec<Stated> {
-    let lines = headers.get_all("ratelimit").iter().map(|line| line.to_str().ok());
-    let Some(lines) = lines.collect::<Option<Vec<_>>>().filter(|lines| !lines.is_empty()) else { return Vec::new() };
-    let text = lines.join(", ");
-    let seconds = |number: i64| u64::try_from(number).ok().map(Duration::from_secs);
-    if let Ok(list) = Parser::new(&text).parse::<List>() {
-        let items = list.iter().filter_map(|entry| {
-            let ListEntry::Item(item) = entry else { return None };
-            // A draft may rename `r` to `a`, and `t` to `w`.
-            let number = |names: [&str; 2]| {
-                let parameter = names.iter().find_map(|name| item.params.get(*name))?;
-                parameter.as_integer().map(i64::from)
-            };
-            Some(Stated { remaining: number(["r", "a"])?, reset: number(["t", "w"]).and_then(seconds) })
-        });
-        return items.collect();
+/// Reads the values of a field: those of its lines, or if a line is none, those of the list in the line.
+fn values<T>(headers: &HeaderMap, name: &HeaderName, read: impl Fn(&str) -> Option<T>) -> Vec<Option<T>> {
+    let mut values = Vec::new();
+    for line in headers.get_all(name).iter().filter_map(|line| line.to_str().ok()) {
+        match read(line.trim()) {
+            Some(value) => values.push(Some(value)),
+            // Parameters, such as a window, may follow each value.
+            None => {
+                values.extend(line.split(',').map(|value| read(value.split(';').next().unwrap_or_default().trim())))
+            }
+        }
     }
-    let Ok(dictionary) = Parser::new(&text).parse::<Dictionary>() else { return Vec::new() };
-    let number = |name: &str| {
-        let Some(ListEntry::Item(item)) = dictionary.get(name) else { return None };
-        item.bare_item.as_integer().map(i64::from)
-    };
-    let reset = number("reset").and_then(seconds);
-    number("remaining").map(|remaining| Stated { remaining, reset }).into_iter().collect()
-}
-
-/// Reads a time in any of the forms that servers use: seconds, seconds since 1970, a date, or a span such as `6m0s`.
-fn reset_in(text: &str, headers: &HeaderMap) -> Option<Duration> {
-    let until =
-        |time: Duration| time.saturating_sub(now(headers).duration_since(SystemTime::UNIX_EPOCH).unwrap_or(time));
-    if let Some(span) = delta_seconds(text) {
-        return Some(if span.as_secs() < FIRST_TIME_SINCE_1970 { span } else { until(span) });
-    }
-    if let Ok(span) = text.parse::<SignedDuration>() {
-        return Some(span.try_into().unwrap_or_default());
-    }
-    let time: Timestamp = text.parse().ok()?;
-    Some(until(time.as_duration().try_into().unwrap_or_default()))
-}
-
-/// Parses digits only. A number that overflows is the maximum.
-fn delta_seconds(text: &str) -> Option<Duration> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| Duration::from_secs(text.parse().unwrap_or(u64::MAX)))
-}
-
-/// Returns the time until a date, or zero if the date is past.
-fn time_until(text: &str, headers: &HeaderMap) -> Option<Duration> {
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(now(headers)).unwrap_or_default())
-}
-
-/// Returns the server's time by its field `Date` if present, so that the clocks need not agree.
-fn now(headers: &HeaderMap) -> SystemTime {
-    let sent = headers.get(header::DATE).and_then(|line| httpdate::parse_http_date(line.to_str().ok()?).ok());
-    sent.unwrap_or_else(SystemTime::now)
+    values
 }

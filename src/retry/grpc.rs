@@ -7,6 +7,7 @@ use tonic::{Code, Status};
 use tonic_types::{RetryInfo, pb};
 
 use super::hint::{ReadRetryHint, RetryHint};
+use super::times::duration;
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
@@ -79,10 +80,7 @@ fn retry_info(details: &[u8]) -> RetryHint {
         // A negative delay is zero.
         Some(delay) => {
             let nanos = i128::from(delay.seconds) * 1_000_000_000 + i128::from(delay.nanos);
-            let nanos = u128::try_from(nanos).unwrap_or(0);
-            let seconds = u64::try_from(nanos / 1_000_000_000).unwrap_or(u64::MAX);
-            let rest = u32::try_from(nanos % 1_000_000_000).unwrap_or(0);
-            RetryHint::After(Duration::new(seconds, rest))
+            RetryHint::After(duration(u128::try_from(nanos).unwrap_or(0)))
         }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | Reader | Source of the delay |
 //! |---|---|
-//! | [`HttpHint`] | `Retry-After` (seconds or a date), otherwise `RateLimit` (`t` of the items with `r=0`); the status of a gRPC response |
+//! | [`HttpHint`] | `Retry-After`, `RateLimit` (`t` of the items with `r=0`), the [fields of providers](#fields-of-providers), the status of a gRPC response |
 //! | `GrpcHint` | `grpc-retry-pushback-ms`, otherwise `google.rpc.RetryInfo` (feature `tonic`) |
 //! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | any part of the response |
 //!
@@ -43,8 +43,10 @@
 //!     async move { Ok::<_, BoxError>(answer.body(())?) }
 //! });
 //!
-//! // The server allows ten requests per second. This example runs in tokio's virtual time, and so does the limiter.
-//! let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build()?;
+//! // The server allows ten requests per second, and the delay of the network varies by 10 ms: the margin is 10 * 10 ms.
+//! // This example runs in tokio's virtual time, and so does the limiter.
+//! let quota = Quota::new(10, Duration::from_millis(1_100));
+//! let limiter = Memory::builder(Gcra::new(quota).strict()).clock(TokioClock::new()).build()?;
 //! let mut client = ServiceBuilder::new()
 //!     .retry(RetryAfter::new().max_retries(5))
 //!     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))
@@ -56,6 +58,8 @@
 //! # }
 //! ```
 
+#![doc = include_str!("providers.md")]
+
 mod fields;
 pub mod gate;
 #[cfg(feature = "tonic")]
@@ -64,9 +68,11 @@ mod hint;
 mod http;
 mod idempotency;
 mod policy;
+mod reading;
 mod request;
+mod times;
 
-pub use self::gate::{GateClosed, GateLayer, GateSignal, HttpGateSignal};
+pub use self::gate::{GateClosed, GateLayer, GateSignal};
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;

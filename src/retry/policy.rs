@@ -15,7 +15,7 @@ use crate::runtime::{Sleep, sleep};
 ///
 /// By default the policy retries a request at most three times, waits at most one minute per retry and two minutes in
 /// total. A response that demands a longer wait is final, because an earlier retry would be rejected. If a response
-/// contains no time, the policy waits for one second, and twice as long before each further retry.
+/// contains no time in the future, the policy waits for one second, and twice as long before each further retry.
 ///
 /// The request must be `Clone`, including its body: `http_body_util::Full` is, a stream is not. For other requests,
 /// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.

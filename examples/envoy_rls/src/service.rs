@@ -149,7 +149,7 @@ impl Service {
             current_limit: rule.policy.quota().map(|quota| RateLimit {
                 name: rule.policy.name().to_owned(),
                 requests_per_unit: u32::try_from(quota.limit()).unwrap_or(u32::MAX),
-                unit: unit(quota.period()).into(),
+                unit: unit(quota.period(), rule.policy.calendar().is_some()).into(),
             }),
             limit_remaining: u32::try_from(limit.remaining()).unwrap_or(u32::MAX),
             duration_until_reset: until_reset.map(duration),
@@ -228,13 +228,16 @@ fn duration(duration: Duration) -> protobuf::Duration {
     protobuf::Duration { seconds, nanos: i32::try_from(duration.subsec_nanos()).unwrap_or_default() }
 }
 
-fn unit(period: Duration) -> Unit {
+/// Returns the unit. The quota of a calendar has the days of the longest window.
+fn unit(period: Duration, is_calendar: bool) -> Unit {
     match period.as_secs() {
         1 => Unit::Second,
         60 => Unit::Minute,
         3_600 => Unit::Hour,
         86_400 => Unit::Day,
         604_800 => Unit::Week,
+        seconds if is_calendar && seconds == 31 * 86_400 => Unit::Month,
+        seconds if is_calendar && seconds == 366 * 86_400 => Unit::Year,
         _ => Unit::Unknown,
     }
 }

@@ -1,11 +1,17 @@
 use super::view::{Live, View};
 use crate::algorithm::{Counters, SlidingWindow};
 
-/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, the
-/// layout, and the sum of the counts, at most `u64::MAX`.
-pub(super) const HEAD: usize = 5;
+/// The words of a ring before its counts: the time at which the ring is idle, the newest block, the time of the last charge,
+/// the layout, the sum of the counts (at most `u64::MAX`), and a time that no hit of the newest block is before.
+///
+/// A state is a ring for each period that charges the key, at most [`MAX_RINGS`]. The ring that is idle last is first. The
+/// time of the last charge is in the first ring only.
+pub(super) const HEAD: usize = 6;
 
-const MAX_KEPT: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
+/// The maximum number of rings in a state.
+pub(super) const MAX_RINGS: usize = 4;
+
+pub(super) const MAX_KEPT: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
 
 /// The blocks of a window. They are part of the state, because another quota may have written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +62,16 @@ pub(super) struct Counts {
     pub(super) by_age: [u64; MAX_KEPT],
     pub(super) at: u64,
     pub(super) current: u64,
+    /// A time that no hit of the current block is before.
+    pub(super) first_at: u64,
 }
 
 impl Counts {
     pub(super) fn new(view: &View<'_>) -> Self {
-        let mut counts = Self { by_age: [0; MAX_KEPT], at: view.at, current: view.current() };
+        let current = view.current();
+        let first_at =
+            if view.is_own() && view.newest == current { view.first_at } else { current * view.layout.width };
+        let mut counts = Self { by_age: [0; MAX_KEPT], at: view.at, current, first_at };
         for Live { block, count, .. } in view.live() {
             let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(view.layout.blocks))];
             *sum = sum.saturating_add(count);
@@ -68,23 +79,88 @@ impl Counts {
         counts
     }
 
-    /// Writes the state with these counts.
-    pub(super) fn write(&self, layout: Layout, state: &mut Counters) {
-        let Some((head, counts)) = state.split_at_mut_checked(HEAD) else { return };
-        counts.fill(0);
-        let (mut idle_at, mut total) = (0, 0_u64);
+    /// Returns the larger of the counts of two states, block by block.
+    pub(super) fn of_both(layout: Layout, states: [&[u64]; 2], at: u64) -> Self {
+        let [mut counts, other] = states.map(|state| Self::new(&View::new(layout, state, at)));
+        if other.by_age[0] > 0 && (counts.by_age[0] == 0 || other.first_at < counts.first_at) {
+            counts.first_at = other.first_at;
+        }
+        for (count, other) in counts.by_age.iter_mut().zip(other.by_age) {
+            *count = (*count).max(other);
+        }
+        counts
+    }
+
+    /// Adds a hit now.
+    pub(super) fn add(&mut self, cost: u64) {
+        if self.by_age[0] == 0 {
+            self.first_at = self.at;
+        }
+        self.by_age[0] = self.by_age[0].saturating_add(cost);
+    }
+
+    /// Returns the time at which no count counts any more.
+    pub(super) fn idle_at(&self, layout: Layout) -> u64 {
+        let age = (0..=layout.blocks).zip(&self.by_age).find(|(_, count)| **count > 0).map(|(age, _)| age);
+        age.and_then(|age| self.current.checked_sub(age)).map_or(0, |block| layout.leaves_at(block))
+    }
+
+    /// Writes a ring of zeros with these counts.
+    fn write(&self, layout: Layout, ring: &mut [u64]) {
+        let Some((head, counts)) = ring.split_at_mut_checked(HEAD) else { return };
+        let mut total = 0_u64;
         for (age, &count) in (0..=layout.blocks).zip(&self.by_age) {
             let Some(block) = self.current.checked_sub(age) else { break };
             if count > 0 {
-                idle_at = idle_at.max(layout.leaves_at(block));
                 total = total.saturating_add(count);
                 if let Some(slot) = counts.get_mut(index(block % layout.kept())) {
                     *slot = count;
                 }
             }
         }
-        head.copy_from_slice(&[idle_at, self.current, self.at, layout.word(), total]);
+        head.copy_from_slice(&[self.idle_at(layout), self.current, 0, layout.word(), total, self.first_at]);
     }
+}
+
+/// Returns the rings of a state that are not idle at a time, each with its layout.
+pub(super) fn rings(state: &[u64], at: u64) -> impl Iterator<Item = (Layout, &[u64])> {
+    let mut rest = state;
+    std::iter::from_fn(move || {
+        let layout = Layout::from_word(*rest.get(3)?);
+        let words = HEAD + index(layout.kept());
+        let ring = rest.get(..words).filter(|ring| layout.width > 0 && ring[0] > at)?;
+        rest = &rest[words..];
+        Some((layout, ring))
+    })
+}
+
+/// Writes a state of these rings. A ring that does not fit is left out: see [`full_until`].
+pub(super) fn write_rings(state: &mut Counters, at: u64, rings: &mut [Option<(Layout, Counts)>]) {
+    rings.sort_by_key(|ring| std::cmp::Reverse(ring.as_ref().map_or(0, |(layout, counts)| counts.idle_at(*layout))));
+    let (mut words, mut end) = ([0; Counters::MAX_WORDS], 0);
+    for (layout, counts) in rings.iter().flatten() {
+        let next = end + HEAD + index(layout.kept());
+        if let Some(ring) = words.get_mut(end..next) {
+            counts.write(*layout, ring);
+            end = next;
+        }
+    }
+    words[2] = at;
+    state.grow(end);
+    let words = &words[..state.len()];
+    state.copy_from_slice(words);
+}
+
+/// Returns when a ring of this layout fits into the state, if none of the state has the layout, and there is no place.
+pub(super) fn full_until(state: &[u64], at: u64, own: Layout) -> Option<u64> {
+    let (mut words, mut count, mut first_idle) = (HEAD + index(own.kept()), 0, u64::MAX);
+    for (layout, ring) in rings(state, at) {
+        if layout == own {
+            return None;
+        }
+        (words, count, first_idle) = (words + ring.len(), count + 1, first_idle.min(ring[0]));
+    }
+    (count > 0 && (count == MAX_RINGS || words > Counters::MAX_WORDS)).then_some(first_idle)
 }
 
 /// Converts a number of at most 61, the maximum number of blocks that count.

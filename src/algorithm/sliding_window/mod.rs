@@ -6,7 +6,9 @@ mod view;
 
 use std::time::Duration;
 
-use self::layout::{Counts, HEAD, Layout, index};
+#[cfg(feature = "redis")]
+use self::layout::rings;
+use self::layout::{Counts, HEAD, Layout, MAX_RINGS, index, write_rings};
 use self::ring::Ring;
 use self::view::{Live, Totals, View, quotient, saturating_u64};
 use super::{Algorithm, ChargeOptions, Counters, CountersEdit, ShareCapacity, ShareFamily, Start, Step};
@@ -33,10 +35,8 @@ use crate::quota::Quota;
 /// - **Closed form**, with `N` blocks of width `b` and the current block `j`: strict, admit if the sum of blocks
 ///   `j - N` to `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the fraction
 ///   `1 - (now mod b) / b`. `retry_after` is exact in both forms; in the weighted form it may be in a later block.
-/// - **State**: `N + 6` words. All blocks are aligned to the clock.
-/// - **After a change of quota** or of the number of blocks, an old block counts in the new block that contains the
-///   old block's last microsecond, or the last charge if that was earlier. Until the next charge under the new quota
-///   the old block expires no later than before; after that charge it expires with the new block.
+/// - **State**: `N + 7` words. All blocks are aligned to the clock.
+/// - **Several periods on one key**: see [below](#several-periods-on-one-key).
 /// - **Source**: a ring of counters; several content delivery networks use the weighted form.
 /// - **Choose it** in the strict form for an exact bound with a limit too large for a
 ///   [`SlidingLog`](super::SlidingLog); in the weighted form for a smooth estimate.
@@ -49,6 +49,25 @@ use crate::quota::Quota;
 /// // The estimate from this minute and the last.
 /// const ESTIMATE: SlidingWindow = SlidingWindow::new(Quota::per_minute(120)).blocks(1).weighted();
 /// ```
+///
+/// # Several periods on one key
+///
+/// Tiers, and two versions of a service during a deployment, may charge one key by several periods or numbers of blocks. A
+/// state then has a ring of `N + 1` counts and 6 words for each of them:
+///
+/// 1. A request counts its own ring. A charge counts in all rings.
+/// 2. A period whose ring does not exist yet, or has become idle, takes over the usage from the ring of another period, by
+///    the shortest time that covers its own. A block counts from its start on, or from its first hit if it is the newest
+///    block, and no longer than in the other ring.
+///
+/// So your requests keep the bound of their own limit, whatever other limits charge; a request with less usage than its
+/// limit in its own period (and one block) is not denied; and a change of quota keeps the usage, but for blocks that are
+/// partly older than the new period. A change of the limit alone keeps the ring. A state has at most four rings and 134
+/// words: a ring for which there is no place is denied until another ring is idle. A settled hold then counts in the other
+/// rings.
+///
+/// While a deployment lowers a limit, the processes with the larger limit use what both may use: those with the smaller
+/// limit are denied while the usage is above their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     quota: Quota,
@@ -178,6 +197,8 @@ impl SlidingWindow {
                 // `decide` has denied a cost above the limit.
                 let spare = self.quota.limit() - options.cost;
                 let admits_at = self.admits_at(view.at, spare, used, view.live());
+                let full_until = if options.cost > 0 { view.full_until(state) } else { None };
+                let admits_at = admits_at.max(full_until.unwrap_or(0));
                 if admits_at > view.at {
                     return Step::Deny { wait: admits_at - now };
                 }
@@ -187,9 +208,17 @@ impl SlidingWindow {
         let Layout { blocks, width } = self.layout;
         let next = CountersEdit::new([now, options.cost, blocks, width], |state, &[now, cost, blocks, width]| {
             let layout = Layout { blocks, width };
-            let mut counts = Counts::new(&View::new(layout, state, now));
-            counts.by_age[0] = counts.by_age[0].saturating_add(cost);
-            counts.write(layout, state);
+            let view = View::new(layout, state, now);
+            let (at, is_full) = (view.at, view.full_until(state).is_some());
+            let mut rings = [const { None }; MAX_RINGS];
+            let others = view.other_layouts(state);
+            let own = (!is_full).then_some(layout);
+            for (ring, layout) in rings.iter_mut().zip(own.into_iter().chain(others)) {
+                let mut counts = Counts::new(&View::new(layout, state, at));
+                counts.add(cost);
+                *ring = Some((layout, counts));
+            }
+            write_rings(state, at, &mut rings);
         });
         Step::Allow { next, delay }
     }
@@ -199,7 +228,17 @@ impl SlidingWindow {
     #[inline(never)]
     fn snapshot_slow(&self, state: &Counters, now: u64) -> LazySnapshot {
         let view = View::new(self.layout, state, now);
-        self.snapshot_of(&view.totals(), || view.live(), now)
+        let totals = view.totals();
+        let snapshot = self.snapshot_of(&totals, || view.live(), now);
+        let Some(full_until) = view.full_until(state) else { return snapshot };
+        let snapshot = snapshot.compute();
+        let admits_at = self.admits_at(totals.at, snapshot.limit - 1, totals.used, view.live()).max(full_until);
+        let reset = snapshot.reset.max(Duration::from_micros(full_until - now));
+        snapshot
+            .with_remaining(0)
+            .with_reset(reset)
+            .with_next_token_after(Duration::from_micros(admits_at - now))
+            .into()
     }
 
     /// Returns the time, from `at` on, from which at most `spare` counts. At `at` the blocks contain `used`.
@@ -261,7 +300,7 @@ impl SlidingWindow {
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
-    const STATE_NAME: &'static str = "sliding_window1";
+    const STATE_NAME: &'static str = "sliding_window2";
 
     fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
         let (limit, cost, now) = (self.quota.limit(), options.cost, now.as_micros());
@@ -290,14 +329,19 @@ impl Algorithm for SlidingWindow {
 
     /// Keeps the larger of both counts, block by block.
     fn carry_over_debt(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
-        let [own, other] = [&*state, from].map(|state| Counts::new(&View::new(self.layout, state, now.as_micros())));
-        let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
-        let apart = newer.current - older.current;
-        for age in apart..=self.layout.blocks {
-            let count = &mut newer.by_age[index(age)];
-            *count = (*count).max(older.by_age[index(age - apart)]);
+        let views = [&*state, from].map(|state| View::new(self.layout, state, now.as_micros()));
+        let at = views[0].at.max(views[1].at);
+        let others = views[0].other_layouts(state).chain(views[1].other_layouts(from));
+        let mut rings = [const { None }; MAX_RINGS];
+        let layouts: Vec<_> = [self.layout].into_iter().chain(others).collect();
+        for (place, layout) in layouts.iter().enumerate() {
+            if !layouts[..place].contains(layout)
+                && let Some(ring) = rings.iter_mut().find(|ring| ring.is_none())
+            {
+                *ring = Some((*layout, Counts::of_both(*layout, [state, from], at)));
+            }
         }
-        newer.write(self.layout, state);
+        write_rings(state, at, &mut rings);
     }
 
     fn snapshot(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
@@ -325,7 +369,7 @@ impl Algorithm for SlidingWindow {
 
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for SlidingWindow {
-    const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_window2", include_str!("sliding_window.lua"));
+    const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_window3", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.layout.width, self.layout.blocks, cost, u64::from(self.weighted)]);
@@ -336,28 +380,50 @@ impl super::LuaAlgorithm for SlidingWindow {
         u16::try_from(self.layout.blocks.div_ceil(12)).map_or(u16::MAX, |blocks| blocks.saturating_add(1))
     }
 
-    // In Redis the layout is two numbers: the width, and the number of blocks for which a hit counts.
+    // In Redis the layout is two numbers, the width and the number of blocks for which a hit counts, and there is no sum.
+    // The number of further rings is behind the first one's words.
     fn decode_state(&self, numbers: &[u64]) -> Counters {
-        let &[idle_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
-            return Counters::zero(self.counter_words());
-        };
-        // The store's own numbers follow the counts.
-        let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
-        let mut state = Counters::zero((HEAD + counts.len()).max(self.counter_words()));
-        let layout = Layout { blocks: kept.saturating_sub(1), width };
-        let total = counts.iter().fold(0, |total: u64, count| total.saturating_add(*count));
-        state[..HEAD].copy_from_slice(&[idle_at, newest, written_at, layout.word(), total]);
-        for (word, count) in state[HEAD..].iter_mut().zip(counts) {
-            *word = *count;
+        let mut words = Vec::new();
+        let (mut rest, mut rings) = (numbers, 0);
+        while let &[idle_at, newest, ref others @ ..] = rest {
+            let is_first = words.is_empty();
+            let (written_at, others) = if is_first { others.split_first().unzip() } else { (None, Some(others)) };
+            let Some(&[width, kept, first_at, ref others @ ..]) = others else { break };
+            let (further, others) = if is_first { others.split_first().unzip() } else { (None, Some(others)) };
+            let (others, layout) = (others.unwrap_or_default(), Layout { blocks: kept.saturating_sub(1), width });
+            rings = further.copied().unwrap_or(rings);
+            // The store's own numbers follow the counts.
+            let (counts, others) = others.split_at(usize::try_from(kept).map_or(0, |kept| kept.min(others.len())));
+            let total = counts.iter().fold(0, |total: u64, count| total.saturating_add(*count));
+            words.extend([idle_at, newest, written_at.copied().unwrap_or(0), layout.word(), total, first_at]);
+            words.extend(counts);
+            if rings == 0 {
+                break;
+            }
+            (rest, rings) = (others, rings - 1);
+        }
+        let mut state = Counters::zero(words.len().max(self.counter_words()));
+        for (word, number) in state.iter_mut().zip(words) {
+            *word = number;
         }
         state
     }
 
     fn encode_state(&self, state: &Counters, numbers: &mut Vec<u64>) {
-        let &[idle_at, newest, written_at, word, _, ref counts @ ..] = &**state else { return };
-        let layout = Layout::from_word(word);
-        let kept = layout.kept();
-        numbers.extend([idle_at, newest, written_at, layout.width, kept]);
-        numbers.extend(&counts[..index(kept).min(counts.len())]);
+        let from = numbers.len();
+        let mut further = 0;
+        for (layout, ring) in rings(state, 0) {
+            let &[idle_at, newest, written_at, _, _, first_at, ref counts @ ..] = ring else { break };
+            if numbers.len() == from {
+                numbers.extend([idle_at, newest, written_at, layout.width, layout.kept(), first_at, 0]);
+            } else {
+                numbers.extend([idle_at, newest, layout.width, layout.kept(), first_at]);
+                further += 1;
+            }
+            numbers.extend(counts);
+        }
+        if let Some(number) = numbers.get_mut(from + 6) {
+            *number = further;
+        }
     }
 }

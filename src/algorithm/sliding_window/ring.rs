@@ -24,13 +24,18 @@ pub(super) struct Ring<'a> {
 impl<'a> Ring<'a> {
     #[inline]
     pub(super) fn new(layout: Layout, state: &'a [u64], now: u64) -> Option<Self> {
-        let &[idle_at, newest, written_at, word, total, ref counts @ ..] = state else { return None };
+        let &[idle_at, newest, written_at, word, total, _, ref counts @ ..] = state else { return None };
         let at = now.max(written_at);
         // The sum is saturated in states with surcharges.
         if word != layout.word() || total == u64::MAX || idle_at <= at || at - now > layout.max_reset() {
             return None;
         }
-        let (current, counts) = (layout.block_at(at, newest), counts.get(..index(layout.kept()))?);
+        let kept = index(layout.kept());
+        // The layout of another ring, which a charge must change, too.
+        if counts.get(kept + 3).is_some_and(|layout| *layout != 0) {
+            return None;
+        }
+        let (current, counts) = (layout.block_at(at, newest), counts.get(..kept)?);
         // Wrapping: also false if the newest block of a damaged state is in the future.
         (current.wrapping_sub(newest) <= layout.blocks).then_some(Self {
             layout,
@@ -92,6 +97,7 @@ impl<'a> Ring<'a> {
         CountersEdit::new([self.at, self.current, cost, self.layout.word()], |state, &[at, current, cost, word]| {
             let Some((head, counts)) = state.split_at_mut_checked(HEAD) else { return };
             let layout = Layout::from_word(word);
+            let first_at = if current == head[1] { head[5] } else { at };
             let (mut slot, mut total) = (index(head[1] % layout.kept()), head[4]);
             // At most `blocks` times: see `new`.
             for _ in head[1]..current {
@@ -102,7 +108,7 @@ impl<'a> Ring<'a> {
             if let Some(count) = counts.get_mut(slot) {
                 *count = count.saturating_add(cost);
             }
-            head.copy_from_slice(&[layout.leaves_at(current), current, at, word, total.saturating_add(cost)]);
+            head.copy_from_slice(&[layout.leaves_at(current), current, at, word, total.saturating_add(cost), first_at]);
         })
     }
 

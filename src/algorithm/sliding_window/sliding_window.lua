@@ -1,76 +1,105 @@
--- The sliding window of blocks: the transition of sliding_window.rs.
+-- The sliding window of blocks: the transition of sliding_window.rs, which states how windows of several periods count.
 --
 -- Words: 1 time at which the key is idle, 2 newest block, 3 time of the last charge, 4 width of a block, 5 number of
--- blocks for which a hit counts, then the counts: block j in word 6 + j mod (word 5).
+-- blocks for which a hit counts, 6 a time that no hit of the newest block is before, 7 number of further rings, then the
+-- counts: block j at j mod (word 5). Then for each further ring the words 1, 2, 4, 5, 6 and the counts.
 -- Parameters: 1 limit, 2 width of a block, 3 number of blocks, 4 cost, 5 whether the window is weighted (1 or 0).
 
-local MAX_EXACT = 2 ^ 53
-local floor = math.floor
+local MAX_EXACT, MAX_RINGS, MAX_WORDS, HEAD = 2 ^ 53, 4, 134, 6
+local floor, min, max = math.floor, math.min, math.max
 
--- Returns the blocks that count, oldest first: their number, the block of this window in which each counts, its
--- expiry and its count; then the time at which to decide.
-local function read_blocks(s, now, p)
-  local width, live_blocks = p[2], p[3] + 1
-  local live, blocks, expiry, counts = 0, {}, {}, {}
-  local written_at = s[3]
-  local at = written_at
+-- Returns the number of words behind the first seven.
+local function further_words(s)
+  local words = s[5]
+  for _ = 1, min(s[7], MAX_RINGS - 1) do
+    words = words + 5 + (s[words + 11] or MAX_EXACT)
+  end
+  return words
+end
+
+local function is_valid(s)
+  return s[7] % 1 == 0 and s[7] < MAX_RINGS
+end
+
+-- Returns the rings that are not idle, and the time at which to decide. The ring that is idle last is first.
+local function read_rings(s, now, p)
+  local rings, at, base = {}, s[3], 8
   if at < now then
     at = now
-  elseif at - now > width * live_blocks then
-    return live, blocks, expiry, counts, now
+  elseif at - now > p[2] * (p[3] + 1) then
+    return rings, now
   end
-  if s[1] <= at then
-    return live, blocks, expiry, counts, at
+  local ring = { idle_at = s[1], newest = s[2], width = s[4], kept = s[5], first_at = s[6], base = base }
+  for i = 1, s[7] + 1 do
+    if ring.idle_at <= at then
+      break
+    end
+    rings[i] = ring
+    base = ring.base + ring.kept
+    ring = {
+      idle_at = s[base], newest = s[base + 1], width = s[base + 2], kept = s[base + 3], first_at = s[base + 4],
+      base = base + 5,
+    }
   end
-  local newest, old_width, old_blocks = s[2], s[4], s[5]
-  for written = newest - old_blocks + 1, newest do
-    local count = s[6 + written % old_blocks] or 0
-    if count > 0 then
-      -- The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted in
-      -- the same new block at all times. In a state that this window wrote, that is the block itself.
-      local last = (written + 1) * old_width - 1
-      if last > written_at then last = written_at end
-      local block = floor(last / width)
-      local expires_at, old_expiry = (block + live_blocks) * width, (written + old_blocks) * old_width
-      if old_expiry < expires_at then expires_at = old_expiry end
-      if expires_at > at then
-        live = live + 1
-        blocks[live], expiry[live], counts[live] = block, expires_at, count
+  return rings, at
+end
+
+-- Returns the ring of a window, else the ring from which the window takes over the usage; and whether it is the window's
+-- own. Of other rings that with the shortest time that covers the window, else that with the longest time.
+local function choose(rings, width, kept)
+  local span, best, best_span = width * kept, nil, nil
+  for i = 1, #rings do
+    local ring = rings[i]
+    if ring.width == width and ring.kept == kept then
+      return ring, true
+    end
+    local own = ring.width * ring.kept
+    local better = not best
+    if best and own >= span then
+      better = best_span < span or own < best_span
+    elseif best then
+      better = best_span < span and own > best_span
+    end
+    if better then
+      best, best_span = ring, own
+    end
+  end
+  return best, false
+end
+
+-- Returns the blocks of a ring that count for a window, oldest first: their number, the block of the window in which each
+-- counts, its expiry and its count.
+local function read_blocks(s, ring, at, width, kept)
+  local live, blocks, expiry, counts = 0, {}, {}, {}
+  if ring then
+    for written = ring.newest - ring.kept + 1, ring.newest do
+      local count = s[ring.base + written % ring.kept] or 0
+      if count > 0 then
+        -- The first possible time of a hit in this block: the hits may be as old, and must not count for longer.
+        local first = written * ring.width
+        if written == ring.newest then
+          first = max(first, ring.first_at)
+        end
+        local block = floor(first / width)
+        local expires_at = min((block + kept) * width, (written + ring.kept) * ring.width)
+        if expires_at > at then
+          live = live + 1
+          blocks[live], expiry[live], counts[live] = block, expires_at, count
+        end
       end
     end
   end
-  return live, blocks, expiry, counts, at
+  return live, blocks, expiry, counts
 end
 
--- Returns the counts by age, starting with the current block; the time at which to decide; and the current block.
-local function by_age(s, now, p)
-  local live, blocks, _, counts, at = read_blocks(s, now, p)
-  local sums, current = {}, floor(at / p[2])
-  for age = 0, p[3] do
-    sums[age] = 0
+-- Returns when a ring of the window fits into the state, nil if it does now.
+local function full_until(rings, kept)
+  local words, first_idle = HEAD + kept, nil
+  for i = 1, #rings do
+    words = words + HEAD + rings[i].kept
+    first_idle = rings[i].idle_at
   end
-  for i = 1, live do
-    local age = current - blocks[i]
-    if age > p[3] then age = p[3] end
-    sums[age] = sums[age] + counts[i]
-  end
-  return sums, at, current
-end
-
-local function write(s, counts, at, current, p)
-  local width, live_blocks = p[2], p[3] + 1
-  local idle_at = 0
-  -- Oldest first: the newest block with a count sets the end.
-  for age = p[3], 0, -1 do
-    local block = current - age
-    local count = counts[age]
-    if count > MAX_EXACT then count = MAX_EXACT end
-    if count > 0 then
-      idle_at = (block + live_blocks) * width
-    end
-    s[6 + block % live_blocks] = count
-  end
-  s[1], s[2], s[3], s[4], s[5] = idle_at, current, at, width, live_blocks
+  return (#rings == MAX_RINGS or words > MAX_WORDS) and first_idle
 end
 
 local function peek(s, now, max_delay, p)
@@ -78,7 +107,9 @@ local function peek(s, now, max_delay, p)
   if cost > limit then
     return -1
   end
-  local live, blocks, expiry, counts, at = read_blocks(s, now, p)
+  local rings, at = read_rings(s, now, p)
+  local ring, is_own = choose(rings, width, p[3] + 1)
+  local live, blocks, expiry, counts = read_blocks(s, ring, at, width, p[3] + 1)
   local capacity, used = limit - cost, 0
   for i = 1, live do
     used = used + counts[i]
@@ -104,16 +135,69 @@ local function peek(s, now, max_delay, p)
     end
     used, from, i = used - counts[i], expiry[i], i + 1
   end
-  if from <= at then
-    return 0
+  if ring and not is_own and cost > 0 then
+    from = max(from, full_until(rings, p[3] + 1) or 0)
   end
-  return from - now
+  return from > at and from - now or 0
+end
+
+-- Returns the ring of a window after a charge, with its counts by age.
+local function charged(s, ring, is_own, at, width, kept, cost)
+  local live, blocks, _, counts = read_blocks(s, ring, at, width, kept)
+  local current, sums = floor(at / width), {}
+  local first_at = current * width
+  if is_own and ring.newest == current then
+    first_at = ring.first_at
+  end
+  for age = 0, kept - 1 do
+    sums[age] = 0
+  end
+  for i = 1, live do
+    local age = min(max(current - blocks[i], 0), kept - 1)
+    sums[age] = sums[age] + counts[i]
+  end
+  if sums[0] == 0 then
+    first_at = at
+  end
+  sums[0] = sums[0] + cost
+  return {
+    idle_at = (current + kept) * width, newest = current, width = width, kept = kept, first_at = first_at, sums = sums,
+  }
 end
 
 local function charge(s, now, cost, p)
-  local counts, at, current = by_age(s, now, p)
-  counts[0] = counts[0] + cost
-  write(s, counts, at, current, p)
+  local rings, at = read_rings(s, now, p)
+  local width, kept, changed = p[2], p[3] + 1, {}
+  local own, is_own = choose(rings, width, kept)
+  if not own or is_own or not full_until(rings, kept) then
+    changed[1] = charged(s, own, is_own, at, width, kept, cost)
+  end
+  for i = 1, #rings do
+    local ring = rings[i]
+    if ring ~= own or not is_own then
+      local next, place = charged(s, ring, true, at, ring.width, ring.kept, cost), #changed + 1
+      while place > 1 and changed[place - 1].idle_at < next.idle_at do
+        place = place - 1
+      end
+      table.insert(changed, place, next)
+    end
+  end
+  local base = 8
+  for i = 1, #changed do
+    local ring = changed[i]
+    if i == 1 then
+      s[1], s[2], s[3], s[4], s[5] = ring.idle_at, ring.newest, at, ring.width, ring.kept
+      s[6], s[7] = ring.first_at, #changed - 1
+    else
+      s[base], s[base + 1], s[base + 2], s[base + 3], s[base + 4] =
+        ring.idle_at, ring.newest, ring.width, ring.kept, ring.first_at
+      base = base + 5
+    end
+    for age = 0, ring.kept - 1 do
+      s[base + (ring.newest - age) % ring.kept] = min(ring.sums[age], MAX_EXACT)
+    end
+    base = base + ring.kept
+  end
 end
 
 local function commit(s, now, delay, p)
@@ -121,6 +205,6 @@ local function commit(s, now, delay, p)
 end
 
 return {
-  words = 5, params = 5, supports_scheduling = false, variable_width = true,
+  words = 7, params = 5, supports_scheduling = false, further_words = further_words, is_valid = is_valid,
   peek = peek, commit = commit, charge = charge,
 }

@@ -35,7 +35,8 @@ impl Moment {
         let is_open = idle_at > self.now.max(written_at);
         let clock_lag = written_at.saturating_sub(self.now);
         let max_reset = (self.window.layout.blocks + 1) * self.window.layout.width;
-        word == self.window.layout.word() && is_open && clock_lag <= max_reset && total < u64::MAX
+        let has_other_ring = self.state.get(HEAD + index(self.window.layout.kept()) + 3).is_some_and(|word| *word > 0);
+        !has_other_ring && word == self.window.layout.word() && is_open && clock_lag <= max_reset && total < u64::MAX
     }
 }
 

@@ -1,18 +1,21 @@
-use super::layout::{Layout, index};
+use super::layout::{Layout, full_until, index, rings};
 
-/// Any state at a time, in the blocks of the quota that wrote it.
+/// Any state at a time: the ring of the window that reads, or else the ring of another period from which that window
+/// takes over the usage.
 pub(super) struct View<'a> {
     /// The blocks of the window that reads.
     pub(super) layout: Layout,
-    /// The blocks of the window that wrote the state.
+    /// The blocks of the ring.
     written: Layout,
     /// Block `j` is at `j % kept`. Empty if no block counts.
     counts: &'a [u64],
-    newest: u64,
-    /// The time of the last charge.
-    written_at: u64,
+    pub(super) newest: u64,
+    /// A time that no hit of the newest block is before.
+    pub(super) first_at: u64,
     /// The time at which to decide: now, or the time of the last charge if that is later.
     pub(super) at: u64,
+    /// Whether the state counts: the clock has not stepped back by more than the window's time.
+    pub(super) counts_state: bool,
 }
 
 /// A block of a state that counts.
@@ -26,18 +29,37 @@ pub(super) struct Live {
 
 impl<'a> View<'a> {
     pub(super) fn new(layout: Layout, state: &'a [u64], now: u64) -> Self {
-        let idle = |at| Self { layout, written: layout, counts: &[], newest: 0, written_at: 0, at };
-        let &[idle_at, newest, written_at, word, _, ref counts @ ..] = state else { return idle(now) };
-        let at = now.max(written_at);
-        if at - now > layout.max_reset() {
-            return idle(now);
-        }
-        if idle_at <= at {
-            return idle(at);
-        }
-        let written = Layout::from_word(word);
-        let counts = &counts[..index(written.kept()).min(counts.len())];
-        Self { layout, written, counts, newest, written_at, at }
+        let at = now.max(state.get(2).copied().unwrap_or(0));
+        let counts_state = at - now <= layout.max_reset();
+        let at = if counts_state { at } else { now };
+        // The ring with the shortest time that covers this window has the finest blocks.
+        let rank = |&(written, _): &(Layout, &[u64])| {
+            let span = written.max_reset();
+            let covers = span >= layout.max_reset();
+            (written != layout, !covers, if covers { span } else { u64::MAX - span })
+        };
+        let ring = rings(state, at).filter(|_| counts_state).min_by_key(rank);
+        let (written, newest, first_at, counts) = match ring {
+            Some((written, &[_, newest, _, _, _, first_at, ref counts @ ..])) => (written, newest, first_at, counts),
+            _ => (layout, 0, 0, &[][..]),
+        };
+        Self { layout, written, counts, newest, first_at, at, counts_state }
+    }
+
+    /// Returns when there is a place for the window's ring in the state.
+    pub(super) fn full_until(&self, state: &[u64]) -> Option<u64> {
+        if self.counts_state { full_until(state, self.at, self.layout) } else { None }
+    }
+
+    /// Returns the layouts of the rings of other windows.
+    pub(super) fn other_layouts(&self, state: &[u64]) -> impl Iterator<Item = Layout> {
+        let (own, counts_state) = (self.layout, self.counts_state);
+        rings(state, self.at).map(|(layout, _)| layout).filter(move |layout| counts_state && *layout != own)
+    }
+
+    /// Whether the ring is that of the window that reads.
+    pub(super) fn is_own(&self) -> bool {
+        self.written == self.layout
     }
 
     /// Returns the block that contains the view's time.
@@ -53,10 +75,10 @@ impl<'a> View<'a> {
         let (wrapped, first) = self.counts.split_at_checked(first).unwrap_or_default();
         let written = (oldest..=self.newest).zip(first.iter().chain(wrapped)).filter(|(_, count)| **count > 0);
         written.filter_map(|(written, &count)| {
-            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted
-            // in the same new block at all times.
-            let last = written.saturating_add(1).saturating_mul(self.written.width).saturating_sub(1);
-            let block = last.min(self.written_at) / self.layout.width;
+            // The first possible time of a hit in this block: the hits may be as old, and must not count for longer.
+            let start = written.saturating_mul(self.written.width);
+            let first = if written == self.newest { start.max(self.first_at) } else { start };
+            let block = first / self.layout.width;
             let leaves_at = self.layout.leaves_at(block).min(self.written.leaves_at(written));
             (leaves_at > self.at).then_some(Live { block, leaves_at, count })
         })

@@ -13,12 +13,22 @@ pub struct Counters(Vec<u64>);
 
 impl Counters {
     /// The maximum number of words.
-    pub const MAX_WORDS: usize = 66;
+    pub const MAX_WORDS: usize = 134;
 
     /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
     #[must_use]
     pub fn zero(words: usize) -> Self {
         Self(vec![0; words.min(Self::MAX_WORDS)])
+    }
+}
+
+impl Counters {
+    /// Makes the state so many words long, at most [`MAX_WORDS`](Self::MAX_WORDS), if it is shorter.
+    pub(crate) fn grow(&mut self, words: usize) {
+        let words = words.min(Self::MAX_WORDS);
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
     }
 }
 

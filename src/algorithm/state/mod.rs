@@ -6,6 +6,7 @@ mod words;
 
 pub use self::counters::{Counters, CountersEdit};
 pub use self::hit_log::{HitLog, HitLogEdit};
+pub(crate) use self::hit_log::{KeptFor, Reach};
 use crate::decision::LazySnapshot;
 
 /// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].

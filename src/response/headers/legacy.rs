@@ -1,8 +1,8 @@
-//! `X-RateLimit-*`, `Retry-After` (RFC 9110), `Cache-Control` and `Access-Control-Expose-Headers`.
+//! `X-RateLimit-*`, `Retry-After` (RFC 9110), `Cache-Control`, `Connection` and `Access-Control-Expose-Headers`.
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 
 use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY, client_snapshot};
 use crate::decision::{Decision, LimitSnapshot, ceil_seconds};
@@ -71,6 +71,30 @@ fn insert_number(headers: &mut HeaderMap, name: HeaderName, number: u64) {
 /// A cache must not store a 429 (RFC 6585, section 4). The other rejections concern one request only.
 pub(in crate::response) fn forbid_storing(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+}
+
+/// Whether a cache may store the response for other clients (RFC 9111, section 3).
+pub(super) fn is_shared(headers: &HeaderMap) -> bool {
+    let directives = |name: HeaderName| {
+        let lines = headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
+        lines.flat_map(|line| line.split(',')).map(|directive| directive.split('=').next().unwrap_or_default().trim())
+    };
+    let has = |names: &[&str]| {
+        directives(header::CACHE_CONTROL).any(|directive| names.iter().any(|name| directive.eq_ignore_ascii_case(name)))
+    };
+    let is_stored = has(&["public", "s-maxage", "max-age"]) || headers.contains_key(header::EXPIRES);
+    is_stored && !has(&["private", "no-store"]) || headers.contains_key("cdn-cache-control")
+}
+
+/// Adds `Connection: close` if the request is of HTTP/1 and has a body.
+///
+/// The server does not read the body of a rejected request, and closes the connection behind the response. A client that
+/// has not been told so sends its next request on that connection (RFC 9112, section 9.6).
+pub(in crate::response) fn close_if_unread(headers: &mut HeaderMap, version: Version, request: &HeaderMap) {
+    let is_empty = request.get(header::CONTENT_LENGTH).is_none_or(|length| length.as_bytes() == b"0");
+    if version <= Version::HTTP_11 && (!is_empty || request.contains_key(header::TRANSFER_ENCODING)) {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 /// The headers that a responder adds, and that scripts of other origins cannot read by default.

@@ -5,6 +5,8 @@ mod rate_limit;
 
 pub use self::legacy::ResetFormat;
 pub use self::rate_limit::RateLimitFormat;
+use std::time::Duration;
+
 use http::{Extensions, Response};
 
 use self::legacy::LegacyHeaders;
@@ -12,6 +14,7 @@ use self::rate_limit::RateLimitHeaders;
 use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 use crate::response::info::RateLimitInfo;
+use crate::response::rejection::Rejection;
 
 /// The header fields that a responder adds to responses, and the extensions that it inserts for other code.
 ///
@@ -31,6 +34,9 @@ pub struct Headers {
     request_extension: bool,
     response_extension: bool,
     cors_expose: bool,
+    skip_shared: bool,
+    /// In percent of the wait.
+    retry_jitter: u8,
 }
 
 impl Headers {
@@ -42,9 +48,17 @@ impl Headers {
         Self { rate_limit: Some(RateLimitFormat::Draft11), ..Self::none() }
     }
 
-    /// Nothing: the headers of [`Http::minimal`](super::Http::minimal) and of `Grpc::new`.
+    /// Nothing: the headers of [`Http::without_headers`](super::Http::without_headers) and of `Grpc::new`.
     pub const fn none() -> Self {
-        Self { rate_limit: None, legacy: None, request_extension: false, response_extension: false, cors_expose: false }
+        Self {
+            rate_limit: None,
+            legacy: None,
+            request_extension: false,
+            response_extension: false,
+            cors_expose: false,
+            skip_shared: false,
+            retry_jitter: 0,
+        }
     }
 
     /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
@@ -101,6 +115,25 @@ impl Headers {
         self.cors_expose = on;
         self
     }
+
+    /// Sets whether responses that a cache may store for other clients go without `RateLimit` and `X-RateLimit-*`.
+    ///
+    /// A cache repeats the fields of a stored response, so that other clients read the numbers of one client. Off by
+    /// default, because only few handlers answer with `Cache-Control: public`, `s-maxage` or `max-age`, `Expires` or
+    /// `CDN-Cache-Control`. Rejections are never stored.
+    pub const fn skip_shared(mut self, on: bool) -> Self {
+        self.skip_shared = on;
+        self
+    }
+
+    /// Lengthens the waits that rejections state by a random time of at most `percent` of the wait, and at most 60 s.
+    ///
+    /// The clients that are rejected in one window otherwise return in one moment. No wait is shorter than the exact one.
+    /// The setting applies to `Retry-After`, and in gRPC to `RetryInfo` and `grpc-retry-pushback-ms`. The default is 0.
+    pub const fn retry_jitter(mut self, percent: u8) -> Self {
+        self.retry_jitter = percent;
+        self
+    }
 }
 
 impl Default for Headers {
@@ -133,7 +166,7 @@ impl Headers {
         self.prepare(extensions, decision)
     }
 
-    /// Out of line: row "service, `Http::minimal`" of docs/performance.md.
+    /// Out of line: row "service, `Http::without_headers`" of docs/performance.md.
     #[inline(never)]
     fn prepare(&self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
         if self.request_extension {
@@ -154,6 +187,7 @@ impl Headers {
             legacy: legacy.and_then(|(decision, reset)| LegacyHeaders::new(decision, reset)),
             info,
             cors_expose: self.cors_expose,
+            skip_shared: self.skip_shared,
             observers: Observers::default(),
         }
     }
@@ -163,6 +197,15 @@ impl Headers {
         let mut pending = self.pending(Some(&decision), None);
         pending.info = self.response_extension.then(|| Box::new(RateLimitInfo::Decided(decision)));
         pending.add_to(response);
+    }
+
+    /// Returns the wait that a rejection states.
+    pub(in crate::response) fn retry_after(&self, rejection: &Rejection) -> Option<Duration> {
+        const MAX_JITTER: Duration = Duration::from_secs(60);
+        let wait = rejection.retry_after()?;
+        let max = (wait / 100).saturating_mul(self.retry_jitter.into()).min(MAX_JITTER);
+        let jitter = Duration::from_nanos(fastrand::u64(0..=u64::try_from(max.as_nanos()).unwrap_or(u64::MAX)));
+        Some(wait.saturating_add(jitter))
     }
 
     /// Appends to `Access-Control-Expose-Headers` if the option is on.
@@ -190,6 +233,7 @@ struct PendingHeaders {
     legacy: Option<LegacyHeaders>,
     info: Option<Box<RateLimitInfo>>,
     cors_expose: bool,
+    skip_shared: bool,
     /// The observers that receive warnings about the response's headers.
     observers: Observers,
 }
@@ -197,10 +241,11 @@ struct PendingHeaders {
 impl PendingHeaders {
     fn add_to<B>(self, response: &mut Response<B>) {
         let headers = response.headers_mut();
-        if let Some(rate_limit) = self.rate_limit {
+        let is_skipped = self.skip_shared && legacy::is_shared(headers);
+        if let Some(rate_limit) = self.rate_limit.filter(|_| !is_skipped) {
             rate_limit.add(headers, &self.observers);
         }
-        if let Some(legacy) = self.legacy {
+        if let Some(legacy) = self.legacy.filter(|_| !is_skipped) {
             legacy.add(headers);
         }
         if self.cors_expose {

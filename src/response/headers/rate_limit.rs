@@ -20,9 +20,11 @@ use crate::scratch::with_scratch;
 pub enum RateLimitFormat {
     /// draft-ietf-httpapi-ratelimit-headers-11: `"default";r=9;t=1`.
     ///
-    /// `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
-    /// available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t`, and takes
-    /// precedence.
+    /// - `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
+    ///   available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t`, and
+    ///   takes precedence. A time below one second is left out: rounded up, it would stop a client for too long.
+    /// - `q` and `w` are the limit and its window in whole seconds. `w` is left out if the rounded window would change
+    ///   the rate by more than 1 %.
     Draft11,
 }
 
@@ -76,14 +78,15 @@ struct LimitFields<'a> {
     window: Option<Duration>,
     /// The parameter `r`: what remains.
     remaining: u64,
-    /// The parameter `t`: the seconds until more is available.
+    /// The parameter `t`: the seconds until more is available. Zero is left out.
     next_token_after: u64,
 }
 
 impl<'a> LimitFields<'a> {
     fn new(status: &'a LimitStatus) -> Self {
         let LimitSnapshot { limit, window, remaining, next_token_after, .. } = client_snapshot(status);
-        let (remaining, next_token_after) = (sf_integer(remaining), sf_integer(ceil_seconds(next_token_after)));
+        let seconds = if next_token_after < Duration::from_secs(1) { 0 } else { ceil_seconds(next_token_after) };
+        let (remaining, next_token_after) = (sf_integer(remaining), sf_integer(seconds));
         Self { name: status.name(), limit, window, remaining, next_token_after }
     }
 }
@@ -239,8 +242,8 @@ struct PolicyItem {
     name: String,
     limit: u64,
     window: Option<Duration>,
-    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`, or without a window
-    /// `"default";q=10;qu="concurrent-requests"`.
+    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`, without whole seconds `"default";q=10`, or without a
+    /// window `"default";q=10;qu="concurrent-requests"`.
     policy: String,
     /// The start of the member of `RateLimit`: `"default";r=`.
     state: String,
@@ -250,9 +253,10 @@ impl PolicyItem {
     fn new(&LimitFields { name, limit, window, .. }: &LimitFields<'_>) -> Self {
         // A structured field String (RFC 9651, section 3.3.3). Names of limits need no escapes.
         let q = sf_integer(limit);
-        let policy = match window {
+        let policy = match window.map(|window| whole_seconds(window).filter(|_| q == limit)) {
             None => format!("\"{name}\";q={q};qu=\"concurrent-requests\""),
-            Some(window) => format!("\"{name}\";q={q};w={}", sf_integer(ceil_seconds(window))),
+            Some(None) => format!("\"{name}\";q={q}"),
+            Some(Some(seconds)) => format!("\"{name}\";q={q};w={seconds}"),
         };
         let state = format!("\"{name}\";r=");
         Self { name: name.to_owned(), limit, window, policy, state }
@@ -303,6 +307,13 @@ fn warning(name: &str) -> String {
         "ambiguous RateLimit and RateLimit-Policy headers: two limits are named {name:?}; give each limit its own name \
          with `Limit::new`"
     )
+}
+
+/// Returns a window in whole seconds, rounded up, if that is at most 1 % longer.
+fn whole_seconds(window: Duration) -> Option<u64> {
+    let seconds = ceil_seconds(window);
+    let added = Duration::from_secs(seconds).saturating_sub(window);
+    (added.saturating_mul(100) <= window).then_some(sf_integer(seconds))
 }
 
 /// Caps a number: a structured field Integer has at most 15 digits.

@@ -9,8 +9,9 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::future::GateFuture;
-use super::signal::{HttpGateSignal, ReadGateSignal};
+use super::signal::ReadGateSignal;
 use super::state::Gates;
+use crate::retry::http::HttpHint;
 
 /// Returns the key of a request's gate.
 ///
@@ -48,7 +49,7 @@ impl<B> GateKey<Request<B>> for ByOrigin {
 /// The [module](super) states the rules. All services of a layer and of its clones share the gates.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct GateLayer<K = ByOrigin, R = HttpGateSignal> {
+pub struct GateLayer<K = ByOrigin, R = HttpHint> {
     config: GateConfig<K, R>,
     gates: Arc<Gates>,
 }
@@ -61,9 +62,9 @@ struct GateConfig<K, R> {
 }
 
 impl GateLayer {
-    /// Creates a layer with a gate per origin, which reads HTTP responses with [`HttpGateSignal`].
+    /// Creates a layer with a gate per origin, which reads HTTP responses with [`HttpHint`].
     pub fn new() -> Self {
-        let config = GateConfig { key: ByOrigin, reader: HttpGateSignal, max_wait: Duration::from_secs(60) };
+        let config = GateConfig { key: ByOrigin, reader: HttpHint, max_wait: Duration::from_secs(60) };
         Self { config, gates: Arc::default() }
     }
 }
@@ -120,7 +121,7 @@ impl<S, K: Clone, R: Clone> Layer<S> for GateLayer<K, R> {
 /// If the future of a request is dropped, the request leaves the queue, and its start goes to the next request. The
 /// futures must be polled: a request whose future is not polled gives up its start after a second.
 #[derive(Clone, Debug)]
-pub struct Gate<S, K = ByOrigin, R = HttpGateSignal> {
+pub struct Gate<S, K = ByOrigin, R = HttpHint> {
     inner: S,
     config: GateConfig<K, R>,
     gates: Arc<Gates>,

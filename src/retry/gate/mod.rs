@@ -5,12 +5,15 @@
 //!
 //! | Response | Gate |
 //! |---|---|
-//! | a rejection, or a response after which nothing remains | closes for the time that the server states, or for one second if the server states none; for one hour at most |
-//! | any other response | stays as it is; after a pause, one more request may be in flight |
+//! | a rejection | closes for the time that the server states, or for one second if the server states none; for one hour at most |
+//! | a rejection, and more is available in less than a second: `RateLimit` with `r=0` and without `t` | spaces the requests that wait |
+//! | a response after which nothing remains for a time | closes until the time may be over: servers round it up to a second |
+//! | any other response | stays as it is |
 //!
-//! While a gate is closed, requests wait in order of arrival. After the pause one request starts, and its response lets
-//! two start, then four: so a server that still rejects requests rejects one. When no request waits any more, the gate is
-//! open. A response that arrives late changes nothing: a pause only gets longer.
+//! A gate is open while no request waits and no time is in force. Otherwise requests wait in order of arrival. After a
+//! pause one request starts, and its response lets two start, then four, as far as the server states that more remains: so
+//! a server that still rejects requests rejects one. If the server does not state that more remains, and no time, requests
+//! start at a distance that the gate learns from rejections. A response that arrives late changes nothing: a pause only gets longer.
 //!
 //! ```
 //! use http::{Request, Response};
@@ -39,9 +42,10 @@
 
 mod future;
 mod layer;
+mod pace;
 mod signal;
 mod state;
 
 pub use self::future::GateFuture;
 pub use self::layer::{ByOrigin, Gate, GateClosed, GateKey, GateLayer};
-pub use self::signal::{GateSignal, HttpGateSignal, ReadGateSignal};
+pub use self::signal::{GateSignal, ReadGateSignal};

@@ -46,8 +46,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let transition = limit.transition(algorithm, key, options);
         let mut keys = self.table.lock(hash);
         let now = keys.decide_at(context.now, context.clock);
-        if until_end {
-            keys.end_due(now);
+        let ended = if until_end { keys.end_due(now) } else { Vec::new() };
+        if !ended.is_empty() {
+            drop(keys);
+            self.announce(&ended);
+            keys = self.table.lock(hash);
         }
         let slot = keys.find(hash)?;
         let (state, held) = (keys.state(slot), keys.held(hash));

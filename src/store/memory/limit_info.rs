@@ -35,10 +35,6 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
-    fn is_share(&self) -> bool {
-        self.limit.share_count().is_some()
-    }
-
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
         let read_at = read_clock(clock);
         let mut keys = self.table.lock(limit.hash);
@@ -68,9 +64,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             held_keys: 0,
             held: 0,
         };
+        let mut ended = Vec::new();
         for mut keys in self.table.locked_shards() {
             if C::Algorithm::HELD_UNTIL_END {
-                keys.end_due(now);
+                ended.extend(keys.end_due(now));
             }
             let (held_keys, held) = keys.held_totals();
             usage.live_keys += keys.count_live(now.as_micros());
@@ -78,6 +75,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
             usage.held_keys += held_keys;
             usage.held = usage.held.saturating_add(held);
         }
+        self.announce(&ended);
         usage
     }
 

@@ -16,7 +16,7 @@ use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::store::inner::ShareRole;
+use crate::store::inner::{LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -119,6 +119,13 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
     }
 
+    /// Wakes the requests that wait for the capacity of keys whose holds have ended. Not under a lock.
+    pub(super) fn announce(&self, ended: &[u64]) {
+        if !ended.is_empty() {
+            capacity_released(ended.iter().map(|hash| limit_id((self.table.id(), *hash))));
+        }
+    }
+
     /// Charges a key without asking, as of `now`, or of the horizon if that is later and the key is absent.
     pub(super) fn charge(
         &self,
@@ -211,8 +218,7 @@ where
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason) {
         let (hash, now) = (self.fingerprint_of(context), context.now);
         let duration = until.saturating_since(now);
-        let block =
-            Block { until: until.as_micros(), duration: reason.pack(crate::store::inner::micros_floor(duration)) };
+        let block = Block { until: until.as_micros(), duration: reason.pack(micros_floor(duration)) };
         let block = (!duration.is_zero()).then_some(block);
         self.table.lock(hash).set_block(hash, block, now, self.table.info());
     }
@@ -225,17 +231,18 @@ where
         self.names_in_file::<P::SubKey>()
     }
 
-    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>) {
-        if self.limit.is_shadow() || has_share && self.limit.share() == ShareRole::Common {
-            return;
-        }
-        let chosen = self.limit.algorithm().select(key);
+    fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>) {
+        let Some(hash) = self.key_hash(context.key, context.hasher).filter(|_| !self.limit.is_shadow()) else { return };
+        let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let max_waiting = algorithm.max_waiting();
-        let (name, cost) = (self.limit.name(), self.limit.cost());
-        let kept_free = self.limit.kept_free(key);
-        self.limit.sub_key().with_sub_key(key, |sub_key| {
-            limits.add_class(name, sub_key, kept_free, cost, max_waiting);
+        limits.add_limit(LimitOfKey {
+            name: self.limit.name(),
+            id: limit_id((self.table.id(), fingerprint(hash))),
+            is_of_store: true,
+            cost: self.limit.cost(),
+            kept_free: self.limit.kept_free(context.key).unwrap_or_default(),
+            share: self.limit.share(),
+            max_waiting: algorithm.max_waiting(),
         });
     }
 }

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{capacity_added, limiter_methods};
+use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -449,7 +449,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         context: &AcquireContext<'_, Key, S>,
         decide: fn(Transaction<'_>) -> T,
     ) -> Option<T> {
-        let mut decided = None;
+        let (mut decided, mut ended) = (None, Vec::new());
         L::with_parts(&self.tables, context, &mut |parts| {
             let (mut few, mut some, mut many);
             // A step is large, so a few limits initialize no more than they need.
@@ -467,8 +467,12 @@ impl<R, C: Clock, S> Shared<R, C, S> {
                     &mut many
                 }
             };
-            decided = Some(decide(Transaction::new(parts, steps, context.options, context.now, context.clock)));
+            let transaction = Transaction::new(parts, steps, context.options, context.now, context.clock, &mut ended);
+            decided = Some(decide(transaction));
         });
+        if !ended.is_empty() {
+            capacity_released(ended.into_iter().map(limit_id));
+        }
         decided
     }
 
@@ -503,6 +507,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
                 settled = settled.and(table.settle(limit, charge.on(limit), &self.clock));
             }
         });
+        capacity_released(limits.iter().map(|limit| limit_id((limit.table, limit.hash))));
         settled.map_err(table_full)
     }
 }
@@ -576,9 +581,8 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let mut has_share = false;
-        L::for_each(&self.shared.tables, &mut |limit| has_share |= limit.is_share() && limit.applies_to(key));
-        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, has_share, limits));
+        let context = self.context(key, AcquireOptions::default());
+        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
     }
 
     fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
@@ -607,7 +611,7 @@ where
                 Ok(())
             }
         });
-        operation.wake_waiters(done)
+        operation.wake_waiters(self, key, done)
     }
 }
 

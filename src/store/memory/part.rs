@@ -30,6 +30,8 @@ pub trait Part {
     fn lock(&self) -> u64;
     /// Starts the decision, after all parts are locked.
     fn start(&self, now: Timestamp);
+    /// Ends the holds in the shard whose requests last longer than the maximum. Adds the table and the key of each to `ended`.
+    fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>);
     /// Decides the plain case: only the state of a present key determines the decision, and the limit allows the request
     /// immediately. A mark is not reached, and the units that are kept free are left. Returns `false` in any other case.
     fn decide_plain(&self, now: Timestamp) -> bool;
@@ -151,13 +153,17 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn start(&self, now: Timestamp) {
         self.with_locked(|locked| {
             locked.keys.set_last_decided_at(now);
-            if C::Algorithm::HELD_UNTIL_END {
-                locked.keys.end_due(now);
-            }
             locked.slot = locked.keys.find(self.hash);
             let is_absent = locked.slot.is_none();
             locked.now = if is_absent { locked.keys.time_of_absent(now, self.algorithm()) } else { now };
         });
+    }
+
+    fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>) {
+        if C::Algorithm::HELD_UNTIL_END {
+            let due = self.with_locked(|locked| locked.keys.end_due(now)).unwrap_or_default();
+            ended.extend(due.into_iter().map(|hash| (self.table_id(), hash)));
+        }
     }
 
     #[inline]
@@ -310,11 +316,11 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 /// Ends a hold that nobody has taken: an algorithm has panicked.
 impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> {
     fn drop(&mut self) {
-        if let Some(Locked { keys, placed: Some((amount, deadline, algorithm)), .. }) = self.locked.get_mut() {
-            match deadline {
-                Some(deadline) => keys.end_request(self.hash, *amount, Some(*deadline)),
-                None => drop(keys.end_hold(self.hash, *amount, *algorithm)),
-            }
+        let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
+        match placed {
+            Some((amount, Some(deadline), _)) => keys.end_request(self.hash, amount, Some(deadline)),
+            Some((amount, None, algorithm)) => drop(keys.end_hold(self.hash, amount, algorithm)),
+            None => {}
         }
     }
 }

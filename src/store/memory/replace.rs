@@ -160,7 +160,9 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         }
         let mut decided = None;
         with_parts(&tables.tables, context, &mut |parts| {
-            decided = Transaction::new(parts, &mut [], context.options, context.now, context.clock).try_plain();
+            // The plain case ends no overdue requests.
+            let (options, ended) = (context.options, &mut Vec::new());
+            decided = Transaction::new(parts, &mut [], options, context.now, context.clock, ended).try_plain();
         });
         decided.ok_or(NotDecided::NotApplicable)
     }

@@ -52,6 +52,8 @@ pub(super) struct Transaction<'a> {
     steps: &'a mut [LimitStep],
     options: AcquireOptions,
     now: Timestamp,
+    /// The limits and keys whose overdue requests have ended. The caller announces their capacity without the locks.
+    ended: &'a mut Vec<(u64, u64)>,
 }
 
 impl<'a> Transaction<'a> {
@@ -62,11 +64,12 @@ impl<'a> Transaction<'a> {
         options: AcquireOptions,
         read_at: Timestamp,
         clock: &dyn Clock,
+        ended: &'a mut Vec<(u64, u64)>,
     ) -> Self {
         let last = lock_all(parts);
         let now = if read_at.as_micros() < last { read_clock(clock) } else { read_at };
         parts.iter().for_each(|part| part.start(now));
-        Self { parts, steps, options, now }
+        Self { parts, steps, options, now, ended }
     }
 
     /// Decides, and charges or holds the cost if all limits allow. Returns the limits on which the cost is held as well.
@@ -74,6 +77,7 @@ impl<'a> Transaction<'a> {
         if let Some(decision) = self.try_plain() {
             return (decision, Vec::new());
         }
+        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
         let plan = loop {
             let plan = self.read_all(ReadMode::IfDenied);
             if plan.verdict.is_allowed() && self.readings().any(|reading| reading.counting == Counting::DecidesOnly)
@@ -129,6 +133,7 @@ impl<'a> Transaction<'a> {
 
     /// Returns the decision of [`acquire`](Self::acquire) without charging.
     pub(super) fn peek(mut self) -> Decision {
+        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
         loop {
             let plan = self.read_all(ReadMode::Snapshot);
             if let Some(index) = self.share_without_slot(&plan) {

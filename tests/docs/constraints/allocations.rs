@@ -88,7 +88,7 @@ fn of_long_name(number: u8) -> Request<()> {
 }
 
 fn minimal<K: Clone, A: Clone>(key: K, limiter: A) -> tower_ratelimit::RateLimit<PageService, K, A> {
-    RateLimitLayer::new(key, limiter).responder(Http::minimal()).layer(service_fn(page as PageFn))
+    RateLimitLayer::new(key, limiter).responder(Http::without_headers()).layer(service_fn(page as PageFn))
 }
 
 type PageFn = fn(Request<()>) -> Ready<Result<Page, BoxError>>;
@@ -114,10 +114,9 @@ fn allocations_are_counted() {
     let mut text = String::from("a");
     assert!(measure(|| text.push_str(black_box("and more text"))).count_total >= 1, "reallocated");
 
-    let mut allocating =
-        RateLimitLayer::new(Global, one_limit()).responder(Http::minimal()).layer(service_fn(|_: Request<()>| {
-            ready(Ok::<_, BoxError>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
-        }));
+    let mut allocating = RateLimitLayer::new(Global, one_limit()).responder(Http::without_headers()).layer(service_fn(
+        |_: Request<()>| ready(Ok::<_, BoxError>(Response::new(Full::from(black_box(vec![1_u8; 100]))))),
+    ));
     assert!(count(&mut allocating, from(1), StatusCode::OK).count_total >= 1, "allocations inside the service count");
 }
 
@@ -278,7 +277,7 @@ fn limiter_and_layer_options_allocate_nothing() {
     let shared = std::sync::Arc::new(three_limits());
     assert_eq!(count_allowed(&mut minimal(PeerIp::new(), shared), from), 0, "shared");
 
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::without_headers());
     let mut costly = layer().cost(|_: &Request<()>| 3).layer(service_fn(page as PageFn));
     assert_eq!(count_allowed(&mut costly, from), 0, "of a cost");
     let mut exempt = layer().exempt_if(|_: &Request<()>| true).layer(service_fn(page as PageFn));
@@ -288,7 +287,7 @@ fn limiter_and_layer_options_allocate_nothing() {
 /// The layer allocates nothing to emit events.
 #[test]
 fn custom_observers_allocate_nothing_in_the_layer() {
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::without_headers());
     let seen = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&seen);
     let mut observed = layer()
@@ -304,7 +303,7 @@ fn custom_observers_allocate_nothing_in_the_layer() {
 /// The built-in observers allocate only when a series or a call site is used for the first time.
 #[test]
 fn built_in_observers_allocate_nothing_after_the_first_request() {
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::without_headers());
     let prometheus = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let prometheus = prometheus.expect("the process's only recorder");
     let metrics = tower_ratelimit::observe::Metrics::new("api");
@@ -320,7 +319,7 @@ fn built_in_observers_allocate_nothing_after_the_first_request() {
 /// A request with a held cost allocates twice until it is settled: the guard and the layer's state.
 #[test]
 fn held_and_settled_request_allocates_twice() {
-    let layer = RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal()).settle(OnlyFailures);
+    let layer = RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::without_headers()).settle(OnlyFailures);
     let mut service = layer.layer(service_fn(page as PageFn));
     // The map of held keys allocates when it grows.
     count_allowed(&mut service, from);
@@ -352,7 +351,7 @@ fn hold_of_one_limit_allocates_once() {
 #[test]
 fn other_responders_allocate_nothing_for_an_allowed_request() {
     let mut map_body = RateLimitLayer::new(PeerIp::new(), one_limit())
-        .responder(Http::minimal().map_body())
+        .responder(Http::without_headers().map_body())
         .layer(service_fn(page as PageFn));
     let mut as_error =
         RateLimitLayer::new(PeerIp::new(), one_limit()).responder(RejectWithError).layer(service_fn(page as PageFn));
@@ -421,7 +420,7 @@ fn built_in_response_allocates_at_most_its_bound() {
     let [allowed, denied_with_headers] = counts(Http::new());
     for (description, count, max) in [
         ("a rejection as an error", counts(RejectWithError)[1], 1),
-        ("a minimal 429", counts(Http::minimal())[1], 9),
+        ("a minimal 429", counts(Http::without_headers())[1], 9),
         ("a 429 with all headers", denied_with_headers, 16),
         ("an allowed response with all headers", allowed, 12),
     ] {

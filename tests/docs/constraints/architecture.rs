@@ -16,7 +16,7 @@ use crate::ROOT;
 const LEVELS: &[&[&str]] = &[
     &["mistake", "random", "scratch", "sync"],
     &["clock", "error", "runtime"],
-    &["decision", "encode", "quota", "read_ahead", "retry"],
+    &["calendar", "decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],
     &["limit", "response", "table"],
     &["escalation"],
@@ -25,6 +25,7 @@ const LEVELS: &[&[&str]] = &[
     &["config", "test_util"],
     &["middleware"],
     &["routes"],
+    &["waiting"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.
@@ -32,6 +33,7 @@ const MIDDLEWARE: &[&str] = &["key", "read_ahead", "response", "middleware"];
 
 /// The modules that compute decisions and do not depend on requests.
 const DECIDING: &[&str] = &[
+    "calendar",
     "clock",
     "decision",
     "encode",

@@ -201,9 +201,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     }
 
     let http = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).expose(true));
-    let grpc = Grpc::new()
-        .pushback(std::time::Duration::ZERO)
-        .headers(Headers::none().rate_limit(RateLimitFormat::Draft11).expose(true));
+    let grpc = Grpc::new().headers(Headers::none().rate_limit(RateLimitFormat::Draft11).expose(true));
     let rejections = || {
         let decision = |limiter: StubLimiter| Rejection::OverLimit(limiter.0.expect("a decision"));
         [

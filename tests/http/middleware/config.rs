@@ -13,8 +13,9 @@ use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
-    AcquireOptions, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Weekday, WhenFull,
+    per_key,
 };
 
 use crate::random::Random;
@@ -131,6 +132,22 @@ fn configured_algorithms_decide_as_in_code() {
     );
     let aligned = FixedWindow::new(quota).aligned_to_clock();
     assert_decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = true", aligned);
+    for (settings, calendar) in [
+        ("quota = '9/month'\nanchor = 15\nzone = '+02:00'", Calendar::monthly_on(15).utc_offset_minutes(120)),
+        ("quota = '9 per month'\nzone = '-05:30'", Calendar::monthly().utc_offset_minutes(-330)),
+        ("quota = '9/week'\nanchor = 'sunday'", Calendar::weekly_from(Weekday::Sunday)),
+        ("quota = '9 per 7d'", Calendar::weekly()),
+        ("quota = '9/day'\nzone = 'UTC'", Calendar::daily()),
+        ("quota = '9/year'", Calendar::yearly()),
+    ] {
+        let settings = format!("algorithm = 'fixed-window'\nwindow = 'calendar'\n{settings}");
+        let window = FixedWindow::calendar(9, calendar);
+        assert_decides_as(&settings, window);
+        let policy = policy(&format!("name = 'x'\nby = 'all'\n{settings}")).unwrap();
+        assert_eq!((policy.calendar(), policy.quota()), (Some(calendar), Some(window.quota())));
+        let again: Policy = serde_json::from_str(&serde_json::to_string(&policy).unwrap()).unwrap();
+        assert_eq!(again, policy, "{settings}");
+    }
     assert_decides_as("algorithm = 'sliding-window'\nquota = '30/min'", SlidingWindow::new(quota));
     assert_decides_as(
         "algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 4",
@@ -499,13 +516,16 @@ fn field_that_occurs_twice_is_an_error() {
 }
 
 /// The fields, with an algorithm that has the field, and the kind of valid values.
-const FIELDS: [(&str, &str, &str); 21] = [
+const FIELDS: [(&str, &str, &str); 24] = [
     ("name", "gcra", "text"),
     ("algorithm", "gcra", "text"),
     ("quota", "gcra", "text"),
     ("burst", "token-bucket", "number"),
     ("max_waiting", "leaky-queue", "number"),
     ("aligned_to_clock", "fixed-window", "bool"),
+    ("window", "fixed-window", "calendar"),
+    ("anchor", "fixed-window", "day of a calendar"),
+    ("zone", "fixed-window", "zone of a calendar"),
     ("blocks", "sliding-window", "number"),
     ("weighted", "sliding-window", "bool"),
     ("max", "in-flight", "number"),
@@ -522,6 +542,34 @@ const FIELDS: [(&str, &str, &str); 21] = [
     ("block_for", "gcra", "durations"),
     ("forget_after", "gcra", "duration"),
 ];
+
+#[test]
+fn invalid_calendar_names_the_field() {
+    for (settings, expected) in [
+        ("quota = '9/month'", "quota: a month and a year have no fixed length; write 30d, or use a calendar window"),
+        ("quota = '9/min'\nwindow = 'calendar'", "quota: 9/min is no limit of a calendar"),
+        ("quota = '0/month'\nwindow = 'calendar'", "a quota's limit must be at least 1"),
+        ("quota = '9/month'\nwindow = 'calendar'\nanchor = 0", "anchor: a calendar's `anchor` is not a day of a month"),
+        (
+            "quota = '9/month'\nwindow = 'calendar'\nanchor = 32",
+            "anchor: a calendar's `anchor` is not a day of a month",
+        ),
+        ("quota = '9/month'\nwindow = 'calendar'\nanchor = 'sunday'", "anchor: a calendar's `anchor` is not a day"),
+        ("quota = '9/week'\nwindow = 'calendar'\nanchor = 1", "anchor: it is not a weekday"),
+        ("quota = '9/year'\nwindow = 'calendar'\nanchor = 1", "anchor: it applies to weeks and months only"),
+        ("quota = '9/day'\nwindow = 'calendar'\nzone = '+25:00'", "zone: a calendar's `zone` is too far from UTC"),
+        ("quota = '9/day'\nwindow = 'calendar'\nzone = '+2'", "zone: \"+2\" is no offset from UTC"),
+        ("quota = '9/day'\nwindow = 'calendar'\nzone = 'Mars'", "zone: "),
+        ("quota = '9/day'\nwindow = 'moon'", "window: \"moon\" is unknown"),
+        ("quota = '9/day'\nwindow = 'calendar'\naligned_to_clock = true", "window: a calendar is aligned already"),
+        ("quota = '9/day'\nzone = 'UTC'", "zone: it applies to calendar windows only"),
+    ] {
+        let text = format!("name = 'x'\nby = 'all'\nalgorithm = 'fixed-window'\n{settings}");
+        let error = policy(&text).expect_err(settings).to_string();
+        assert!(error.contains(expected), "{settings}: {error}");
+    }
+    assert!(policy("name = 'x'\nby = 'all'\nalgorithm = 'gcra'\nquota = '9/day'\nwindow = 'calendar'").is_err());
+}
 
 /// The law: whatever is wrong with a field, in JSON and in TOML, the error names the field.
 #[test]

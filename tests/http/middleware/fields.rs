@@ -3,10 +3,11 @@
 use http::HeaderMap;
 use sfv::{BareItem, List, ListEntry, Parser};
 
-/// Reads `RateLimit-Policy`: name, quota and window in seconds.
+/// Reads `RateLimit-Policy`: name, quota and window in seconds, which is 0 if the field states none.
 pub(crate) fn policies(headers: &HeaderMap) -> Vec<(String, i64, i64)> {
     let policies = members(headers, "ratelimit-policy", ["q", "w"]).into_iter();
-    policies.map(|(name, [q, w])| (name, q.expect("a quota"), w.expect("a window"))).collect()
+    let window = |w: Option<i64>| w.inspect(|w| assert!(*w > 0, "{w}")).unwrap_or(0);
+    policies.map(|(name, [q, w])| (name, q.expect("a quota"), window(w))).collect()
 }
 
 /// Reads `RateLimit`: name, remaining, and seconds until more is available.

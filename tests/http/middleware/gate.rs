@@ -11,10 +11,11 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, timeout};
+use tonic_types::{ErrorDetails, StatusExt};
 use tower::limit::ConcurrencyLimit;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::BoxError;
-use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpGateSignal, RetryAfter};
+use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpHint, RetryAfter};
 
 use crate::support::spawn;
 
@@ -146,9 +147,9 @@ async fn requests_wait_in_order_and_start_slowly_after_a_rejection() {
     let arrivals = arrivals.lock().unwrap().clone();
     let numbers: Vec<_> = arrivals.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, (0..=10).collect::<Vec<_>>(), "in order of arrival");
-    // One request, then two, then four, each after the response before; three are left.
+    // One request, then as many as the responses allow, and at least 50 ms apart, as the server states no number.
     let tenths: Vec<_> = arrivals[1..].iter().map(|(_, at)| at.as_millis().div_ceil(100)).collect();
-    assert_eq!(tenths, [30, 31, 31, 32, 32, 32, 32, 33, 33, 33]);
+    assert_eq!(tenths, [30, 31, 32, 32, 33, 33, 34, 34, 34, 35]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,7 +288,7 @@ async fn retries_wait_in_the_gate() {
 fn fields_of_servers_are_read() {
     let told = |status: u16, fields: &[(&str, &str)]| {
         let response = response(status, fields);
-        HttpGateSignal.read_response(response.status(), response.headers())
+        HttpHint.gate_signal(response.status(), response.headers())
     };
     let last = |seconds: f64| GateSignal::ServedLast(Duration::from_secs_f64(seconds));
     let rejected = |seconds: u64| GateSignal::Rejected(Some(Duration::from_secs(seconds)));
@@ -318,6 +319,42 @@ fn fields_of_servers_are_read() {
     assert_eq!(told(403, &[github_now[0], github_now[1], sent]), rejected(60));
     assert_eq!(told(403, &[("retry-after", "60")]), rejected(60));
     assert_eq!(told(403, &[]), GateSignal::Served { remaining: None }, "a lack of permission is no rejection");
+    assert_eq!(told(403, &github[..1]), GateSignal::Rejected(None), "nothing remains");
+    // More is available within the second that is the shortest `Retry-After`.
+    let brief = ("ratelimit", "\"a\";r=0");
+    assert_eq!(told(429, &[brief, ("retry-after", "1")]), GateSignal::TooFast);
+    assert_eq!(told(429, &[brief, ("retry-after", "2")]), rejected(2));
+    assert_eq!(told(429, &[("ratelimit", "\"a\";r=0, \"b\";r=0;t=1"), ("retry-after", "1")]), rejected(1));
+    assert_eq!(told(200, &[brief]), GateSignal::Served { remaining: Some(0) });
+    // Two limiters: the exhausted limit counts. Parameters, decimal numbers, and -1 for no limit.
+    let [remaining, reset] = ["x-ratelimit-remaining", "x-ratelimit-reset"];
+    let twice = [(remaining, "59"), (reset, "1"), (remaining, "0"), (reset, "30")];
+    assert_eq!(told(200, &twice), last(30.0));
+    assert_eq!(told(200, &[(remaining, "0, 59"), (reset, "30, 1")]), last(30.0));
+    assert_eq!(told(200, &[(remaining, "0;w=60"), (reset, "30;w=60")]), last(30.0));
+    assert_eq!(told(200, &[(remaining, "0.0"), (reset, "0.5")]), last(0.5));
+    assert_eq!(told(200, &[(remaining, "598.7"), (reset, "30")]), GateSignal::Served { remaining: Some(598) });
+    assert_eq!(told(200, &[(remaining, "-1"), (reset, "30")]), GateSignal::Served { remaining: None });
+    // Fields that a cache has stored.
+    assert_eq!(told(200, &[("age", "5"), brief]), GateSignal::Served { remaining: None });
+    assert_eq!(told(200, &[("age", "0"), brief]), GateSignal::Served { remaining: Some(0) });
+    // Only a limit that is exceeded states its time.
+    assert_eq!(told(429, &[(reset, "30")]), rejected(30));
+    assert_eq!(
+        told(429, &[("retry-after", "1"), ("retry-after-ms", "350")]),
+        GateSignal::Rejected(Some(SECOND * 35 / 100))
+    );
+    // gRPC, as the retry policy reads it.
+    let grpc = |pushback| told(200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", pushback)]);
+    assert_eq!(grpc("2000"), rejected(2));
+    assert_eq!(grpc("-1"), GateSignal::Served { remaining: None }, "the call is final, other calls are not");
+    let status: Response<()> = tonic::Status::with_error_details(
+        tonic::Code::ResourceExhausted,
+        "no",
+        ErrorDetails::with_retry_info(Some(3 * SECOND)),
+    )
+    .into_http();
+    assert_eq!(HttpHint.gate_signal(status.status(), status.headers()), rejected(3));
     // OpenAI: spans of time, for requests and for tokens.
     let openai = |requests, tokens| {
         let fields = [

@@ -172,7 +172,7 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
     }
 
     // A layer that sends no such fields emits no warning.
-    let (app, warnings) = limited("default", "default", Http::minimal());
+    let (app, warnings) = limited("default", "default", Http::without_headers());
     assert_eq!((send(&app).await, warnings.take().len()), (StatusCode::OK, 0));
 }
 

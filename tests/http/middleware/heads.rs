@@ -118,7 +118,7 @@ where
 #[tokio::test]
 async fn refused_head_has_no_body() {
     check("Http", Http::new()).await;
-    check("minimal", Http::minimal().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
+    check("minimal", Http::without_headers().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     check("map_body", Http::new().map_body()).await;
     check("ByContentType", ByContentType::default()).await;
     check("ByContentType, map_body", ByContentType::default().map_body()).await;

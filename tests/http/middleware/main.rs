@@ -11,6 +11,7 @@
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
 //! - `read_ahead`, `uploads`: bodies that are read while requests wait.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
+//! - `retry`, `gate`, `gate_law`: clients that are rejected.
 //! - `idempotency`: requests that clients send again with the same id.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
@@ -28,6 +29,7 @@ mod delays;
 mod fairness;
 mod fields;
 mod gate;
+mod gate_law;
 mod goodput;
 mod headers;
 mod heads;
@@ -47,7 +49,9 @@ mod queues;
 mod random;
 mod read_ahead;
 mod readiness;
+mod releases;
 mod retry;
+mod runtimes;
 mod settling;
 mod spawned;
 mod stacks;

@@ -1,18 +1,21 @@
 //! HTTP responses: status, header fields, problem bodies.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::Future;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Limiter};
-use tower_ratelimit::response::{Headers, Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{
+    ByContentType, Grpc, Headers, Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond,
+};
 use tower_ratelimit::{
     Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy,
     Quota, RateLimitLayer, SlidingLog, Verdict,
@@ -234,12 +237,12 @@ async fn exempt_response_has_no_fields() {
 
 #[tokio::test]
 async fn minimal_responder_leaves_allowed_responses_unchanged() {
-    let response = send(StubLimiter::allowing(), Http::minimal()).await;
+    let response = send(StubLimiter::allowing(), Http::without_headers()).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response = send(StubLimiter::denying(), Http::minimal()).await;
+    let response = send(StubLimiter::denying(), Http::without_headers()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(retry_after(response.headers()), Some(2));
     assert_eq!((limits(response.headers()), policies(response.headers())), (vec![], vec![]));
@@ -260,27 +263,29 @@ async fn http_responder_parts_are_configurable() {
     }
 
     let response =
-        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().request_extension(true))).await;
+        send(StubLimiter::allowing(), Http::without_headers().headers(Headers::none().request_extension(true))).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["handler-saw"], "Some(3) left");
 
     let response =
-        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().response_extension(true))).await;
+        send(StubLimiter::allowing(), Http::without_headers().headers(Headers::none().response_extension(true))).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response =
-        send(StubLimiter::allowing(), Http::minimal().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)))
-            .await;
+    let response = send(
+        StubLimiter::allowing(),
+        Http::without_headers().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)),
+    )
+    .await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
 #[tokio::test]
 async fn legacy_fields_are_in_the_configured_reset_format() {
     let delta_seconds = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
-    let epoch_seconds = Http::minimal().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
+    let epoch_seconds = Http::without_headers().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
     let start = ManualClock::START.as_micros() / 1_000_000;
     for limiter in [StubLimiter::allowing(), StubLimiter::denying()] {
         let response = send(limiter.clone(), delta_seconds).await;
@@ -302,9 +307,10 @@ async fn legacy_reset_is_rounded_up_to_seconds() {
     clock.advance(Duration::from_micros(1));
     let start = ManualClock::START.as_micros() / 1_000_000;
     let response =
-        send(limiter.clone(), Http::minimal().headers(Headers::none().legacy(ResetFormat::EpochSeconds))).await;
+        send(limiter.clone(), Http::without_headers().headers(Headers::none().legacy(ResetFormat::EpochSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 3, start + 61]));
-    let response = send(limiter, Http::minimal().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
+    let response =
+        send(limiter, Http::without_headers().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     assert_eq!(legacy(response.headers()), Some([5, 2, 60]));
 }
 
@@ -348,7 +354,7 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
     let (hour, day) = (Some(3600), Some(86400));
     assert_eq!(
         limits(response.headers()),
-        [("smooth".into(), 1, Some(1)), ("hourly".into(), 2, hour), ("daily".into(), 2, day)]
+        [("smooth".into(), 1, None), ("hourly".into(), 2, hour), ("daily".into(), 2, day)]
     );
     assert_eq!(legacy(response.headers()), Some([2, 1, 1]), "of the limit with the least remaining");
 
@@ -357,7 +363,7 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
     assert_eq!(retry_after(response.headers()), Some(1));
     assert_eq!(
         limits(response.headers()),
-        [("smooth".into(), 0, Some(1)), ("hourly".into(), 1, hour), ("daily".into(), 1, day)],
+        [("smooth".into(), 0, None), ("hourly".into(), 1, hour), ("daily".into(), 1, day)],
         "a denial charges no limit"
     );
     assert_eq!(problem(response).await["violated-policies"], json!(["smooth"]));
@@ -434,17 +440,179 @@ async fn header_numbers_have_at_most_15_digits() {
     let limiter =
         Memory::new(Limit::new("vast", FixedWindow::new(Quota::new(1 << 53, Duration::from_secs(86400 * 73050)))));
     let response = send(limiter, Http::new()).await;
-    assert_eq!(policies(response.headers()), [("vast".into(), 999_999_999_999_999, 6_311_520_000)]);
+    assert_eq!(
+        policies(response.headers()),
+        [("vast".into(), 999_999_999_999_999, 0)],
+        "no rate that is not the limit's"
+    );
     assert_eq!(limits(response.headers()), [("vast".into(), 999_999_999_999_999, Some(6_311_520_000))]);
 }
 
-/// The draft allows only whole seconds above zero.
-#[tokio::test]
-async fn policy_window_is_at_least_a_second() {
-    let limiter = Memory::new(FixedWindow::new(Quota::new(4, Duration::from_millis(20))));
+/// Sends `requests` at one time, and returns the fields of the last response: `q`, `w` (0 if absent), `r` and `t`.
+async fn fields_after<A>(algorithm: A, requests: usize) -> (i64, i64, i64, Option<i64>)
+where
+    A: tower_ratelimit::algorithm::Algorithm + Clone + Send + Sync + 'static,
+{
+    let limiter =
+        Memory::builder(Limit::new("x", algorithm)).max_keys(8).clock(ManualClock::new()).build().expect("a limiter");
+    for _ in 1..requests {
+        let _ = send(limiter.clone(), Http::new()).await;
+    }
     let response = send(limiter, Http::new()).await;
-    assert_eq!(policies(response.headers()), [("default".into(), 4, 1)]);
-    assert_eq!(limits(response.headers()), [("default".into(), 3, Some(1))]);
+    let ([policy], [limit]) = (&policies(response.headers())[..], &limits(response.headers())[..]) else {
+        panic!("one limit: {response:?}")
+    };
+    (policy.1, policy.2, limit.1, limit.2)
+}
+
+/// The window is a whole second at least, and the time as well: less is left out.
+#[tokio::test]
+async fn fields_of_each_limit_are_as_in_the_table() {
+    let millis = Duration::from_millis;
+    let windows = [
+        // quota, requests; q, w, r, t
+        (Quota::per_second(50), 1, (50, 1, 49, Some(1))),
+        (Quota::per_minute(100), 100, (100, 60, 0, Some(60))),
+        (Quota::per_hour(5000), 1, (5000, 3600, 4999, Some(3600))),
+        (Quota::new(4, millis(20)), 1, (4, 0, 3, None)),
+        (Quota::new(4, millis(20)), 5, (4, 0, 0, None)),
+        (Quota::new(4, millis(999)), 1, (4, 1, 3, None)),
+        (Quota::new(4, millis(1_500)), 1, (4, 0, 3, Some(2))),
+        (Quota::new(4, millis(99_500)), 4, (4, 100, 0, Some(100))),
+    ];
+    for (quota, requests, expected) in windows {
+        assert_eq!(fields_after(FixedWindow::new(quota), requests).await, expected, "{quota:?}");
+    }
+    let buckets = [
+        // quota, burst, requests; q, w, r, t
+        (Quota::per_second(10), 20, 1, (20, 2, 19, None)),
+        (Quota::per_second(10), 20, 20, (20, 2, 0, None)),
+        (Quota::per_second(100), 5, 5, (5, 0, 0, None)),
+        (Quota::per_second(1000), 1, 1, (1, 0, 0, None)),
+        (Quota::per_second(60), 20, 21, (20, 0, 0, None)),
+        (Quota::per_second(7), 20, 1, (20, 0, 19, None)),
+        (Quota::per_minute(60), 3, 3, (3, 3, 0, Some(1))),
+        (Quota::per_minute(50), 1, 1, (1, 0, 0, Some(2))),
+        (Quota::per_hour(1), 2, 2, (2, 7200, 0, Some(3600))),
+    ];
+    for (quota, burst, requests, expected) in buckets {
+        assert_eq!(fields_after(Gcra::new(quota).burst(burst), requests).await, expected, "{quota:?} {burst}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// `q` and `w` are the rate of the limit, exact to 1 %, or there is no `w`; `t` is absent or at least the time.
+    #[test]
+    fn stated_rate_is_the_rate_of_the_limit(
+        limit in 1_u64..2_000, period in 1_u64..4_000_000_000, burst in 1_u64..50, used in 1_usize..4,
+    ) {
+        let quota = Quota::new(limit, Duration::from_micros(period));
+        let Ok(gcra) = Gcra::try_new(quota).and_then(|gcra| gcra.try_burst(burst)) else { return Ok(()) };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let (q, w, _, t) = runtime.block_on(fields_after(gcra, used));
+        #[allow(clippy::cast_precision_loss)]
+        let (window, w) = (burst as f64 * period as f64 / limit as f64, w as f64 * 1e6);
+        proptest::prop_assert_eq!(q, i64::try_from(burst).unwrap());
+        if w > 0.0 {
+            proptest::prop_assert!((window - 1.0..=window * 1.01 + 1.0).contains(&w), "{} of {}", w, window);
+        } else {
+            proptest::prop_assert!((window / 1e6).ceil() * 1e6 > window * 1.009, "{} is whole", window);
+        }
+        // All requests are of one time, so the next unit becomes available after one interval.
+        let interval = period.div_ceil(limit);
+        let seconds = i64::try_from(interval.div_ceil(1_000_000)).unwrap();
+        proptest::prop_assert_eq!(t, (interval >= 1_000_000).then_some(seconds));
+    }
+}
+
+/// A response that a cache may store for others goes without the numbers of one client, if the setting is on.
+#[tokio::test]
+async fn shared_responses_go_without_the_fields() {
+    let fields = Headers::new().legacy(ResetFormat::DeltaSeconds);
+    for (name, value, is_shared) in [
+        ("cache-control", "public, max-age=60", true),
+        ("cache-control", "Public", true),
+        ("cache-control", "max-age=60", true),
+        ("cache-control", "no-cache, S-MaxAge = 60", true),
+        ("cache-control", "private, max-age=60", false),
+        ("cache-control", "public, no-store", false),
+        ("cache-control", "no-cache", false),
+        ("expires", "Thu, 26 Nov 2026 10:00:00 GMT", true),
+        ("cdn-cache-control", "max-age=600", true),
+        ("x-cache", "public", false),
+    ] {
+        for on in [false, true] {
+            let layer = RateLimitLayer::new(Global, StubLimiter::allowing())
+                .responder(Http::new().headers(fields.skip_shared(on)));
+            let handler = service_fn(move |_: Request<()>| {
+                let response = Response::builder().header(name, value).body(Full::<Bytes>::default());
+                async move { Ok::<_, Infallible>(response.expect("a response")) }
+            });
+            let response = answer(layer.layer(handler).oneshot(request())).await;
+            let is_bare = on && is_shared;
+            assert_eq!(policies(response.headers()).is_empty(), is_bare, "{name}: {value}");
+            assert_eq!(legacy(response.headers()).is_none(), is_bare, "{name}: {value}");
+        }
+    }
+    let response = send(StubLimiter::denying(), Http::new().headers(fields.skip_shared(true))).await;
+    assert_eq!(limits(response.headers()).len(), 1, "a rejection is not stored");
+}
+
+/// The wait that a rejection states is never shorter than the exact one, and longer by the part, and by a minute at most.
+#[tokio::test]
+async fn retry_jitter_is_within_its_part_and_a_minute() {
+    for (wait, percent, longest) in
+        [(100, 0, 100), (100, 20, 120), (7, 50, 11), (100_000, 20, 100_060), (100, 255, 160)]
+    {
+        let limiter = StubLimiter::from_policy(Verdict::Denied { retry_after: Duration::from_secs(wait) });
+        let mut waits = BTreeSet::new();
+        for _ in 0..200 {
+            let response = send(limiter.clone(), Http::new().headers(Headers::new().retry_jitter(percent))).await;
+            waits.insert(retry_after(response.headers()).expect("a wait"));
+        }
+        assert!(waits.iter().all(|seconds| (wait..=longest).contains(seconds)), "{wait} s, {percent} %: {waits:?}");
+        assert_eq!(waits.len() > 1, percent > 0, "{waits:?}");
+    }
+}
+
+/// The server does not read the body of a rejected request: over HTTP/1 it closes the connection, and says so.
+#[tokio::test]
+async fn rejection_of_an_unread_body_closes_the_connection() {
+    let versions = [(Version::HTTP_10, true), (Version::HTTP_11, true), (Version::HTTP_2, false)];
+    for (version, is_http1) in versions {
+        for (field, value, has_body) in [
+            ("content-length", "5", true),
+            ("content-length", "0", false),
+            ("transfer-encoding", "chunked", true),
+            ("accept", "*/*", false),
+        ] {
+            let request = || {
+                let request = Request::post("/").version(version).header("content-type", "application/grpc-web");
+                request.header(field, value).body(()).expect("a request")
+            };
+            let http = RateLimitLayer::new(Global, StubLimiter::denying());
+            let grpc = http.clone().responder(Grpc::new());
+            let both = http.clone().responder(ByContentType::default());
+            let fields = [
+                answer(http.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
+                grpc.layer(service_fn(hello))
+                    .oneshot(request())
+                    .await
+                    .unwrap_or_else(|never| match never {})
+                    .headers()
+                    .clone(),
+                answer(both.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
+            ];
+            for fields in fields {
+                let closes = fields.get("connection").is_some_and(|value| value == "close");
+                assert_eq!(closes, is_http1 && has_body, "{version:?} {field}: {value}");
+            }
+            let allowed = RateLimitLayer::new(Global, StubLimiter::allowing()).layer(service_fn(hello));
+            assert!(!answer(allowed.oneshot(request())).await.headers().contains_key("connection"));
+        }
+    }
 }
 
 /// Lists of the handler are appended to. Of the legacy fields the more restrictive ones are kept.

@@ -15,8 +15,10 @@ use tokio::time::Instant;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::retry::{GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
-use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+use tower_ratelimit::retry::{GateSignal, GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokenBucket, TokioClock,
+};
 
 use crate::support::spawn;
 
@@ -47,10 +49,10 @@ fn retry_after_field_is_read_as_seconds_and_as_date() {
     assert_eq!(hint("0"), RetryHint::After(Duration::ZERO));
     let RetryHint::After(wait) = hint(&date(100)) else { panic!("a date") };
     assert!((98 * SECOND..=100 * SECOND).contains(&wait), "{wait:?}");
-    assert_eq!(hint(&date(-100)), RetryHint::After(Duration::ZERO), "a past date is an immediate retry");
+    assert_eq!(hint(&date(-100)), RetryHint::Backoff, "a past date states no wait");
     // All three forms of a date (RFC 9110, section 5.6.7).
     for form in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
-        assert_eq!(hint(form), RetryHint::After(Duration::ZERO), "{form}");
+        assert_eq!(hint(form), RetryHint::Backoff, "{form}");
         let fields = [("retry-after", form), ("date", "Sun, 06 Nov 1994 08:49:07 GMT")];
         assert_eq!(read(Method::GET, 429, &fields), RetryHint::After(30 * SECOND), "relative to the `Date` field");
     }
@@ -83,6 +85,12 @@ fn only_retryable_requests_are_retried() {
         RetryHint::None,
         "the request may have been processed"
     );
+    // As GitHub rejects.
+    assert_eq!(read(Method::POST, 403, &[("retry-after", "2")]), RetryHint::After(2 * SECOND));
+    let exhausted = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")];
+    assert_eq!(read(Method::POST, 403, &exhausted), RetryHint::After(9 * SECOND));
+    assert_eq!(read(Method::POST, 403, &exhausted[..1]), RetryHint::Backoff);
+    assert_eq!(read(Method::POST, 403, &[("x-ratelimit-remaining", "1")]), RetryHint::None, "no permission");
     for status in [200, 301, 400, 500, 502, 504] {
         assert_eq!(read(Method::GET, status, &[("retry-after", "2")]), RetryHint::None, "{status}");
     }
@@ -224,21 +232,156 @@ async fn retries_are_counted_per_request() {
     assert_eq!(requests.load(Ordering::Relaxed), 20);
 }
 
-/// A provider never denies a client that limits itself to the same quota.
-#[tokio::test(start_paused = true)]
-async fn limited_client_is_never_denied_by_an_equal_quota() {
-    let provider = Memory::builder(SlidingLog::new(Quota::per_second(10))).clock(TokioClock::new()).build();
-    let provider = provider.expect("a limiter");
-    let server = service_fn(move |_: Request<()>| {
-        let status = if provider.check(&(), AcquireOptions::default()).is_allowed() { 200 } else { 429 };
-        std::future::ready(Ok::<_, BoxError>(answer(status, &[])))
+/// The rows of the documented table: provider, remaining, time, example, and the wait in seconds.
+fn providers() -> Vec<[&'static str; 5]> {
+    let rows = include_str!("../../../src/retry/providers.md").lines().filter(|line| line.ends_with("> |"));
+    let cells = |line: &'static str| {
+        let cells: Vec<_> =
+            line.split(" |").map(|cell| cell.trim_start_matches('|').trim().trim_matches('`')).collect();
+        let [provider, remaining, time, unit, example, wait, source, ""] = cells[..] else { panic!("{line}") };
+        assert!(["s", "ms"].contains(&unit) && source.starts_with("<https://"), "{line}");
+        [provider, remaining, time, example, wait]
+    };
+    rows.map(cells).collect()
+}
+
+/// Each row of the table of providers, as a rejection and as the last response that was served.
+#[test]
+fn fields_of_each_provider_are_read() {
+    let providers = providers();
+    let names: std::collections::BTreeSet<_> = providers.iter().map(|[provider, ..]| provider).collect();
+    println!("{} rows of {} providers and limits", providers.len(), names.len());
+    assert!(providers.len() > 90);
+    for row @ [_, remaining, time, example, wait] in providers {
+        let wait = Duration::from_secs_f64(wait.parse().expect("seconds"));
+        let date = ("date", "Tue, 14 Nov 2023 22:13:20 GMT");
+        let mut fields = vec![date, (time, example)];
+        assert_eq!(read(Method::POST, 429, &fields), RetryHint::After(wait), "{row:?}");
+        let signal = |status, fields: &[_]| {
+            let response = answer(status, fields);
+            HttpHint.gate_signal(response.status(), response.headers())
+        };
+        assert_eq!(signal(429, &fields), GateSignal::Rejected(Some(wait)), "{row:?}");
+        if remaining.is_empty() {
+            let served = GateSignal::Served { remaining: None };
+            let served = if time == "ratelimit" { GateSignal::ServedLast(wait) } else { served };
+            assert_eq!(signal(200, &fields), served, "{row:?}");
+            continue;
+        }
+        fields.push((remaining, "0"));
+        assert_eq!(read(Method::GET, 429, &fields), RetryHint::After(wait), "{row:?}");
+        assert_eq!(signal(429, &fields), GateSignal::Rejected(Some(wait)), "{row:?}");
+        assert_eq!(signal(200, &fields), GateSignal::ServedLast(wait), "{row:?}");
+        fields[2].1 = "7";
+        assert_eq!(read(Method::GET, 429, &fields), RetryHint::Backoff, "{row:?}");
+        assert_eq!(signal(200, &fields), GateSignal::Served { remaining: Some(7) }, "{row:?}");
+    }
+}
+
+/// Writes a wait in one of the forms of servers: the field, its value, and the microseconds that the value states.
+fn write_wait(form: usize, wait: u64, sent: u64) -> (&'static str, String, u64) {
+    let (seconds, at) = (wait.div_ceil(1_000_000), sent * 1_000_000 + wait);
+    let date = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(sent + seconds));
+    let span = |wait: u64| {
+        let (hours, minutes, micros) = (wait / 3_600_000_000, wait / 60_000_000 % 60, wait % 60_000_000);
+        format!("{hours}h{minutes}m{}.{:06}s", micros / 1_000_000, micros % 1_000_000)
+    };
+    match form {
+        0 => ("retry-after", seconds.to_string(), seconds * 1_000_000),
+        1 => ("retry-after", format!("{}.{:06}", wait / 1_000_000, wait % 1_000_000), wait),
+        2 => ("retry-after", date, seconds * 1_000_000),
+        3 => ("x-ratelimit-reset", (sent + seconds).to_string(), seconds * 1_000_000),
+        4 => ("x-ratelimit-reset", at.div_ceil(1_000).to_string(), wait.div_ceil(1_000) * 1_000),
+        5 => ("x-ratelimit-reset", at.to_string(), wait),
+        6 => ("x-ratelimit-reset", format!("{}.{:06}", at / 1_000_000, at % 1_000_000), wait),
+        7 => ("retry-after-ms", wait.div_ceil(1_000).to_string(), wait.div_ceil(1_000) * 1_000),
+        8 => ("x-ratelimit-reset-tokens", span(wait), wait),
+        9 => ("x-ratelimit-reset-requests", format!("{}ms", wait.div_ceil(1_000)), wait.div_ceil(1_000) * 1_000),
+        10 => ("ratelimit-reset", seconds.to_string(), seconds * 1_000_000),
+        _ => ("ratelimit", format!("\"a\";r=0;t={seconds}"), seconds * 1_000_000),
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// A wait in any form is read exactly, relative to the server's time. One beyond the bound of the client ends the
+    /// retries, and never leads to a short one. A time that is past states no wait.
+    #[test]
+    fn waits_are_read_exactly_in_each_form(
+        form in 0_usize..12, wait in 1_u64..400_000_000, sent in 1_000_000_000_u64..4_000_000_000,
+        past in 0_u64..1_000_000, second in proptest::option::of(1_u64..400_000_000),
+    ) {
+        let date = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(sent));
+        let (field, value, micros) = write_wait(form, wait, sent);
+        let mut fields = vec![("date", date.as_str()), (field, value.as_str())];
+        let other = second.map(|other| write_wait(form, other, sent));
+        // The field stands twice.
+        fields.extend(other.as_ref().map(|(field, value, _)| (*field, value.as_str())));
+        let longest = Duration::from_micros(other.as_ref().map_or(micros, |(_, _, other)| micros.max(*other)));
+        let hint = read(Method::GET, 429, &fields);
+        proptest::prop_assert_eq!(hint, RetryHint::After(longest), "{:?}", fields);
+        let delay = RetryAfter::new().next_delay(hint);
+        proptest::prop_assert_eq!(delay.is_some(), longest <= 60 * SECOND);
+        proptest::prop_assert!(delay.is_none_or(|delay| delay >= longest));
+        let response = answer(429, &fields);
+        let signal = HttpHint.gate_signal(response.status(), response.headers());
+        proptest::prop_assert_eq!(signal, GateSignal::Rejected(Some(longest)), "{:?}", fields);
+
+        if (2..=6).contains(&form) {
+            let (field, value, _) = write_wait(form, 0, sent - past);
+            let fields = [("date", date.as_str()), (field, value.as_str())];
+            proptest::prop_assert_eq!(read(Method::GET, 429, &fields), RetryHint::Backoff, "{:?}", fields);
+        }
+    }
+}
+
+/// Sends `requests` through a client with the quota to a partner, over a network whose delay varies by up to `jitter`.
+/// Returns the number of rejections.
+async fn rejections<A>(client: Quota, partner: A, jitter: Duration, requests: u32) -> usize
+where
+    A: tower_ratelimit::algorithm::Algorithm + Clone + Send + Sync + 'static,
+{
+    let partner = Memory::builder(partner).max_keys(8).clock(TokioClock::new()).build().expect("a limiter");
+    let random = Arc::new(std::sync::Mutex::new(crate::random::Random::new(7)));
+    let http = service_fn(move |_: Request<()>| {
+        let (partner, random) = (partner.clone(), Arc::clone(&random));
+        async move {
+            let delay = jitter.mul_f64(random.lock().expect("no panic").share());
+            tokio::time::sleep(Duration::from_millis(20) + delay).await;
+            let is_allowed = partner.check(&(), AcquireOptions::default()).is_allowed();
+            Ok::<_, BoxError>(answer(if is_allowed { 200 } else { 429 }, &[]))
+        }
     });
-    let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build();
+    let limiter = Memory::builder(Gcra::new(client).strict()).max_keys(8).clock(TokioClock::new()).build();
     let layer = RateLimitLayer::new(Global, limiter.expect("a limiter"));
-    let client = ServiceBuilder::new().layer(layer.max_wait(60 * SECOND).responder(RejectWithError)).service(server);
-    let responses = (0..100).map(|_| spawn(client.clone().oneshot(Request::new(()))));
-    for answer in responses.collect::<Vec<_>>() {
-        assert_eq!(answer.await.expect("a task").expect("its start").status(), 200);
+    let client = ServiceBuilder::new().layer(layer.max_wait(3600 * SECOND).responder(RejectWithError)).service(http);
+    let calls = (0..requests).map(|_| spawn(client.clone().oneshot(Request::new(())))).collect::<Vec<_>>();
+    let mut rejected = 0;
+    for call in calls {
+        rejected += usize::from(call.await.expect("a task").expect("its start").status() == 429);
+    }
+    rejected
+}
+
+/// The recipe for outbound clients: the provider's quota, with `limit` times the jitter added to its period.
+#[tokio::test(start_paused = true)]
+async fn outbound_recipe_is_never_rejected_by_four_kinds_of_partners() {
+    for (limit, period, jitter) in [(10, 1_000, 8), (50, 1_000, 8), (3, 700, 20), (100, 60_000, 40), (1, 100, 3)] {
+        let [period, jitter] = [period, jitter].map(Duration::from_millis);
+        let quota = Quota::new(limit, period);
+        // Two milliseconds for the timers of both sides.
+        let margin = (jitter + Duration::from_millis(2)) * u32::try_from(limit).expect("small");
+        let client = Quota::new(limit, period + margin);
+        let partners = [
+            rejections(client, Gcra::new(quota).strict(), jitter, 200).await,
+            rejections(client, FixedWindow::new(quota), jitter, 200).await,
+            rejections(client, SlidingLog::new(quota), jitter, 200).await,
+            rejections(client, TokenBucket::new(quota), jitter, 200).await,
+        ];
+        assert_eq!(partners, [0; 4], "spaced, windows, a log, a bucket: {limit} in {period:?}, {jitter:?}");
+        let without = rejections(quota, Gcra::new(quota).strict(), jitter, 200).await;
+        assert!(without > 20, "the margin is needed: {without} of 200");
     }
 }
 

@@ -104,12 +104,14 @@ async fn client_is_allowed_exactly_after_retry_after() {
         assert_eq!(limits(response.headers()), [("default".into(), remaining, Some(10))]);
         assert_eq!(retry_after(response.headers()), None);
     }
-    for (passed, seconds) in [(0, 10), (100, 10), (8_400, 2), (500, 1), (999, 1)] {
+    for (passed, seconds, time) in
+        [(0, 10, Some(10)), (100, 10, Some(10)), (8_400, 2, Some(2)), (500, 1, Some(1)), (999, 1, None)]
+    {
         clock.advance(Duration::from_millis(passed));
         let response = client.get("/").await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(retry_after(response.headers()), Some(seconds), "rounded up, and never 0");
-        assert_eq!(limits(response.headers()), [("default".into(), 0, Some(seconds.cast_signed()))]);
+        assert_eq!(limits(response.headers()), [("default".into(), 0, time)], "a time below one second is left out");
         assert_eq!(problem(&response)["status"], 429);
     }
     clock.advance(Duration::from_millis(1));
@@ -303,16 +305,23 @@ async fn rejected_head_has_no_body() {
     assert!(health.starts_with("200 OK\r\n") && health.ends_with("\r\n\r\nok"), "{health}");
 }
 
-/// A rejection does not read the request body, and the connection stays usable.
+/// A rejection does not read the request body. The client reads that the connection ends, and opens another one.
 #[tokio::test]
-async fn rejected_post_leaves_the_connection_usable() {
+async fn rejected_post_says_that_the_connection_ends() {
     let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(1)));
-    let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
-    assert_eq!(client.send(Request::post("/"), "first").await.body(), "first");
+    let address = serve(site(limiter, Http::new())).await;
+    let mut client = Connection::open(address).await;
+    let allowed = client.send(Request::post("/"), "first").await;
+    assert_eq!((allowed.headers().get("connection"), &allowed.body()[..]), (None, &b"first"[..]));
+    let rejected = client.get("/").await;
+    assert_eq!((rejected.status(), rejected.headers().get("connection")), (StatusCode::TOO_MANY_REQUESTS, None));
     let rejected = client.send(Request::post("/"), "second").await;
     assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(problem(&rejected)["title"], "Request quota exceeded");
+    assert_eq!(rejected.headers()["connection"], "close");
+    assert!(client.0.ready().await.is_err(), "the server has closed the connection");
     clock.advance(60 * SECOND);
+    let mut client = Connection::open(address).await;
     assert_eq!(client.send(Request::post("/"), "third").await.body(), "third");
 }
 

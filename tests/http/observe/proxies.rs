@@ -21,7 +21,8 @@ where
 {
     let events = RecordedEvents::default();
     let limiter = Memory::<K::Key, _>::new(FixedWindow::new(Quota::per_hour(10)));
-    let layer = RateLimitLayer::new(extractor, limiter).responder(Http::minimal().map_body()).observe(events.clone());
+    let layer =
+        RateLimitLayer::new(extractor, limiter).responder(Http::without_headers().map_body()).observe(events.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::default()))));
     for (peer, field) in requests {
         let mut request = Request::new(Body::default());

@@ -35,7 +35,7 @@ where
 async fn program() {
     let program = std::env::var(PROGRAM).unwrap_or_default();
     let answer = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::default())));
-    let responder = || Http::minimal().map_body();
+    let responder = || Http::without_headers().map_body();
     for _ in 0..2 {
         let window = Memory::<IpAddr, _>::new(FixedWindow::new(Quota::per_hour(1_000_000)));
         let layer = RateLimitLayer::new(PeerIp::new(), window).responder(responder());

@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn fixed_window_does_not_panic_on_any_state(quota in quota(), state in words(4), actions in actions()) {
+    fn fixed_window_does_not_panic_on_any_state(quota in quota(), state in words(14), actions in actions()) {
         let state = state.try_into().expect("four words");
         apply_actions(&FixedWindow::new(quota), state, &actions);
         apply_actions(&FixedWindow::new(quota).aligned_to_clock(), state, &actions);
@@ -93,19 +93,20 @@ proptest! {
     fn state_is_idle_from_its_first_word_on(
         bucket in bucket(),
         window in window(),
-        state in words(4),
+        words in words(14),
         later in word(),
         cost in word(),
     ) {
-        let state: [u64; 4] = state.try_into().expect("four words");
+        let state = *words.first_chunk::<4>().expect("four words");
         let now = Timestamp::from_micros(state[0].saturating_add(later));
         let bucket = gcra(bucket);
         let window = fixed_window(window);
         let options = AcquireOptions::cost(cost);
         prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
         prop_assert_eq!(bucket.snapshot(&state, now).compute(), bucket.snapshot(&[0; 4], now).compute());
-        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
-        prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 4], now).compute());
+        let state: [u64; 14] = words.try_into().expect("fourteen words");
+        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 14], now, options));
+        prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 14], now).compute());
     }
 
     /// The same if the last charge has a later time than the decision.
@@ -113,7 +114,7 @@ proptest! {
     fn state_is_idle_from_its_first_word_on_when_the_clock_stepped_back(
         bucket in bucket(),
         window in window(),
-        state in words(4),
+        words in words(14),
         now in word(),
         lag in any::<u64>(),
         earlier in word(),
@@ -122,15 +123,16 @@ proptest! {
         let options = AcquireOptions::default();
         let state_of = |max_reset| {
             let lag = lag % (micros(max_reset) + 1);
-            [now.saturating_sub(earlier), state[1], state[2], now.saturating_add(lag)]
+            [now.saturating_sub(earlier), words[1], words[2], now.saturating_add(lag)]
         };
         let now = Timestamp::from_micros(now);
         let state = state_of(bucket.max_reset());
         prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
         prop_assert_eq!(bucket.snapshot(&state, now).compute(), bucket.snapshot(&[0; 4], now).compute());
-        let state = state_of(window.max_reset());
-        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
-        prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 4], now).compute());
+        let mut state: [u64; 14] = words.clone().try_into().expect("fourteen words");
+        state[..4].copy_from_slice(&state_of(window.max_reset()));
+        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 14], now, options));
+        prop_assert_eq!(window.snapshot(&state, now).compute(), window.snapshot(&[0; 14], now).compute());
     }
 
     /// The same through the public API: any schedule, at any time.

@@ -80,13 +80,13 @@ fn assert_delay_equals_wait(denied: &Denied<'_, Gcra>) -> Result<(), TestCaseErr
     Ok(())
 }
 
-fn assert_common_case_equals_complete_case<A: Algorithm<State = [u64; 4]>>(
+fn assert_common_case_equals_complete_case<const N: usize, A: Algorithm<State = [u64; N]>>(
     tiers: &[A],
     quota: Quota,
     steps: &[Request],
     check_denied: impl Fn(&Denied<'_, A>) -> Result<(), TestCaseError>,
 ) -> Result<(), TestCaseError> {
-    let (mut state, mut now) = ([0; 4], 1_000_000_u64);
+    let (mut state, mut now) = ([0; N], 1_000_000_u64);
     for &(tier, share, cost, max_delay) in steps {
         let tier = &tiers[tier % tiers.len()];
         now = now.saturating_add_signed(micros(quota.period()).cast_signed() * share / 256);
@@ -105,7 +105,7 @@ fn assert_common_case_equals_complete_case<A: Algorithm<State = [u64; 4]>>(
                 prop_assert!(!denied.verdict_after(wait - 1).is_allowed(), "denied for {wait}, and allowed before");
                 check_denied(&denied)?;
             }
-            Step::Exceeds => prop_assert!(!tier.peek(&[0; 4], time, options).is_allowed()),
+            Step::Exceeds => prop_assert!(!tier.peek(&[0; N], time, options).is_allowed()),
         }
     }
     Ok(())

@@ -77,9 +77,10 @@ fn hold_is_charged_in_the_window_in_which_it_is_settled() {
     }
 }
 
-/// Otherwise the calendar window would admit its limit a second time after the earlier window's end.
+/// A change to windows that are aligned to the clock: the usage before counts until its window ends, and that since the
+/// change in the calendar's window.
 #[test]
-fn aligned_window_extends_an_earlier_window_that_it_charges() {
+fn usage_of_an_earlier_window_counts_until_it_ends() {
     let previous = Spec::FixedWindow { quota: Quota::new(5, Duration::from_secs(7)), aligned: false };
     let aligned = Spec::FixedWindow { quota: Quota::new(2, Duration::from_secs(10)), aligned: true };
     let mut subject = Subject::new(&[vec![previous, aligned]], SECOND);
@@ -87,7 +88,8 @@ fn aligned_window_extends_an_earlier_window_that_it_charges() {
     subject.apply(Op::Tier(1));
     assert_eq!(subject.peek(AcquireOptions::cost(2)).retry_after(), Some(Duration::from_secs(7)));
     assert_eq!(subject.acquire(AcquireOptions::cost(1)).reset(), Some(Duration::from_secs(9)));
-    assert_eq!(subject.acquire(AcquireOptions::cost(1)).retry_after(), Some(Duration::from_secs(9)));
+    assert_eq!(subject.acquire(AcquireOptions::cost(1)).retry_after(), Some(Duration::from_secs(7)));
+    assert_eq!(subject.peek(AcquireOptions::cost(2)).retry_after(), Some(Duration::from_secs(9)));
 }
 
 /// The effective time is the newest time in the state, as for every algorithm.
@@ -110,7 +112,7 @@ fn fixed_window_does_not_start_before_the_newest_time_of_its_state() {
 fn window_keeps_its_original_end_when_the_calendar_window_ends_no_later() {
     let quota = |period| Quota::new(9, ticks(period));
     let (own, aligned) = (FixedWindow::new(quota(100)), FixedWindow::new(quota(50)).aligned_to_clock());
-    let mut state = [0; 4];
+    let mut state = [0; 14];
     own.charge(&mut state, Timestamp::from_micros(1_000), Duration::ZERO, 1);
     aligned.charge(&mut state, Timestamp::from_micros(1_010), Duration::ZERO, 1);
     let remaining = |time| own.snapshot(&state, Timestamp::from_micros(time)).compute().remaining;

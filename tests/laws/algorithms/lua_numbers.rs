@@ -30,8 +30,9 @@ proptest! {
     #[test]
     fn window_parameters_equal_the_definition(quota in quota(), blocks in 1u64..=6, cost in any::<u64>()) {
         let (limit, period) = (quota.limit(), micros(quota.period()));
-        prop_assert_eq!(params(&FixedWindow::new(quota), cost), [limit, period, cost, 0]);
-        prop_assert_eq!(params(&FixedWindow::new(quota).aligned_to_clock(), cost), [limit, period, cost, 1]);
+        prop_assert_eq!(params(&FixedWindow::new(quota), cost), [limit, period, cost, 0, 0, 0, 0, 0]);
+        let aligned = FixedWindow::new(quota).aligned_to_clock();
+        prop_assert_eq!(params(&aligned, cost), [limit, period, cost, 1, 0, 0, 0, 0]);
         let window = SlidingWindow::new(quota).blocks(blocks);
         prop_assert_eq!(params(&window, cost), [limit, period / blocks, blocks, cost, 0]);
         prop_assert_eq!(params(&window.weighted(), cost), [limit, period / blocks, blocks, cost, 1]);
@@ -44,7 +45,7 @@ proptest! {
         let bucket = charged(&Gcra::new(quota).burst(burst), [0; 4], quota, &charges);
         prop_assert_eq!(there_and_back(&Gcra::new(quota), &bucket), bucket);
         prop_assert_eq!(there_and_back(&LeakyQueue::new(quota), &bucket), bucket);
-        let window = charged(&FixedWindow::new(quota), [0; 4], quota, &charges);
+        let window = charged(&FixedWindow::new(quota), [0; 14], quota, &charges);
         prop_assert_eq!(there_and_back(&FixedWindow::new(quota), &window), window);
         let sliding = SlidingWindow::new(quota).blocks(blocks);
         let zero = Counters::zero(sliding.counter_words());
@@ -128,10 +129,10 @@ fn missing_state_is_the_zero_state() {
     assert_eq!(Gcra::new(quota).decode_state(&[]), [0; 4]);
     assert_eq!(Gcra::new(quota).decode_state(&[0; 5]), [0; 4]);
     assert_eq!(LeakyQueue::new(quota).decode_state(&[]), [0; 4]);
-    assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 4]);
+    assert_eq!(FixedWindow::new(quota).decode_state(&[]), [0; 14]);
     let sliding = SlidingWindow::new(quota).blocks(4);
-    assert_eq!(*sliding.decode_state(&[]), [0; 10]);
-    assert_eq!(*sliding.decode_state(&[0; 7]), [0; 10]);
+    assert_eq!(*sliding.decode_state(&[]), [0; 11]);
+    assert_eq!(*sliding.decode_state(&[0; 8]), [0; 11]);
     let mut numbers = Vec::new();
     sliding.encode_state(&Counters::zero(2), &mut numbers);
     assert!(numbers.is_empty());
@@ -145,8 +146,8 @@ fn sliding_window_sends_its_blocks_only() {
     sliding.charge(&mut state, Timestamp::from_micros(START), Duration::ZERO, 2);
     let mut numbers = Vec::new();
     sliding.encode_state(&state, &mut numbers);
-    assert_eq!((numbers.len(), numbers[3..5].to_vec()), (5 + 5, vec![250_000, 5]));
-    assert_eq!(numbers[5..].iter().sum::<u64>(), 2);
+    assert_eq!((numbers.len(), numbers[3..5].to_vec()), (7 + 5, vec![250_000, 5]));
+    assert_eq!(numbers[7..].iter().sum::<u64>(), 2);
 }
 
 /// The fast script neither delays nor knows costs that are never or always allowed.

@@ -2,7 +2,9 @@
 
 mod bounds;
 mod bucket;
+mod calendar;
 mod carry_over;
+mod changed_periods;
 mod changing_tiers;
 mod classic;
 mod combined;

@@ -125,16 +125,16 @@ fn retry_of_a_weighted_window_is_the_first_possible_time_after_the_blocks_change
     }
 }
 
-/// "An old block counts in the new block that contains the old block's last microsecond."
+/// "A block counts from its start on, or from its first hit if it is the newest block."
 #[test]
-fn old_block_counts_in_the_new_block_of_its_last_microsecond() {
+fn block_of_another_period_counts_from_its_start_or_first_hit() {
     let window = |period| SlidingWindow::new(Quota::new(9, ticks(period))).blocks(1);
     let mut state = Counters::zero(window(60).counter_words());
-    for (time, cost) in [(6_010, 2), (6_060, 1)] {
+    for (time, cost) in [(6_010, 2), (6_062, 1)] {
         window(60).charge(&mut state, Timestamp::from_micros(time), Duration::ZERO, cost);
     }
     let remaining = |period, time| window(period).snapshot(&state, Timestamp::from_micros(time)).compute().remaining;
-    // The blocks end with 6059 and, because of the last charge, 6060.
-    assert_eq!([6_060, 6_065, 6_066, 6_071, 6_072].map(|time| remaining(6, time)), [6, 6, 8, 8, 9]);
-    assert_eq!([6_060, 6_061, 6_062].map(|time| remaining(1, time)), [6, 8, 9]);
+    assert_eq!([6_062, 6_065, 6_071, 6_072].map(|time| remaining(6, time)), [8, 8, 8, 9]);
+    assert_eq!([6_062, 6_063, 6_064].map(|time| remaining(1, time)), [8, 8, 9]);
+    assert_eq!([6_062, 6_119, 6_120, 6_179, 6_180].map(|time| remaining(600, time)), [6, 6, 8, 8, 9]);
 }

@@ -81,7 +81,7 @@ trait Model: Clone {
 #[derive(Clone)]
 struct Expiring {
     limit: u64,
-    /// The maximum number of hits: a further hit is merged into the newest one, at the later time.
+    /// The maximum number of hits: beyond it the oldest one is merged into the one after it, at the later time.
     max_hits: u64,
     expires_at: Rc<dyn Fn(u64) -> u64>,
     /// The expiry and the weight of each hit.
@@ -102,10 +102,13 @@ impl Expiring {
     fn count(&mut self, now: u64, cost: u64, max_hits: u64) {
         let expires_at = (self.expires_at)(now);
         self.hits.retain(|(until, _)| *until > now);
-        let is_full = self.hits.len() as u64 >= max_hits;
         match self.hits.last_mut() {
-            Some(last) if is_full || last.0 == expires_at => *last = (expires_at, last.1 + cost),
+            Some(last) if last.0 == expires_at => last.1 += cost,
             _ => self.hits.push((expires_at, cost)),
+        }
+        while self.hits.len() as u64 > max_hits {
+            let oldest = self.hits.remove(0);
+            self.hits[0].1 += oldest.1;
         }
     }
 }

@@ -455,8 +455,8 @@ proptest! {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
         carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &requests)?;
-        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &requests)?;
-        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 14], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 14], histories, &requests)?;
         let window = SlidingWindow::new(quota).blocks(5);
         carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &requests)?;
         let weighted = SlidingWindow::new(quota).blocks(3).weighted();

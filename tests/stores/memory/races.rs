@@ -126,7 +126,7 @@ impl Pair for HitLog {
     }
 
     fn with(count: u64) -> HitLogEdit {
-        HitLogEdit { expired: 1, hit: (count, count), max_hits: 1, period: 0, idle_at: u64::MAX }
+        HitLogEdit::new(1, (count, count), 1, 0, u64::MAX)
     }
 }
 

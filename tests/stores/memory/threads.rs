@@ -385,7 +385,7 @@ impl Count for HitLog {
     }
 
     fn with(&self, count: u64) -> HitLogEdit {
-        HitLogEdit { expired: self.hits().len(), hit: (0, count), max_hits: 1, period: 0, idle_at: FOREVER }
+        HitLogEdit::new(self.hits().len(), (0, count), 1, 0, FOREVER)
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisCell, RedisServer};
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
@@ -40,7 +40,7 @@ async fn key_is_counted_once_on_any_node() {
     assert_eq!(cluster.nodes.iter().map(|node| node.keys().len()).sum::<usize>(), 200);
     assert_eq!(
         limiter.redis_key("default", "a{b}c").expect("a limit"),
-        "ratelimit:api:default:fixed_window2:a%7Bb%7Dc"
+        "ratelimit:api:default:fixed_window3:a%7Bb%7Dc"
     );
 }
 
@@ -64,7 +64,7 @@ async fn limits_of_a_transaction_share_a_cluster_slot() {
     };
     let together = redis_limiter(cluster.open(), "together", limits());
     assert_eq!(allowed_of(&together).await, 60);
-    assert_eq!(together.redis_key("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window2:7");
+    assert_eq!(together.redis_key("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window3:7");
     let filled = cluster.nodes.iter().filter(|node| !node.keys().is_empty());
     assert_eq!(filled.count(), 1);
     let spread = Redis::builder(cluster.open(), "spread", limits()).deadline(LONG_DEADLINE).slot_by(|&(team, _)| team);
@@ -230,5 +230,22 @@ async fn killed_master_is_replaced_by_its_replica() {
     cluster.nodes[0].restart();
     for task in 0..48 {
         assert!(is_allowed(&limiter, format!("key{task}").as_str()).await);
+    }
+}
+
+/// A server in cluster mode behind one endpoint: one connection to it is no cluster, and the health check says so.
+#[tokio::test]
+async fn single_endpoint_in_cluster_mode_needs_the_cluster_client() {
+    let cluster = Cluster::masters(1, |_| Server::node_with(&[]));
+    let address = cluster.nodes[0].address();
+    let limiter = |server| redis_limiter::<u64>(server, "api", FixedWindow::new(Quota::per_day(1_000)));
+    let open = limiter(RedisServer::open(&address).expect("an address"));
+    let error = open.health_check().await.expect_err("keys of a call in different slots");
+    assert!(error.to_string().contains("connect with `RedisServer::cluster`"), "{error:?}");
+    let limiter = limiter(RedisServer::cluster([address]).expect("an address"));
+    limiter.health_check().await.expect("a cluster of one node");
+    let decisions = (0..64).map(|key| limiter.acquire(&key, AcquireOptions::default()).into_future());
+    for outcome in futures_util::future::join_all(decisions).await {
+        assert!(outcome.expect("an answer").decision.is_allowed());
     }
 }

@@ -255,7 +255,7 @@ fn bucket_replies_equal_under_both_lua_versions() {
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "small")]
 fn window_and_log_replies_equal_under_both_lua_versions() {
-    let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0];
+    let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0, 0.0, 0.0, 0.0, 0.0];
     let kernel = include_str!("../../../src/algorithm/fixed_window.lua");
     check_equal_replies(kernel, Some(include_str!("../../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];

@@ -8,6 +8,7 @@ mod mistake;
 mod addresses;
 mod basics;
 mod batch_work;
+mod calendar;
 mod cancellation;
 mod cell;
 #[path = "../../servers/certificates.rs"]
@@ -86,6 +87,7 @@ mod sentinel;
 mod sentinel_server;
 #[path = "../../servers/server.rs"]
 mod server;
+mod sharding;
 mod shares;
 mod shutdown;
 mod sliding_log;

@@ -82,10 +82,10 @@ impl<'a> Reply<'a> {
 }
 
 /// The held costs and the words of a key's value. `None` is a key that is idle, without held costs.
-fn state(value: &[u8], quota: &Quota, now: u64) -> Option<(f64, Vec<f64>)> {
+fn state(value: &[u8], now: u64) -> Option<(f64, Vec<f64>)> {
     let (held, words) = if value.len() % 8 == 1 { (numbers(value)[0], &value[8..]) } else { (0.0, value) };
     let mut words = numbers(words);
-    words.truncate(if quota.form == Form::FixedWindow { 4 } else { 5 });
+    words.truncate(5);
     if words.first().is_none_or(|end| *end <= to_f64(now)) {
         words.clear();
     }
@@ -164,8 +164,8 @@ impl World {
         let place = format!("seed {}, {:?} at {}: {operations:?} on {keys:?}", self.seed, self.quotas, self.now);
         assert_eq!((actual.now, actual.flags), (self.now, expected.flags), "{place}");
         assert_eq!(actual.results.len(), expected.results.len(), "{place}");
-        for ((index, &(limit, _)), value) in keys.iter().enumerate().zip(&actual.values) {
-            let of_value = |value: &[u8]| state(value, &self.quotas[limit], self.now);
+        for ((index, _), value) in keys.iter().enumerate().zip(&actual.values) {
+            let of_value = |value: &[u8]| state(value, self.now);
             assert_eq!(of_value(value), of_value(expected.values[index]), "{place}: the value {index}");
         }
         let (mut at, is_fast) = (0, expected.flags == 1);

@@ -21,7 +21,7 @@ fn script() -> redis::Script {
 /// Decides once on each key by a fixed window of five. Returns the verdicts.
 fn decide(script: &redis::Script, connection: &mut redis::Connection, keys: &[&str], is_fast: bool) -> Vec<f64> {
     #[allow(clippy::cast_precision_loss, reason = "small")]
-    let params = |cost: u64| vec![5.0, PERIOD, cost as f64, 0.0];
+    let params = |cost: u64| vec![5.0, PERIOD, cost as f64, 0.0, 0.0, 0.0, 0.0, 0.0];
     let count = u16::try_from(keys.len()).expect("few keys");
     let mut call = script.prepare_invoke();
     for key in keys {
@@ -45,8 +45,9 @@ fn get(connection: &mut redis::Connection) -> Vec<u8> {
     redis::cmd("GET").arg("key").query(connection).expect("a value")
 }
 
-/// A window with three of five used: the end, the used units, the last charge, the start; and the key's expiry.
-const STATE: [f64; 5] = [LATER, 3.0, NOW - 10.0, LATER - PERIOD, LATER + 1_000_000.0];
+/// A window with three of five used: the end, the used units, the last charge, the first hit, the kinds; and the key's
+/// expiry.
+const STATE: [f64; 6] = [LATER, 3.0, NOW - 10.0, LATER - PERIOD, 0.0, LATER + 1_000_000.0];
 
 /// The words after the state of a key with so many entries of no cost: those from the end of a block on, and the
 /// entries.
@@ -81,14 +82,14 @@ fn values_of_the_documented_form_are_states() {
         assert_eq!(decide(&script, &mut connection, &["key"], is_fast), [LATER + 1.0 - NOW], "a block");
         // The held costs, of which leases hold nothing, count as used.
         let mut held = state(&entries(1));
-        (held[6], held[16]) = (2.0, 2.0);
+        (held[7], held[17]) = (2.0, 2.0);
         put(&mut connection, &bytes(&held));
         assert_eq!(decide(&script, &mut connection, &["key"], is_fast), [LATER - NOW], "held costs");
     }
 }
 
 /// Every number is from 0 to 2^53, their count is that of a form, and a key has at most 64 entries of sessions, 64 of leases and
-/// 64 of groups of reservations.
+/// 160 of groups of reservations.
 #[test]
 fn values_of_another_form_are_invalid_and_kept() {
     let server = Server::start();
@@ -99,19 +100,25 @@ fn values_of_another_form_are_invalid_and_kept() {
     for extra in 1..8 {
         cases.push((format!("{extra} more bytes"), [bytes(&STATE), vec![0; extra]].concat()));
     }
-    cases.extend((1..=4).map(|count| (format!("{count} words"), bytes(&STATE[..count]))));
+    cases.extend((1..=5).map(|count| (format!("{count} words"), bytes(&STATE[..count]))));
     let with_one = state(&entries(1));
-    cases.extend((7..with_one.len()).map(|count| (format!("{count} words"), bytes(&with_one[..count]))));
+    cases.extend((8..with_one.len()).map(|count| (format!("{count} words"), bytes(&with_one[..count]))));
     cases.push(("a word after the entries".to_owned(), bytes(&state(&[&entries(1)[..], &[0.0]].concat()))));
-    cases.push(("193 entries".to_owned(), bytes(&state(&entries(193)))));
+    cases.push(("289 entries".to_owned(), bytes(&state(&entries(289)))));
     let mut fraction = state(&entries(0));
-    fraction[14] = 0.2;
+    fraction[15] = 0.2;
     fraction.push(0.0);
     cases.push(("a fraction of an entry".to_owned(), bytes(&fraction)));
-    cases.push(("1101 words".to_owned(), bytes(&[0.0; 1101])));
+    cases.push(("1701 words".to_owned(), bytes(&[0.0; 1701])));
+    // The kinds: a window more than the words have, a fraction, and more windows than a state has.
+    for kinds in [16.0, 0.5, 64.0, MAX_EXACT] {
+        let mut words = STATE;
+        words[4] = kinds;
+        cases.push((format!("{kinds} as kinds"), bytes(&words)));
+    }
     // The numbers of a state, with a block and with held costs. Those of the entries are checked when they are used.
     for words in [state(&[]), state(&[NOW]), with_one] {
-        for index in 0..words.len().min(15) {
+        for index in 0..words.len().min(16) {
             for number in [f64::NAN, f64::INFINITY, -1.0, -f64::MIN_POSITIVE, MAX_EXACT + 2.0] {
                 let mut words = words.clone();
                 words[index] = number;

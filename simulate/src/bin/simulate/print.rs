@@ -30,6 +30,7 @@ pub(crate) fn title(policy: &Policy) -> String {
         policy.unit().map(|unit| format!("in {unit}")),
         number("guaranteed to", policy.guarantee()),
         policy.warn_at().map(|mark| format!("warns at {mark}")),
+        policy.calendar().map(|calendar| calendar.to_string()),
         policy.is_aligned_to_clock().then(|| "aligned to the clock".to_owned()),
         policy.is_weighted().then(|| "weighted".to_owned()),
         Some(format!("by {}", policy.by())),

@@ -494,16 +494,21 @@ impl<A: Algorithm> Keys<A> {
         self.update_has_extras();
     }
 
-    /// Ends the holds of the shard's keys whose requests last longer than the maximum.
+    /// Ends the holds of the shard's keys whose requests last longer than the maximum. Returns the keys, whose capacity the
+    /// caller announces after it has unlocked.
     #[inline]
-    pub(in super::super) fn end_due(&mut self, now: Timestamp) {
+    #[must_use]
+    pub(in super::super) fn end_due(&mut self, now: Timestamp) -> Vec<u64> {
+        let mut ended = Vec::new();
         if self.has_extras {
             while let Some((fingerprint, amount)) =
                 self.extras.as_mut().and_then(|extras| extras.deadlines.take_due(now))
             {
                 self.end_hold(fingerprint, amount, 0);
+                ended.push(fingerprint);
             }
         }
+        ended
     }
 
     /// Runs `f` on the algorithm of a key's hold, if it has one of its own.

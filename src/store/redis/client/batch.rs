@@ -5,7 +5,9 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::completion::Answers;
+use super::config::ServerClock;
 use super::operation::{OperationKind, QueuedOperation};
+use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::inner::StateEncoding;
@@ -27,6 +29,8 @@ pub(super) struct Batch {
     /// The keys of reservation ids.
     id_keys: Vec<Vec<u8>>,
     input: Vec<u8>,
+    /// The calendars of windows, each with the place of its instants in the input.
+    calendars: Vec<(usize, Calendar)>,
     latest_start: Option<LatestStart>,
 }
 
@@ -112,18 +116,38 @@ impl Batch {
         for limit in 0..limit_count {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
+        let mut calendars = Vec::new();
         for (template, extra) in templates {
-            template.encode(&mut input);
+            template.encode(&mut input, &mut calendars);
             for number in extra {
                 push_f64(number, &mut input);
             }
         }
         input.extend_from_slice(steps);
-        Self { operations, limits, holds: Arc::clone(holds), key_indices, keys, id_keys, input, latest_start }
+        Self {
+            operations,
+            limits,
+            holds: Arc::clone(holds),
+            key_indices,
+            keys,
+            id_keys,
+            input,
+            calendars,
+            latest_start,
+        }
     }
 
-    /// The call of the script, by its hash or with its text.
-    pub(super) fn command(&self, by_hash: bool) -> Cmd {
+    /// Returns the server's time from a reply that asks for the instants around that time, and says that nothing has changed.
+    pub(super) fn other_server_time(&self, reply: &Value) -> Option<Timestamp> {
+        let Value::BulkString(bytes) = reply else { return None };
+        // Every other reply is longer.
+        let bytes = <[u8; 8]>::try_from(&bytes[..]).ok().filter(|_| !self.calendars.is_empty())?;
+        Some(Timestamp::from_micros(ReplyReader::read_time(bytes)?))
+    }
+
+    /// The call of the script, by its hash or with its text. `server_clock` estimates the server's time, which calendars
+    /// need.
+    pub(super) fn command(&self, by_hash: bool, server_clock: &ServerClock) -> Cmd {
         let script = &self.limits.script;
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
         command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len() + self.id_keys.len());
@@ -133,7 +157,18 @@ impl Batch {
         for key in &self.id_keys {
             command.arg(&key[..]);
         }
-        command.arg(&self.input[..]);
+        if self.calendars.is_empty() {
+            command.arg(&self.input[..]);
+        } else {
+            let (mut input, now) = (self.input.clone(), server_clock.now().as_micros());
+            for &(place, calendar) in &self.calendars {
+                let instants = calendar.instants(now).map(|instant| to_f64(instant).to_le_bytes());
+                if let Some(place) = input.get_mut(place..place + size_of_val(&instants)) {
+                    place.copy_from_slice(instants.as_flattened());
+                }
+            }
+            command.arg(input);
+        }
         command
     }
 

@@ -202,7 +202,7 @@ async fn call_until_given_up(
     let (config, deadline) = (route.config, route.deadline());
     let mut call = pin!(async {
         loop {
-            match call_script(route.connection, slot, batch).await {
+            match call_script(route, slot, batch).await {
                 Err(error) if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < deadline => {
                     sleep(TRYAGAIN_DELAY).await;
                 }
@@ -217,23 +217,30 @@ async fn call_until_given_up(
     config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
     let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
     if mistake!(LostCallIsRepeated) {
-        return timeout_at(given_up_at, call_script(route.connection, slot, batch)).await.ok();
+        return timeout_at(given_up_at, call_script(route, slot, batch)).await.ok();
     }
     timeout_at(given_up_at, call).await.ok()
 }
 
-/// Sends a batch once, or a second time if the server replied that it did not run the first. Returns the reply, and when
-/// the command was sent that it answers: only that command shows how long a call takes.
+/// Sends a batch once, or a second time if the server replied that it did not run the first, and has charged nothing.
+/// Returns the reply, and when the command was sent that it answers: only that command shows how long a call takes.
 ///
 /// A script that no server has run is sent as text at once. So the first decision, and the first one after a replacement of
 /// the limits, takes one round trip.
-async fn call_script(connection: &dyn Connection, slot: u16, batch: &Batch) -> Result<(Value, Instant), RedisError> {
+async fn call_script(route: &Route<'_>, slot: u16, batch: &Batch) -> Result<(Value, Instant), RedisError> {
+    let Route { connection, config, .. } = *route;
+    let command = |by_hash| Arc::new(batch.command(by_hash, &config.server_clock));
     let mut sent_at = Instant::now();
-    let mut reply = connection.call(slot, Arc::new(batch.command(batch.limits.is_loaded()))).await;
+    let mut reply = connection.call(slot, command(batch.limits.is_loaded())).await;
     // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
     if reply.as_ref().is_err_and(is_missing_script) {
         sent_at = Instant::now();
-        reply = connection.call(slot, Arc::new(batch.command(false))).await;
+        reply = connection.call(slot, command(false)).await;
+    }
+    if let Some(server_time) = reply.as_ref().ok().and_then(|reply| batch.other_server_time(reply)) {
+        config.server_clock.set(server_time);
+        sent_at = Instant::now();
+        reply = connection.call(slot, command(true)).await;
     }
     Ok((reply?, sent_at))
 }

@@ -2,6 +2,7 @@
 --
 -- # Reply
 --
+-- The reply is the time alone, a double, if the client must send other boundaries of a calendar. Else
 -- The reply is packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds

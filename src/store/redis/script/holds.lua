@@ -76,7 +76,7 @@ local function make_holds()
     if h then
       local kernel, lasts_until = kernel_of_key[index], h.latest
       if kernel.is_list then
-        lasts_until = lasts_until + p[kernel.period_param]
+        lasts_until = lasts_until + kernel.lifetime(states[index], p)
       elseif h.cost > 0 then
         local s = copy(kernel, states[index])
         kernel.charge(s, h.latest, h.cost, p)

@@ -56,12 +56,11 @@ impl LimitInfo {
         cost: u64,
         arg1: u64,
     ) -> OperationTemplate {
-        let mut params = Vec::new();
-        algorithm.params(cost, &mut params);
-        params.extend([u64::from(self.facts.is_shadow), cost]);
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
-        let (kept_free, credits) = (Vec::new(), Vec::new());
-        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, kept_free, credits, uses_fast_path: false }
+        let mut template = OperationTemplate { limit, arg1, cost, ..OperationTemplate::new(operation) };
+        template.push_params(algorithm, cost);
+        template.params.extend([u64::from(self.facts.is_shadow), cost]);
+        template
     }
 }
 

@@ -81,8 +81,8 @@ local holds, expired = {}, 0
 
 -- Returns the number of words of a state. Words behind them have no meaning.
 local function state_words(kernel, s)
-  if kernel.variable_width then
-    return kernel.words + s[kernel.words]
+  if kernel.further_words then
+    return kernel.words + kernel.further_words(s)
   end
   return kernel.words
 end
@@ -128,16 +128,16 @@ local function decode(index, kernel, value)
     return zeros(words)
   end
   local count = #value / 8
-  -- The longest value has fewer words: 66 of a state, HELD.LENGTH of its holds, and ENTRY.LENGTH for each entry.
-  if count <= words or count % 1 ~= 0 or count > 1600 then
+  -- The longest value has fewer words: 138 of a state, HELD.LENGTH of its holds, and ENTRY.LENGTH for each entry.
+  if count <= words or count % 1 ~= 0 or count > 1700 then
     return false
   end
   local known = count
-  if count > words + 2 and not kernel.variable_width then
+  if count > words + 2 and not kernel.further_words then
     known = words + HELD.LENGTH
-  -- With a variable width, all words before the entries are among the first 100.
-  elseif count > 100 then
-    known = 100
+  -- With a variable width, all words before the entries are among the first 160.
+  elseif count > 160 then
+    known = 160
   end
   if known > count then
     return false
@@ -285,4 +285,15 @@ for index = 1, template_count do
     end
   end
   templates[index] = template
+end
+
+-- The client's clock is wrong by more than a window of a calendar. Nothing has changed: the client sends again, with the
+-- windows around this time.
+for index = 1, template_count do
+  local template = templates[index]
+  for l = 1, limits do
+    if template[l] and kernels[l].covers and not kernels[l].covers(now, template[l]) then
+      return pack('<d', now)
+    end
+  end
 end

@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::fields::Operation;
 use super::template::OperationTemplate;
 use crate::algorithm::{Algorithm, LuaAlgorithm};
+use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
 use crate::error::Error;
@@ -14,6 +15,9 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
 
     /// Appends the parameters of the Lua implementation.
     fn params(&self, cost: u64, params: &mut Vec<u64>);
+
+    /// The calendar whose instants replace the last parameters: see [`LuaAlgorithm::calendar`].
+    fn calendar(&self) -> Option<Calendar>;
 
     /// Replays a decision on `numbers`: charges them after the delay `charged_after`, if the script did.
     ///
@@ -53,6 +57,10 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         A::params(self, cost, params);
+    }
+
+    fn calendar(&self) -> Option<Calendar> {
+        A::calendar(self)
     }
 
     fn replay(

@@ -49,8 +49,7 @@ impl<'a> ReplyReader<'a> {
     pub(crate) fn new(value: &'a Value, keys: usize) -> Option<(Timestamp, Self, Vec<ReplayedState>)> {
         let Value::BulkString(bytes) = value else { return None };
         let (header, rest) = bytes.split_at_checked(14)?;
-        // A later time is none of a server: with this bound no sum or difference of times overflows.
-        let now = to_unsigned(read_f64(header.get(..8)?)?).filter(|now| *now <= MAX_EXACT)?;
+        let now = Self::read_time(*header.first_chunk()?)?;
         let flags = read_u16(header.get(8..10)?)?;
         let length = read_u16(header.get(10..12)?)?;
         if read_u16(header.get(12..14)?)? != keys {
@@ -79,6 +78,12 @@ impl<'a> ReplyReader<'a> {
         let (expired, values) = (flags / 2, values.chunks_exact(8));
         let reader = Self { used_fast_path, has_results: !used_fast_path || length > 0, expired, values };
         Some((Timestamp::from_micros(now), reader, states))
+    }
+
+    /// Reads a time, which is at most 2^53.
+    pub(crate) fn read_time(bytes: [u8; 8]) -> Option<u64> {
+        // A later time is none of a server: with this bound no sum or difference of times overflows.
+        read_f64(&bytes).and_then(to_unsigned).filter(|now| *now <= MAX_EXACT)
     }
 
     pub(crate) fn expired(&self) -> usize {

@@ -5,6 +5,7 @@ use super::encode::{push_f64, push_u16};
 use super::fields::Operation;
 use super::limit_info::LimitInfo;
 use super::replay::DynLuaAlgorithm;
+use crate::calendar::Calendar;
 use crate::decision::AcquireOptions;
 use crate::store::inner::{ShareRole, micros_floor};
 
@@ -26,6 +27,9 @@ pub(crate) struct OperationTemplate {
     /// For each limit of the operation the algorithm's parameters, 1 for a shadow limit, and the cost. Of a decision then
     /// for each limit that keeps units free the algorithm's parameters for the cost and these units.
     pub(crate) params: Vec<u64>,
+    /// The calendars of windows, each with the number of parameters before the end of its own: instants around the
+    /// server's time are sent in the place of the last five.
+    pub(crate) calendars: Vec<(usize, Calendar)>,
     /// For each limit the units that are kept free from the request. Empty if no limit keeps any free. Not sent.
     pub(crate) kept_free: Vec<Option<u64>>,
     /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `OnceOperation`.
@@ -35,6 +39,21 @@ pub(crate) struct OperationTemplate {
 }
 
 impl OperationTemplate {
+    pub(super) const fn new(operation: Operation) -> Self {
+        Self {
+            operation,
+            limit: 0,
+            arg1: 0,
+            arg2: 0,
+            cost: 0,
+            params: Vec::new(),
+            calendars: Vec::new(),
+            kept_free: Vec::new(),
+            credits: Vec::new(),
+            uses_fast_path: false,
+        }
+    }
+
     /// Returns the options of a decision for the limit with this index: without what it was charged before.
     pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
         let options = limit.options(options);
@@ -42,11 +61,19 @@ impl OperationTemplate {
         AcquireOptions { cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, credit)), ..options }
     }
 
-    pub(crate) fn encode(&self, output: &mut Vec<u8>) {
+    /// Appends the parameters of an algorithm for a cost.
+    pub(super) fn push_params(&mut self, algorithm: &dyn DynLuaAlgorithm, cost: u64) {
+        algorithm.params(cost, &mut self.params);
+        self.calendars.extend(algorithm.calendar().map(|calendar| (self.params.len(), calendar)));
+    }
+
+    /// Appends what is sent, and to `calendars` each calendar with the place of its instants.
+    pub(crate) fn encode(&self, output: &mut Vec<u8>, calendars: &mut Vec<(usize, Calendar)>) {
         push_u16(usize::from(self.operation as u16), output);
         push_u16(usize::from(self.limit), output);
         push_f64(to_f64(self.arg1), output);
         push_f64(u64::try_from(self.arg2).map_or(-1.0, to_f64), output);
+        calendars.extend(self.calendars.iter().map(|&(end, calendar)| (output.len() + (end - 5) * 8, calendar)));
         for &number in &self.params {
             push_f64(to_f64(number), output);
         }
@@ -77,35 +104,30 @@ impl TemplateSettings {
             _ => options.max_delay,
         };
         let mut template = OperationTemplate {
-            operation,
-            limit: 0,
-            arg1: 0,
             arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
             cost: options.cost,
-            params: Vec::new(),
             kept_free: if operation == Operation::Record { Vec::new() } else { self.kept_free.clone() },
             credits,
-            uses_fast_path: false,
+            ..OperationTemplate::new(operation)
         };
-        let mut params = Vec::new();
         for (index, limit) in limits.iter().enumerate() {
             let cost = template.options(index, limit, options).cost;
             if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(cost, &mut params);
+                template.push_params(algorithm, cost);
             }
-            params.extend([u64::from(limit.facts.is_shadow), cost]);
+            template.params.extend([u64::from(limit.facts.is_shadow), cost]);
         }
-        for (index, kept) in template.kept_free.iter().enumerate().filter(|(_, kept)| kept.is_some()) {
-            let limit = &limits[index];
-            if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(template.options(index, limit, options).keeping_free(*kept).cost, &mut params);
+        for (index, limit) in limits.iter().enumerate() {
+            let kept = template.kept_free.get(index).copied().flatten();
+            if let Some(algorithm) = kept.and_then(|_| limit.select(index, algorithms)) {
+                let cost = template.options(index, limit, options).keeping_free(kept).cost;
+                template.push_params(algorithm, cost);
                 template.arg1 |= 1 << index;
             }
         }
         for (index, _) in limits.iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
             template.arg1 |= 1 << (limits.len() + index);
         }
-        template.params = params;
         template
     }
 }

@@ -39,12 +39,14 @@ impl Quota {
 
     /// The number of parameters that the client sends for a cost.
     pub(crate) fn parameter_count(&self) -> usize {
-        if self.form == Form::FixedWindow { 4 } else { 9 }
+        if self.form == Form::FixedWindow { 8 } else { 9 }
     }
 
     /// The parameters for a cost: see `fixed_window.lua` and `bucket.lua`.
     pub(crate) fn parameters(&self, cost: u64) -> Vec<u64> {
-        let Form::TokenBucket { burst } = self.form else { return vec![self.units, self.period, cost, 0] };
+        let Form::TokenBucket { burst } = self.form else {
+            return vec![self.units, self.period, cost, 0, 0, 0, 0, 0];
+        };
         let (tokens, ticks) = self.lowest_terms();
         let spare = burst.checked_sub(cost);
         let (tolerance, charge) = (spare.unwrap_or(0) * ticks, cost * ticks);
@@ -147,7 +149,7 @@ impl Usage {
     pub(super) fn pack(&self, quota: &Quota) -> Vec<u8> {
         let end = self.window.1;
         let words = match quota.form {
-            Form::FixedWindow => vec![end, self.used, self.at, self.window.0, end],
+            Form::FixedWindow => vec![end, self.used, self.at, self.window.0, 0, end],
             Form::TokenBucket { .. } => {
                 let (tokens, ticks) = quota.lowest_terms();
                 let span = self.used.div_ceil(quota.units);

@@ -106,7 +106,7 @@ impl Server {
 
     pub(super) fn new(quotas: Vec<Quota>, link: Link) -> Self {
         let key_prefix = |(quota, limit): (&Quota, &str)| {
-            let script = if quota.form == Form::FixedWindow { "fixed_window2" } else { "bucket2" };
+            let script = if quota.form == Form::FixedWindow { "fixed_window3" } else { "bucket2" };
             format!("ratelimit:api:{limit}:{script}:")
         };
         Self {

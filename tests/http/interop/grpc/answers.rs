@@ -67,7 +67,9 @@ async fn grpc_rejection_is_trailers_only() {
     let headers = response.headers();
     let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
     names.sort_unstable();
-    assert_eq!(names, ["cache-control", "content-type", "grpc-message", "grpc-status", "grpc-status-details-bin"]);
+    let expected = ["cache-control", "content-type", "grpc-message", "grpc-retry-pushback-ms", "grpc-status"];
+    assert_eq!(names[..5], expected);
+    assert_eq!(names[5..], ["grpc-status-details-bin"]);
     assert_eq!(headers["cache-control"], "no-store");
     assert_eq!(headers["content-type"], "application/grpc");
     assert_eq!(headers["grpc-status"], "8");
@@ -95,7 +97,7 @@ async fn grpc_message_percent_encodes_limit_names() {
 #[tokio::test]
 async fn grpc_rejection_forbids_retries_when_the_cost_exceeds_the_limit() {
     let limiter = Memory::new(Gcra::new(Quota::per_second(2)));
-    let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new().pushback(Duration::ZERO));
+    let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new());
     let service = layer.cost(|_: &Request<()>| 3).layer(service_fn(ok));
     let Ok(response) = service.oneshot(call()).await;
     let status = status(response.headers());
@@ -153,7 +155,7 @@ async fn grpc_rejection_of_a_block_by_escalation_has_its_reason() {
 async fn failed_limiter_is_unavailable() {
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
     for (outcome, wait) in [(Err(Error::unavailable("connection lost")), 1), (Ok(denied), 3)] {
-        let response = send(StubLimiter(outcome), Grpc::new().pushback(Duration::ZERO)).await;
+        let response = send(StubLimiter(outcome), Grpc::new()).await;
         let status = status(response.headers());
         assert_eq!(status.code(), Code::Unavailable);
         assert!(!status.message().contains("connection lost"), "the cause is not for clients");
@@ -192,16 +194,20 @@ async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
         response.headers()["grpc-retry-pushback-ms"].to_str().expect("ASCII").parse().expect("a number")
     };
     let minute = used_up(FixedWindow::new(Quota::per_minute(2)));
-    assert_eq!(pushback(&send(minute.clone(), Grpc::new().pushback(Duration::ZERO)).await), 60_000);
+    assert_eq!(pushback(&send(minute.clone(), Grpc::new()).await), 60_000);
     let mut delays = Vec::new();
     for _ in 0..200 {
-        delays.push(pushback(&send(minute.clone(), Grpc::new().pushback(Duration::from_millis(500))).await));
+        let response = send(minute.clone(), Grpc::new().headers(Headers::none().retry_jitter(5))).await;
+        let info = status(response.headers()).get_error_details().retry_info().expect("RetryInfo").retry_delay;
+        let millis = info.expect("a wait").as_nanos().div_ceil(1_000_000);
+        assert_eq!(pushback(&response), i64::try_from(millis).expect("a wait"), "one wait in both");
+        delays.push(pushback(&response));
     }
-    assert!(delays.iter().all(|millis| (60_000..=60_500).contains(millis)), "{delays:?}");
+    assert!(delays.iter().all(|millis| (60_000..=63_000).contains(millis)), "{delays:?}");
     assert!(delays.iter().max() > delays.iter().min(), "jitter");
 
     let years = used_up(FixedWindow::new(Quota::new(1, Duration::from_secs(100 * 366 * 86_400))));
-    let response = send(years, Grpc::new().pushback(Duration::MAX)).await;
+    let response = send(years, Grpc::new().headers(Headers::none().retry_jitter(u8::MAX))).await;
     assert_eq!(pushback(&response), i64::from(i32::MAX));
 }
 

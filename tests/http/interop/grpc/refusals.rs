@@ -85,12 +85,12 @@ fn every_rejection_is_an_error_status_with_no_store() {
         response.body(Full::<Bytes>::default()).expect("a response")
     };
     check("HTTP", &Http::new());
-    check("minimal HTTP", &Http::minimal());
+    check("minimal HTTP", &Http::without_headers());
     check("rendered", &Http::new().render(cacheable));
     check("any body", &Http::new().map_body());
     check("gRPC", &Grpc::new());
-    check("gRPC with details off", &Grpc::new().details(false).pushback(Duration::ZERO));
+    check("gRPC with details off", &Grpc::new().details(false));
     check("by content type", &ByContentType::default());
-    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::minimal().render(cacheable)));
+    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::without_headers().render(cacheable)));
     check("by content type, any body", &ByContentType::default().map_body());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::{AcquireOptions, LimitSnapshot, Verdict};
 
-use super::{Bucket, Hits, Model, Spec, Window};
+use super::{Bucket, Hits, Model, Rings, Spec, Window};
 use crate::span::micros;
 
 pub(crate) struct Combined {
@@ -36,7 +36,8 @@ impl Combined {
             match spec {
                 Spec::Bucket { quota, burst } => Box::new(Bucket::new(quota, burst)),
                 Spec::FixedWindow { quota, aligned } => Box::new(Window::new(quota, aligned)),
-                Spec::SlidingWindow { .. } | Spec::SlidingLog { .. } => Box::new(Hits::new(spec)),
+                Spec::SlidingWindow { .. } => Box::new(Rings::new(spec)),
+                Spec::SlidingLog { .. } => Box::new(Hits::new(spec)),
             }
         };
         let limits: Vec<_> = specs.into_iter().map(limit).collect();

@@ -1,5 +1,5 @@
-//! The model of the sliding log and the sliding window: hits, until when each counts, and by how much. Waits are found
-//! by a binary search for the first time at which the request fits.
+//! The model of the sliding log: hits, until when each counts, and by how much. Waits are found by a binary search for the
+//! first time at which the request fits.
 
 use std::time::Duration;
 
@@ -10,120 +10,64 @@ use crate::span::{micros, ticks};
 
 #[derive(Clone)]
 pub(crate) struct Hits {
-    terms: Terms,
-    /// The terms of the last charge, by which the hits were counted.
-    counted: Terms,
+    quota: Quota,
     entries: Vec<Hit>,
     /// The time of the last charge.
     newest: u64,
+    kept: Kept,
 }
 
-/// The rules by which hits count.
-#[derive(Clone, Copy, PartialEq)]
-enum Terms {
-    SlidingLog { quota: Quota },
-    SlidingWindow { quota: Quota, width: u64, blocks: u64, weighted: bool },
+/// The longest period and the largest limit of the charges, in two generations.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    present: (u64, u64),
+    previous: (u64, u64),
+    ends: u64,
+}
+
+impl Kept {
+    fn period(self) -> u64 {
+        self.present.0.max(self.previous.0)
+    }
+
+    fn limit(self) -> u64 {
+        self.present.1.max(self.previous.1)
+    }
+
+    fn charge(&mut self, quota: Quota, at: u64) {
+        if at >= self.ends {
+            *self = Self { present: (0, 0), previous: self.present, ends: at + self.present.0 };
+        }
+        let (period, limit) = self.present;
+        self.present = (period.max(micros(quota.period())), limit.max(quota.limit()));
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Hit {
-    /// The latest possible time of the hit: after the blocks change, it is known only up to a block.
     time: u64,
     weight: u128,
 }
 
-impl Terms {
-    fn new(spec: Spec) -> Self {
-        match spec {
-            Spec::SlidingLog { quota } => Self::SlidingLog { quota },
-            Spec::SlidingWindow { quota, blocks, weighted } => {
-                Self::SlidingWindow { quota, width: micros(quota.period()) / blocks, blocks, weighted }
-            }
-            _ => panic!("{spec:?} has no hits"),
-        }
-    }
-
-    fn quota(self) -> Quota {
-        let (Self::SlidingLog { quota } | Self::SlidingWindow { quota, .. }) = self;
-        quota
-    }
-
-    /// Returns the time at which a hit expires.
-    fn expires_at(self, time: u64) -> u64 {
-        match self {
-            Self::SlidingLog { quota } => time + micros(quota.period()),
-            Self::SlidingWindow { width, blocks, .. } => (time / width + blocks + 1) * width,
-        }
-    }
-
-    /// Returns the share of an unexpired hit that counts at `now`, in parts of `whole()`.
-    fn share(self, time: u64, now: u64) -> u64 {
-        match self {
-            Self::SlidingWindow { width, blocks, weighted: true, .. } if now / width - time / width >= blocks => {
-                width - now % width
-            }
-            _ => self.whole(),
-        }
-    }
-
-    fn whole(self) -> u64 {
-        match self {
-            Self::SlidingLog { .. } => 1,
-            Self::SlidingWindow { width, .. } => width,
-        }
-    }
-
-    /// Whether hits count alike under both terms: blocks of equal width and number do, whatever the limit.
-    fn counts_as(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::SlidingWindow { width, blocks, .. }, Self::SlidingWindow { width: w, blocks: b, .. }) => {
-                (width, blocks) == (w, b)
-            }
-            _ => self.quota().period() == other.quota().period(),
-        }
-    }
-
-    /// Returns the maximum time for which a hit counts.
-    fn max_lifetime(self) -> u64 {
-        match self {
-            Self::SlidingLog { quota } => micros(quota.period()),
-            Self::SlidingWindow { width, blocks, .. } => width * (blocks + 1),
-        }
-    }
-}
-
 impl Hits {
     pub(crate) fn new(spec: Spec) -> Self {
-        let terms = Terms::new(spec);
-        Self { terms, counted: terms, entries: Vec::new(), newest: 0 }
+        let Spec::SlidingLog { quota } = spec else { panic!("{spec:?} is not a log") };
+        Self { quota, entries: Vec::new(), newest: 0, kept: Kept::default() }
     }
 
     /// Returns the effective time (the newest time in the state, unless it is too far ahead) and the hits that may
     /// count.
     fn at(&self, now: u64) -> (u64, &[Hit]) {
         let at = now.max(self.newest);
-        if at - now > self.terms.max_lifetime() { (now, &[]) } else { (at, &self.entries) }
+        if at - now > micros(self.quota.period()) { (now, &[]) } else { (at, &self.entries) }
     }
 
-    /// Returns the latest possible time of a hit under the present terms.
-    fn time(&self, hit: Hit) -> u64 {
-        match self.counted {
-            Terms::SlidingWindow { width, .. } if !self.terms.counts_as(self.counted) => {
-                ((hit.time / width + 1) * width - 1).min(self.newest)
-            }
-            _ => hit.time,
-        }
-    }
-
-    /// Returns the earlier expiry of the terms by which the hit was counted and of the present terms.
     fn expires_at(&self, hit: Hit) -> u64 {
-        self.counted.expires_at(hit.time).min(self.terms.expires_at(self.time(hit)))
+        hit.time + micros(self.quota.period()).min(self.kept.period())
     }
 
-    /// Returns the usage at `moment`, times `whole()`.
     fn used(&self, hits: &[Hit], moment: u64) -> u128 {
-        let live = hits.iter().filter(|&&hit| self.expires_at(hit) > moment);
-        live.map(|&hit| hit.weight * u128::from(self.terms.share(self.time(hit), moment))).sum()
+        hits.iter().filter(|&&hit| self.expires_at(hit) > moment).map(|hit| hit.weight).sum()
     }
 
     fn idle_at(&self, hits: &[Hit]) -> u64 {
@@ -133,10 +77,7 @@ impl Hits {
     /// Returns how long after `now` the cost `wanted` fits. Without further hits it then fits at all later times.
     fn free_after(&self, now: u64, wanted: u64) -> u64 {
         let (at, hits) = self.at(now);
-        let whole = u128::from(self.terms.whole());
-        let fits = |moment| {
-            self.used(hits, moment) + u128::from(wanted) * whole <= u128::from(self.terms.quota().limit()) * whole
-        };
+        let fits = |moment| self.used(hits, moment) + u128::from(wanted) <= u128::from(self.quota.limit());
         if fits(at) {
             return 0;
         }
@@ -147,32 +88,39 @@ impl Hits {
         }
         late - now
     }
-}
 
-impl Hits {
-    fn count(&mut self, now: u64, cost: u64, max_hits: u64) {
+    /// Counts a hit. With `merges`, the oldest hits beyond the limit count with the hit after them.
+    fn count(&mut self, now: u64, cost: u64, merges: bool) {
         if cost == 0 {
             return;
         }
-        let (at, hits) = self.at(now);
-        let live = hits.iter().filter(|&&hit| self.expires_at(hit) > at);
-        let mut hits: Vec<Hit> = live.map(|&hit| Hit { time: self.time(hit), ..hit }).collect();
-        let (weight, is_full) = (u128::from(cost), hits.len() as u64 >= max_hits);
-        match hits.last_mut() {
-            Some(last) if last.time == at || is_full => *last = Hit { time: at, weight: last.weight + weight },
-            _ => hits.push(Hit { time: at, weight }),
+        let at = self.at(now).0;
+        let idle_at = self.newest + self.kept.period();
+        if at < self.newest || idle_at <= at {
+            (self.entries, self.kept) = (Vec::new(), Kept::default());
         }
-        (self.entries, self.counted, self.newest) = (hits, self.terms, at);
+        let period = self.kept.period();
+        self.entries.retain(|hit| hit.time + period > at);
+        self.kept.charge(self.quota, at);
+        match self.entries.last_mut() {
+            Some(last) if last.time == at => last.weight += u128::from(cost),
+            _ => self.entries.push(Hit { time: at, weight: cost.into() }),
+        }
+        self.newest = at;
+        while merges && self.entries.len() as u64 > self.kept.limit() {
+            let oldest = self.entries.remove(0);
+            self.entries[0].weight += oldest.weight;
+        }
     }
 }
 
 impl Model for Hits {
     fn set_spec(&mut self, spec: Spec) {
-        self.terms = Terms::new(spec);
+        self.quota = Self::new(spec).quota;
     }
 
     fn verdict(&self, now: u64, cost: u64, _max_delay: u64) -> Verdict {
-        if cost > self.terms.quota().limit() {
+        if cost > self.quota.limit() {
             return Verdict::ExceedsLimit;
         }
         match self.free_after(now, cost) {
@@ -182,32 +130,30 @@ impl Model for Hits {
     }
 
     fn snapshot(&self, now: u64) -> LimitSnapshot {
-        let (limit, (at, hits)) = (self.terms.quota().limit(), self.at(now));
-        let used = self.used(hits, at).div_ceil(u128::from(self.terms.whole()));
+        let (limit, (at, hits)) = (self.quota.limit(), self.at(now));
+        let used = self.used(hits, at);
         let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).expect("at most the limit");
         let reset = if used == 0 { Duration::ZERO } else { ticks(self.idle_at(hits) - now) };
         let next_token_after =
             if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
-        LimitSnapshot::new(limit, self.terms.quota().period())
+        LimitSnapshot::new(limit, self.quota.period())
             .with_remaining(remaining)
             .with_reset(reset)
             .with_next_token_after(next_token_after)
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {
-        // A log stores at most `limit` hits: a surcharge beyond them is added to the newest hit.
-        let max_hits = if let Terms::SlidingLog { quota } = self.terms { quota.limit() } else { u64::MAX };
-        self.count(now, cost, max_hits);
+        self.count(now, cost, true);
     }
 
     fn with_held(&self, now: u64, held: u64) -> Box<dyn Model> {
         let mut charged = self.clone();
-        charged.count(now, held, u64::MAX);
+        charged.count(now, held, false);
         Box::new(charged)
     }
 
     fn reset(&mut self) {
-        (self.entries, self.newest) = (Vec::new(), 0);
+        (self.entries, self.newest, self.kept) = (Vec::new(), 0, Kept::default());
     }
 
     fn supports_scheduling(&self) -> bool {
@@ -219,6 +165,6 @@ impl Model for Hits {
     }
 
     fn time_to_full(&self) -> u64 {
-        self.terms.max_lifetime()
+        micros(self.quota.period())
     }
 }

@@ -3,6 +3,7 @@
 mod bucket;
 mod combined;
 mod hits;
+mod rings;
 mod window;
 
 use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
@@ -10,6 +11,7 @@ use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 pub(crate) use self::bucket::Bucket;
 pub(crate) use self::combined::{Combined, Expected};
 pub(crate) use self::hits::Hits;
+pub(crate) use self::rings::Rings;
 pub(crate) use self::window::Window;
 
 /// The maximum time for which a state counts: 200 years.

@@ -1,0 +1,58 @@
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+
+use super::fields::{Statement, is_stored};
+
+/// What a response says about the limits of its server: the retry policy and gates read the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// No rejection, and what remains.
+    Served { remaining: Option<u64>, exhausted_for: Option<Duration> },
+    /// The server did not process the request.
+    Rejected(Option<Duration>),
+    /// The same, and by its limits the server has more available within the second of `Retry-After`.
+    TooFast(Duration),
+    /// The server rejects requests, and may have processed this one.
+    Unavailable(Duration),
+}
+
+impl Reading {
+    pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
+        let statement = Statement::read(headers);
+        let wait = statement.wait();
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => match wait {
+                Some(wait) if statement.is_brief(wait) => Self::TooFast(wait),
+                _ => Self::Rejected(statement.rejected_for()),
+            },
+            // As GitHub sends.
+            StatusCode::FORBIDDEN if wait.is_some() || statement.is_exhausted() => {
+                Self::Rejected(statement.rejected_for())
+            }
+            StatusCode::SERVICE_UNAVAILABLE if wait.is_some() => Self::Unavailable(wait.unwrap_or_default()),
+            _ => match grpc_rejection(headers) {
+                Some(wait) => Self::Rejected(wait),
+                None if is_stored(headers) => Self::Served { remaining: None, exhausted_for: None },
+                None => Self::Served { remaining: statement.remaining(), exhausted_for: statement.exhausted_for() },
+            },
+        }
+    }
+}
+
+/// Returns the wait of a gRPC call that may be retried.
+#[cfg(feature = "tonic")]
+fn grpc_rejection(headers: &HeaderMap) -> Option<Option<Duration>> {
+    use super::hint::RetryHint;
+
+    match super::grpc::hint_from_headers(headers) {
+        RetryHint::After(wait) => Some(Some(wait)),
+        RetryHint::Backoff => Some(None),
+        RetryHint::None => None,
+    }
+}
+
+#[cfg(not(feature = "tonic"))]
+fn grpc_rejection(_: &HeaderMap) -> Option<Option<Duration>> {
+    None
+}
