@@ -11,7 +11,7 @@
 //! | hold by an id | `Remember` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
-//! | emit events, wake waiting requests | `capacity_added`, `Observers` |
+//! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
 //! | the limiter's methods | `limiter_methods` |
 //! | machinery below all limits | `sync`, `table`, `runtime`, `with_scratch` |
 
@@ -59,10 +59,10 @@ pub(crate) use crate::limit::Transition;
 pub(crate) use crate::limit::check_limits;
 /// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
 pub(crate) use crate::limit::impl_into_limits;
-/// Wakes requests that wait for capacity.
-pub(crate) use crate::limiter::capacity_added;
 /// The methods `check`, `hold`, `settle` .. of a limiter.
 pub(crate) use crate::limiter::limiter_methods;
+/// Wakes requests that wait for capacity.
+pub(crate) use crate::limiter::{LimitOfKey, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.
 pub(crate) use crate::sync;
 /// The bounded concurrent table, with its own documentation: memory keeps states there.

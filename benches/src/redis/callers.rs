@@ -1,4 +1,5 @@
-//! Decisions by 1 to 2048 concurrent callers on one client thread: rates, latencies and processor time.
+//! Decisions by 1 to 2048 concurrent callers: rates, latencies and processor time, on a runtime of one thread, and on a
+//! runtime of several threads, which `#[tokio::main]` starts. A hold and its settlement are one decision.
 //!
 //! The contestants run in rounds, each round in another order. A ratio is the median of the ratios of each round, with
 //! the lowest and the highest. The output is a Markdown table.
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 
 use super::competitors::{self, Contestant, Keys};
 use crate::harness::{Harness, median};
@@ -25,22 +26,32 @@ struct Round {
     client_micros: f64,
 }
 
-pub(super) fn run(harness: &Harness, runtime: &Runtime) {
-    if !CALLERS.iter().any(|callers| harness.wants(&scenario(*callers))) {
-        return;
-    }
-    let server = super::start_server();
-    let makers = [competitors::gcra, competitors::cell, competitors::plain, competitors::ping];
-    let contestants: Vec<_> = makers.iter().filter_map(|make| make(&server, runtime)).collect();
-    println!("| Callers | Client | Per second | Ours to it | p50 us | p99 us | Redis us | Client us |");
-    println!("|---|---|---|---|---|---|---|---|");
-    for callers in CALLERS.into_iter().filter(|callers| harness.wants(&scenario(*callers))) {
-        compare(harness, runtime, &server, &contestants, callers);
+pub(super) fn run(harness: &Harness) {
+    let decisions: &[super::Make] = &[competitors::gcra, competitors::cell, competitors::plain, competitors::ping];
+    let holds: &[super::Make] = &[competitors::held, competitors::two_scripts, competitors::cell];
+    for threads in [1, std::thread::available_parallelism().map_or(2, usize::from)] {
+        for (what, makers) in [("callers", decisions), ("holding callers", holds)] {
+            let wanted = CALLERS.into_iter().filter(|callers| harness.wants(&format!("redis {what} {callers}")));
+            let wanted: Vec<_> = wanted.collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let runtime = runtime(threads);
+            let server = super::start_server();
+            let contestants: Vec<_> = makers.iter().filter_map(|make| make(&server, &runtime)).collect();
+            println!("{what}, {threads} client threads");
+            println!("| Callers | Client | Per second | Ours to it | p50 us | p99 us | Redis us | Client us |");
+            println!("|---|---|---|---|---|---|---|---|");
+            for callers in wanted {
+                compare(harness, &runtime, &server, &contestants, callers);
+            }
+        }
     }
 }
 
-fn scenario(callers: usize) -> String {
-    format!("redis callers {callers}")
+fn runtime(threads: usize) -> Runtime {
+    let mut builder = if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    builder.worker_threads(threads).enable_all().build().expect("a runtime")
 }
 
 fn compare(harness: &Harness, runtime: &Runtime, server: &Server, contestants: &[Contestant], callers: usize) {
@@ -77,9 +88,9 @@ fn compare(harness: &Harness, runtime: &Runtime, server: &Server, contestants: &
 }
 
 fn round(runtime: &Runtime, server: &Server, contestant: &Contestant, callers: usize, span: Duration) -> Round {
-    let (redis, client, started) = (server.cpu(), thread_cpu(), Instant::now());
+    let (redis, client, started) = (server.cpu(), client_cpu(), Instant::now());
     let mut times = runtime.block_on(decide(contestant, callers, span));
-    let (seconds, client, redis) = (started.elapsed().as_secs_f64(), thread_cpu() - client, server.cpu() - redis);
+    let (seconds, client, redis) = (started.elapsed().as_secs_f64(), client_cpu() - client, server.cpu() - redis);
     times.sort_unstable();
     let decisions = times.len() as f64;
     let quantile = |share: f64| f64::from(times[((decisions * share) as usize).min(times.len() - 1)]) / 1e3;
@@ -120,8 +131,12 @@ async fn decide(contestant: &Contestant, callers: usize, span: Duration) -> Vec<
     times
 }
 
-/// Returns the seconds of processor time that this thread has used. The runtime has no other thread.
-fn thread_cpu() -> f64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    stat.split_whitespace().next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
+/// Returns the seconds of processor time that all threads of this process have used.
+fn client_cpu() -> f64 {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let nanos = threads.filter_map(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        stat.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    nanos.sum::<f64>() / 1e9
 }

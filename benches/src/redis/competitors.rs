@@ -67,6 +67,33 @@ pub(super) fn gcra(server: &Server, _: &Runtime) -> Option<Contestant> {
     ours("ours", server, Gcra::new(PLENTY))
 }
 
+/// A hold, and its settlement.
+pub(super) fn held(server: &Server, _: &Runtime) -> Option<Contestant> {
+    let redis = Redis::builder(server.open(), "held", Gcra::new(PLENTY))
+        .deadline(std::time::Duration::from_secs(5))
+        .build()
+        .expect("limits");
+    contestant("ours", move |key: u64| {
+        let held = redis.acquire(&key, AcquireOptions::default().hold());
+        Box::pin(async move {
+            let held = held.await.expect("a reply").held.expect("an allowed hold");
+            held.settle(1).await.expect("a reply");
+        })
+    })
+}
+
+/// Two calls of the usual script, one after the other.
+pub(super) fn two_scripts(server: &Server, runtime: &Runtime) -> Option<Contestant> {
+    let plain = plain(server, runtime)?.decide;
+    contestant("two_scripts", move |key| {
+        let (first, plain) = (plain(key), Arc::clone(&plain));
+        Box::pin(async move {
+            first.await;
+            plain(key).await;
+        })
+    })
+}
+
 /// Denials that the cache answers.
 pub(super) fn denied_cache(server: &Server, runtime: &Runtime) -> Option<Contestant> {
     let redis = Redis::<u64>::new(server.open(), "denied", Gcra::new(Quota::per_hour(1)));

@@ -85,7 +85,7 @@ pub(crate) fn run(harness: &Harness) {
         logs::run(harness, &runtime, &server);
     }
     instructions::run(harness);
-    callers::run(harness, &runtime);
+    callers::run(harness);
     leases::run(harness, &runtime);
     lease_quota::run(harness);
     neighbour::run(harness, &runtime);

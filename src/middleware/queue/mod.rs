@@ -92,18 +92,19 @@ mod driver;
 mod forecast;
 mod ids;
 mod join;
+mod key_ask;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pace;
 mod queues;
-mod rules;
 mod state;
 mod ticket;
 mod waiters;
 mod waiting;
 
-pub(crate) use self::ids::{QueueIds, visit_limits};
+pub(crate) use self::ids::{limits_of_guard, queue_of, visit_queues};
 pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError};
+pub(crate) use self::key_ask::{KeyAsk, existing_queue};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Start};
-pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting, release_and_wake};
+pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting};

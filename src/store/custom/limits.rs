@@ -146,9 +146,8 @@ impl<Key: ?Sized> StoreLimits<Key> {
 
     /// Names the limits that apply to a key, for [`Limiter::limits_of`](crate::Limiter::limits_of).
     pub fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let has_share = self.limits.iter().any(|limit| limit.0.is_share_of(key));
         for limit in &self.limits {
-            limit.0.name_limit(key, has_share, limits);
+            limit.0.name_limit(key, limits);
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
 use crate::limit::AlgorithmSelector;
 use crate::store::inner::table::{Location, LockToken, SlotIndex, Table};
+use crate::store::inner::{capacity_released, limit_id};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Before a decision: ends the holds of the key whose requests last longer than the maximum, and those of some other
@@ -47,6 +48,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             ended.set(self.deadlines.take_due(hash, now, clock, token));
             ended.get()
         });
+        if ended.get() > 0 {
+            capacity_released([limit_id((self.table.id(), hash))]);
+        }
         ended.get()
     }
 

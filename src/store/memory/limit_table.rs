@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    AtomicState, LimitNumbers, LimitReading, ReadMode, ShareRole, micros_floor,
+    AtomicState, LimitNumbers, LimitOfKey, LimitReading, ReadMode, ShareRole, limit_id, micros_floor,
     table::{Location, LockToken, LookupError, Reading, SlotIndex, Table, TableFull, fingerprint},
 };
 use crate::table::WhenFull;
@@ -409,17 +409,18 @@ where
         self.names_in_file::<P::SubKey>()
     }
 
-    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>) {
-        if self.limit.is_shadow() || has_share && self.limit.share() == ShareRole::Common {
-            return;
-        }
-        let chosen = self.limit.algorithm().select(key);
+    fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>) {
+        let Some(hash) = self.key_hash(context.key, context.hasher).filter(|_| !self.limit.is_shadow()) else { return };
+        let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let max_waiting = algorithm.max_waiting();
-        let (name, cost) = (self.limit.name(), self.limit.cost());
-        let kept_free = self.limit.kept_free(key);
-        self.limit.sub_key().with_sub_key(key, |sub_key| {
-            limits.add_class(name, sub_key, kept_free, cost, max_waiting);
+        limits.add_limit(LimitOfKey {
+            name: self.limit.name(),
+            id: limit_id((self.table.id(), fingerprint(hash))),
+            is_of_store: true,
+            cost: self.limit.cost(),
+            kept_free: self.limit.kept_free(context.key).unwrap_or_default(),
+            share: self.limit.share(),
+            max_waiting: algorithm.max_waiting(),
         });
     }
 }

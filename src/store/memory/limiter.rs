@@ -19,7 +19,7 @@ use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{
-    capacity_added, limiter_methods,
+    capacity_added, capacity_released, limit_id, limiter_methods,
     table::{LookupError, TableFull},
 };
 
@@ -425,6 +425,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
                 settled = settled.and(table.settle(limit, charge.on(limit), &self.clock));
             }
         });
+        capacity_released(limits.iter().map(|limit| limit_id((limit.table, limit.hash))));
         settled.map_err(table_full)
     }
 }
@@ -506,9 +507,8 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let mut has_share = false;
-        L::for_each(&self.shared.tables, &mut |limit| has_share |= limit.is_share() && limit.applies_to(key));
-        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, has_share, limits));
+        let context = self.context(key, AcquireOptions::default());
+        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
     }
 
     fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
@@ -537,7 +537,7 @@ where
                 Ok(())
             }
         });
-        operation.wake_waiters(done)
+        operation.wake_waiters(self, key, done)
     }
 }
 

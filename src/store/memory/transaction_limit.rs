@@ -98,10 +98,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Blocks the key until this time. A time that is not in the future removes the block.
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
-    /// Names the limit and the key's sub-key, unless the limit is a shadow.
-    ///
-    /// A request waits behind requests of its share only, so a limit beside a share is not named if the share applies.
-    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>);
+    /// Names the limit, unless it is a shadow or does not apply.
+    fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>);
     /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.
     fn saved_names(&self) -> SavedNames;
 }

@@ -18,8 +18,12 @@ use crate::store::inner::{micros_floor, runtime::sleep};
 
 /// For so long a key is blocked. The check removes the block; if the process dies meanwhile, the key expires.
 const BLOCK: Duration = Duration::from_secs(10);
+/// So many keys are checked. A proxy that distributes keys over two servers has all of the larger number on one of them once
+/// in 128 checks.
+const MIN_KEYS: usize = 2;
+const MAX_KEYS: usize = 8;
 /// So many random keys are tried to find one whose cluster slot a node serves.
-const MAX_KEYS: usize = 1_000;
+const MAX_TRIES: usize = 1_000;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Makes decisions on each node: see [`Redis::health_check`](super::Redis::health_check).
@@ -43,42 +47,43 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
     }
 
-    /// Decides on two keys in one call, and then on the second key alone: each call of the script must find what the others
-    /// have written.
+    /// Decides on some keys in one call, and then on each of the others alone: each call of the script must find what the
+    /// first one has written.
     async fn check_node(&self, index: usize) -> Result<(), Error> {
         let config = &self.client.config;
+        let server = &config.health.server;
+        let count = if server.is_cluster() { MIN_KEYS } else { MAX_KEYS };
+        let targets: Vec<_> = (0..count).filter_map(|_| self.probe_target(index)).collect();
         // A node without slots receives no calls, and may have left the cluster.
-        let Some(first) = self.probe_target(index, None) else { return Ok(()) };
-        let second = self.probe_target(index, Some(first.slot())).unwrap_or_else(|| first.clone());
+        if targets.is_empty() {
+            return Ok(());
+        }
         let node = config.health.node(index);
-        let connection: Arc<dyn Connection> =
-            Arc::from(config.health.server.connect(index).await.map_err(|failure| failure.error)?);
+        let connection: Arc<dyn Connection> = Arc::from(server.connect(index).await.map_err(|failure| failure.error)?);
         let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
         let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
         let blocked = self.probed_limits().find(|(_, limit)| !limit.facts.is_shadow);
         let block = |micros| blocked.and_then(|(limit, _)| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
         let blocks: Vec<_> = block(micros_floor(BLOCK)).into_iter().collect();
-        run(vec![
-            (first.clone(), self.probe(Operation::Acquisition)),
-            (second.clone(), self.probe(Operation::Acquisition)),
-            (second.clone(), OperationKind::Mutate(blocks.clone())),
-        ])
-        .await?;
+        let decide = |target: &OperationTarget| (target.clone(), self.probe(Operation::Acquisition));
+        let mutate =
+            |target: &OperationTarget, changes: &Vec<_>| (target.clone(), OperationKind::Mutate(changes.clone()));
+        run(targets.iter().flat_map(|target| [decide(target), mutate(target, &blocks)]).collect()).await?;
         if !blocks.is_empty() && self.is_decided_together() {
-            let seen = run(vec![(second.clone(), self.probe(Operation::Peek))]).await?;
-            if let [Completion::Decided(decision, _)] = &seen[..]
-                && decision.is_allowed()
-            {
-                return Err(Error::unavailable(format!(
-                    "health check failed: Redis ({}) has lost a key that the check wrote; if a proxy distributes keys \
-                     over several servers, connect to one server, or to a cluster by `RedisServer::cluster`",
-                    config.health.server.describe()
-                )));
+            for target in &targets[1..] {
+                let seen = run(vec![(target.clone(), self.probe(Operation::Peek))]).await?;
+                if matches!(&seen[..], [Completion::Decided(decision, _)] if decision.is_allowed()) {
+                    return Err(Error::unavailable(format!(
+                        "health check failed: Redis ({}) has lost a key that the check wrote; if a proxy distributes \
+                         keys over several servers, connect to one server, or to a cluster by `RedisServer::cluster`",
+                        server.describe()
+                    )));
+                }
             }
         }
         let resets = self.probed_limits().filter_map(|(limit, _)| self.operation(Operation::Reset, limit, &[], 0, 0));
         let end: Vec<_> = block(0).into_iter().chain(resets).collect();
-        run(vec![(first, OperationKind::Mutate(end.clone())), (second, OperationKind::Mutate(end))]).await.map(drop)
+        run(targets.iter().map(|target| mutate(target, &end)).collect()).await.map(drop)
     }
 
     /// The limits that the check decides by: their algorithm is known without a key, and charges at once.
@@ -102,13 +107,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         OperationKind::Mutate(charges.collect())
     }
 
-    /// Returns random keys whose slot the node serves, and is not this one. `None` if none are found.
-    fn probe_target(&self, node: usize, other_than: Option<u16>) -> Option<OperationTarget> {
+    /// Returns random keys whose slot the node serves. `None` if none are found.
+    fn probe_target(&self, node: usize) -> Option<OperationTarget> {
         let server = &self.client.config.health.server;
-        (0..MAX_KEYS).map(|_| self.random_target()).find(|target| {
-            let slot = target.slot();
-            server.node_of_slot(slot) == node && Some(slot) != other_than
-        })
+        (0..MAX_TRIES).map(|_| self.random_target()).find(|target| server.node_of_slot(target.slot()) == node)
     }
 
     fn random_target(&self) -> OperationTarget {

@@ -25,6 +25,7 @@ const LEVELS: &[&[&str]] = &[
     &["config", "test_util"],
     &["middleware"],
     &["routes"],
+    &["waiting"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisCell, RedisServer};
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
@@ -230,5 +230,22 @@ async fn killed_master_is_replaced_by_its_replica() {
     cluster.nodes[0].restart();
     for task in 0..48 {
         assert!(is_allowed(&limiter, format!("key{task}").as_str()).await);
+    }
+}
+
+/// A server in cluster mode behind one endpoint: one connection to it is no cluster, and the health check says so.
+#[tokio::test]
+async fn single_endpoint_in_cluster_mode_needs_the_cluster_client() {
+    let cluster = Cluster::masters(1, |_| Server::node_with(&[]));
+    let address = cluster.nodes[0].address();
+    let limiter = |server| redis_limiter::<u64>(server, "api", FixedWindow::new(Quota::per_day(1_000)));
+    let open = limiter(RedisServer::open(&address).expect("an address"));
+    let error = open.health_check().await.expect_err("keys of a call in different slots");
+    assert!(error.to_string().contains("connect with `RedisServer::cluster`"), "{error:?}");
+    let limiter = limiter(RedisServer::cluster([address]).expect("an address"));
+    limiter.health_check().await.expect("a cluster of one node");
+    let decisions = (0..64).map(|key| limiter.acquire(&key, AcquireOptions::default()).into_future());
+    for outcome in futures_util::future::join_all(decisions).await {
+        assert!(outcome.expect("an answer").decision.is_allowed());
     }
 }

@@ -42,7 +42,8 @@ impl Vault {
 
     /// Changes the password twice. Each time the limiter renews its credentials and decides.
     pub(crate) async fn rotate(&self, server: &Server, limiter: &Redis<u64>) {
-        acquire(limiter, &1, AcquireOptions::default()).await.expect("a first decision, which opens the connection");
+        let first = acquire(limiter, &1, AcquireOptions::default()).await;
+        assert!(first.is_ok(), "the first decision opens the connection: {first:?}");
         for password in ["password-1", "password-2"] {
             let before = self.calls();
             self.set(password);

@@ -45,6 +45,7 @@ mod ids;
 mod in_flight;
 mod kept_charges;
 mod keys;
+mod law_checks;
 mod lease_audit;
 mod lease_chaos;
 mod lease_cluster;
@@ -87,8 +88,10 @@ mod sentinel;
 mod sentinel_server;
 #[path = "../../servers/server.rs"]
 mod server;
+mod sharding;
 mod shares;
 mod shutdown;
 mod sliding_log;
 mod ttl;
 mod units;
+mod zero_limits;

@@ -157,6 +157,9 @@ fn lost_connection(error: &RedisError) -> Cow<'static, str> {
     if text.contains("InvalidContentType") || text.contains("corrupt message") {
         return "the server does not speak TLS on this port; use its TLS port, or redis://".into();
     }
+    if text.contains("is being shutdown") {
+        return "the runtime is shutting down; end all requests before their tokio runtime".into();
+    }
     if error.is_connection_refusal() {
         return "the connection was refused; check that the server listens on this address".into();
     }

@@ -183,7 +183,7 @@ impl Broken<'_> {
         let is_recent = |at: u64| at < call.sent_at && at + 3 * self.run.scenario.deadline * 1000 > call.sent_at;
         let is_earlier =
             |other: &CallRecord| other.connection == call.connection && other.answered_at.is_some_and(is_recent);
-        !has_clock_fault() && self.run.calls.iter().any(|other| is_earlier(other))
+        !has_clock_fault() && self.run.calls.iter().any(is_earlier)
     }
 
     /// The latest deadline of a call's decisions.
