@@ -93,7 +93,7 @@ impl<S: State> Stored<S> {
         (bytes.len() <= MAX_STATE_BYTES).then_some(bytes)
     }
 
-    /// Returns the time from which the state equals that of a never-seen key.
+    /// Returns the time from which the key is idle.
     pub(super) fn expires_at(&self) -> Timestamp {
         Timestamp::from_micros(self.state.idle_at().max(self.block.until))
     }
