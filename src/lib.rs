@@ -67,7 +67,7 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
-//! | `test_util` | tests for a store of your own (feature `test-util`) |
+//! | `test_util` | tests for a store or an algorithm of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped.
@@ -112,7 +112,8 @@
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
 //! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
 //!   and contains the database.
-//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
+//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`], and `check_algorithm` checks the
+//!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `waiting::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -221,6 +222,7 @@ pub mod guide {
     //! [from-tower-governor]: crate::guide::from_tower_governor
     //! [gateways]: crate::guide::gateways
     //! [keys]: crate::guide::keys
+    //! [kubernetes]: crate::guide::kubernetes
     //! [leases]: crate::guide::leases
     //! [limits]: crate::guide::limits
     //! [metrics]: crate::guide::metrics
@@ -325,6 +327,7 @@ pub mod guide {
     /// [configuration]: crate::guide::configuration
     /// [metrics]: crate::guide::metrics
     /// [processes]: crate::guide::recipes#several-processes
+    /// [shadow]: crate::guide::limits#shadow-limits
     ///
     #[doc = include_str!("../docs/operating.md")]
     pub mod operating {}
@@ -360,6 +363,13 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
+
+    /// [keys]: crate::guide::keys#clients-behind-proxies
+    /// [leases]: crate::guide::leases
+    /// [redis]: crate::guide::redis
+    ///
+    #[doc = include_str!("../docs/kubernetes.md")]
+    pub mod kubernetes {}
 
     /// [redis]: crate::guide::redis
     ///

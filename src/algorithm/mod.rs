@@ -154,7 +154,7 @@ use std::time::Duration;
 ///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         if !options.is_forced() && options.cost > 1 {
 ///             Step::Exceeds
-///         } else if !options.is_forced() && !wait.is_zero() && wait <= self.0 {
+///         } else if !options.is_forced() && !wait.is_zero() && wait <= 2 * self.0 {
 ///             Step::deny_for(wait)
 ///         } else {
 ///             let start = now.saturating_add(options.forced_delay());

@@ -16,7 +16,7 @@ use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
+use tower_ratelimit::key::{ExactPaths, Global, Header, InNetworks, Preflight};
 use tower_ratelimit::limiter::{
     Acquisition, AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
@@ -867,8 +867,10 @@ async fn only_exempt_requests_pass_without_a_decision() {
     ];
     limited.extend(spoofs.map(|field| from(OUTSIDER, Method::GET, "/", &[field])));
 
-    let office =
-        PeerNetworks::parse(["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"]);
+    let office = InNetworks::parse(
+        PeerIp::new(),
+        ["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"],
+    );
     let limiter = Memory::new(FixedWindow::new(Quota::per_hour(1_000)));
     let service = RateLimitLayer::new(PeerIp::new(), limiter.clone())
         .exempt_if(ExactPaths::new(["/health", "/ready"]))
@@ -924,11 +926,11 @@ async fn missing_or_extra_headers_do_not_exempt() {
 #[test]
 fn peer_networks_reject_invalid_text() {
     for text in ["", "10.0.0.0/33", "10.0.0", "example.com", "10.0.0.1:80", "::/129", "10.0.0.0 /8"] {
-        let error = PeerNetworks::parse([text]).unwrap_err();
+        let error = InNetworks::parse(PeerIp::new(), [text]).unwrap_err();
         assert!(error.is_config());
         assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
     }
-    assert!(PeerNetworks::parse(["0.0.0.0/0", "::/0", "10.0.0.1/32"]).is_ok());
+    assert!(InNetworks::parse(PeerIp::new(), ["0.0.0.0/0", "::/0", "10.0.0.1/32"]).is_ok());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
