@@ -100,7 +100,6 @@ pub(crate) use self::lua::StateEncoding;
 pub use self::lua::{LuaAlgorithm, LuaScript};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
-pub(crate) use self::state::AtomicState;
 pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit, State};
 use self::state::{KeptFor, Reach};
 use crate::clock::{Timestamp, micros_floor};
@@ -118,7 +117,7 @@ use std::time::Duration;
 ///
 /// # Laws
 ///
-/// Stores rely on these laws:
+/// Stores rely on these laws, which `test_util::check_algorithm` (feature `test-util`) checks:
 ///
 /// - **Pure**: [`decide`](Self::decide) and [`snapshot`](Self::snapshot) depend on their arguments only.
 /// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
@@ -373,6 +372,12 @@ impl ChargeOptions {
     #[must_use]
     pub const fn forced(cost: u64, delay: Duration) -> Self {
         Self { cost, start: Start::After(delay) }
+    }
+
+    /// Creates the options of a request that the caller charges.
+    #[inline]
+    pub(crate) const fn within(cost: u64, max_delay: Option<Duration>) -> Self {
+        Self { cost, start: Start::Within(max_delay) }
     }
 
     /// Returns whether the charge is forced.
