@@ -92,7 +92,7 @@ impl<Key: ?Sized> StoreLimits<Key> {
     /// The maximum limit of a [`SlidingLog`](crate::SlidingLog): a thousand hits, which take 16 kilobytes.
     pub const MAX_HITS: usize = super::layout::MAX_HITS;
 
-    /// The maximum length of a state, in bytes. All states but logs are shorter than 600 bytes.
+    /// The maximum length of a state, in bytes. All states but logs are shorter than 1100 bytes.
     pub const MAX_STATE_BYTES: usize = super::layout::MAX_STATE_BYTES;
 
     /// Creates the limits.
