@@ -147,7 +147,7 @@ impl Error {
         self.kind == Kind::IdConflict
     }
 
-    /// Returns whether a reservation id belongs to a hold that is settled or has expired. Nothing was held, and no retry
+    /// Returns whether a reservation id belongs to a hold that is settled or expired. Nothing was held, and no retry
     /// with the id succeeds.
     #[must_use]
     pub fn is_already_settled(&self) -> bool {
