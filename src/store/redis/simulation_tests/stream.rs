@@ -11,13 +11,10 @@ use redis::{Client, Cmd, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::world::World;
-use crate::Error;
 use crate::limiter::BoxFuture;
 use crate::store::redis::RedisServer;
-#[cfg(feature = "redis-tls")]
-use crate::store::redis::connect::RedisTls;
 use crate::store::redis::connect::{
-    Connection, Connector, CredentialsProvider, Failure, SharedConnection, connection_config, with_connect_timeout,
+    Connection, Connector, Failure, SharedConnection, connection_config, with_connect_timeout,
 };
 
 /// Opens connections of one limiter.
@@ -146,15 +143,6 @@ impl Connector for SimulatedConnector {
 
     fn describe(&self) -> &'static str {
         "a simulation"
-    }
-
-    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        unreachable!("no test uses credentials")
-    }
-
-    #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        unreachable!("no test uses TLS")
     }
 }
 
