@@ -164,7 +164,6 @@ mod runtime;
 mod scratch;
 pub mod store;
 mod sync;
-mod table;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 #[cfg(feature = "timer")]
@@ -202,12 +201,12 @@ pub use crate::store::RedisCell;
 #[cfg(feature = "redis-tls")]
 #[doc(inline)]
 pub use crate::store::RedisTls;
+pub use crate::store::WhenFull;
 #[doc(inline)]
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
-pub use crate::table::WhenFull;
 
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module. `tests/docs` tests the examples, which need more dependencies than this package.
