@@ -109,14 +109,14 @@ pub(crate) fn observe_first<Request, P: Parts<Request>>(
     }
 }
 
-/// Tells the developer why all responses are errors, if no observer does.
-pub(crate) fn warn_of_misconfiguration(observers: &Observers, rejection: &Rejection) {
-    if !cfg!(debug_assertions) || observers.is_some() || !rejection.is_misconfigured() {
+/// Tells the developer why all responses of a layer are errors, if no observer does.
+fn warn_of_misconfiguration<K, A, R, T>(config: &Config<K, A, R, T>, rejection: &Rejection) {
+    if !cfg!(debug_assertions) || config.observers.is_some() || !rejection.is_misconfigured() {
         return;
     }
     match rejection {
-        Rejection::MissingKey(missing) => observers.warn(&format!("server misconfigured: {missing}")),
-        Rejection::Unavailable(error) => observers.warn(&format!("server misconfigured: {error}")),
+        Rejection::MissingKey(missing) => config.first_requests.print_misconfiguration(missing),
+        Rejection::Unavailable(error) => config.first_requests.print_misconfiguration(error),
         Rejection::OverLimit(_) => {}
     }
 }
@@ -222,7 +222,7 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ServiceResult<Request, P> {
-    warn_of_misconfiguration(&config.observers, &rejection);
+    warn_of_misconfiguration(config, &rejection);
     let response = config.responder.on_rejected(request, rejection)?;
     Ok(P::End::on_response(P::Tracker::default(), response))
 }
