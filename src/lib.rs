@@ -67,7 +67,7 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
-//! | `test_util` | tests for a store of your own (feature `test-util`) |
+//! | `test_util` | tests for a store or an algorithm of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped.
@@ -112,9 +112,10 @@
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
 //! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
 //!   and contains the database.
-//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
+//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`], and `check_algorithm` checks the
+//!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
-//!   behind the layer; `limiter::until_ready`; `TokioClock`.
+//!   behind the layer; `waiting::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
@@ -150,6 +151,8 @@ pub mod limit;
 pub mod limiter;
 mod middleware;
 pub mod observe;
+#[cfg(feature = "timer")]
+pub mod pacing;
 mod quota;
 #[cfg(any(test, feature = "test-util"))]
 mod random;
@@ -163,9 +166,10 @@ mod runtime;
 mod scratch;
 pub mod store;
 mod sync;
-mod table;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
+#[cfg(feature = "timer")]
+pub mod waiting;
 
 #[doc(inline)]
 pub use crate::algorithm::{
@@ -199,12 +203,12 @@ pub use crate::store::RedisCell;
 #[cfg(feature = "redis-tls")]
 #[doc(inline)]
 pub use crate::store::RedisTls;
+pub use crate::store::WhenFull;
 #[doc(inline)]
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
-pub use crate::table::WhenFull;
 
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module. `tests/docs` tests the examples, which need more dependencies than this package.
@@ -219,6 +223,7 @@ pub mod guide {
     //! [from-tower-governor]: crate::guide::from_tower_governor
     //! [gateways]: crate::guide::gateways
     //! [keys]: crate::guide::keys
+    //! [kubernetes]: crate::guide::kubernetes
     //! [leases]: crate::guide::leases
     //! [limits]: crate::guide::limits
     //! [metrics]: crate::guide::metrics
@@ -323,6 +328,7 @@ pub mod guide {
     /// [configuration]: crate::guide::configuration
     /// [metrics]: crate::guide::metrics
     /// [processes]: crate::guide::recipes#several-processes
+    /// [shadow]: crate::guide::limits#shadow-limits
     ///
     #[doc = include_str!("../docs/operating.md")]
     pub mod operating {}
@@ -358,6 +364,13 @@ pub mod guide {
     ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
+
+    /// [keys]: crate::guide::keys#clients-behind-proxies
+    /// [leases]: crate::guide::leases
+    /// [redis]: crate::guide::redis
+    ///
+    #[doc = include_str!("../docs/kubernetes.md")]
+    pub mod kubernetes {}
 
     /// [redis]: crate::guide::redis
     ///

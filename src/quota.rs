@@ -10,7 +10,8 @@ use crate::error::Error;
 
 /// A limit per period: `Quota::per_second(10)` is ten per second.
 ///
-/// A period is a whole number of microseconds, from one microsecond to 200 years.
+/// A period is a whole number of microseconds, from one microsecond to 200 years. A limit of zero denies every request as
+/// exceeding the limit, without `Retry-After`: a plan without uploads, for example.
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,12 +26,12 @@ use crate::error::Error;
 /// # Text form
 ///
 /// `FromStr` accepts `COUNT/PERIOD` or `COUNT per PERIOD`: `100/min`, `10/s`, `5 per 10s`, `1000 per 7 days`. The count
-/// may hold underscores (`10_000/h`). The period is an optional whole number and a unit: `us`, `ms`, `s`, `min` (or
+/// may hold underscores (`10_000/h`). The period is an optional whole number and a unit: `us` (or `µs`), `ms`, `s`, `min` (or
 /// `m`), `h`, `d`, or `w` for a week; English words are accepted too. `Display` writes a
 /// form that parses as an equal quota.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
-    limit: NonZeroU64,
+    limit: u64,
     period_micros: NonZeroU64,
 }
 
@@ -48,7 +49,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
+    /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
@@ -59,7 +60,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
+    /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
@@ -70,7 +71,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
+    /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
@@ -81,7 +82,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
+    /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
@@ -94,7 +95,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200
+    /// Panics if `limit` is over 2^53, or the period zero, not a whole number of microseconds, or over 200
     /// years. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
@@ -106,7 +107,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is over 2^53.
     pub const fn try_per_second(limit: u64) -> Result<Self, QuotaError> {
         Self::from_micros(limit, SECOND)
     }
@@ -115,7 +116,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is over 2^53.
     pub const fn try_per_minute(limit: u64) -> Result<Self, QuotaError> {
         Self::from_micros(limit, MINUTE)
     }
@@ -124,7 +125,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is over 2^53.
     pub const fn try_per_hour(limit: u64) -> Result<Self, QuotaError> {
         Self::from_micros(limit, HOUR)
     }
@@ -133,7 +134,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is over 2^53.
     pub const fn try_per_day(limit: u64) -> Result<Self, QuotaError> {
         Self::from_micros(limit, DAY)
     }
@@ -142,7 +143,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or
+    /// Returns an error if `limit` is over 2^53, or the period zero, not a whole number of microseconds, or
     /// over 200 years.
     pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
@@ -155,8 +156,7 @@ impl Quota {
     }
 
     const fn from_micros(limit: u64, period_micros: u64) -> Result<Self, QuotaError> {
-        let Some(limit) = NonZeroU64::new(limit) else { return Err(QuotaError::LimitZero) };
-        if limit.get() > MAX_LIMIT {
+        if limit > MAX_LIMIT {
             return Err(QuotaError::LimitTooLarge);
         }
         let Some(period_micros) = NonZeroU64::new(period_micros) else { return Err(QuotaError::PeriodZero) };
@@ -191,6 +191,9 @@ impl Quota {
         if limit >= processes {
             return Self::from_micros(limit / processes, self.period_micros());
         }
+        if limit == 0 {
+            return Ok(self);
+        }
         match self.period_micros().checked_mul(processes) {
             Some(period) => Self::from_micros(1, period.div_ceil(limit)),
             None => Err(QuotaError::PeriodTooLong),
@@ -200,7 +203,7 @@ impl Quota {
     /// Returns the limit.
     #[must_use]
     pub const fn limit(self) -> u64 {
-        self.limit.get()
+        self.limit
     }
 
     /// Returns the period.
@@ -226,8 +229,6 @@ const fn unwrap(result: Result<Quota, QuotaError>) -> Quota {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// The limit is zero.
-    LimitZero,
     /// The limit is over 2^53.
     LimitTooLarge,
     /// The period is zero.
@@ -249,7 +250,6 @@ pub enum QuotaError {
 impl QuotaError {
     const fn message(self) -> &'static str {
         match self {
-            Self::LimitZero => "a quota's limit must be at least 1; to deny all requests, remove the route",
             Self::LimitTooLarge => "a quota's limit must be at most 2^53 (9007199254740992)",
             Self::PeriodZero => "a quota's period must be at least one microsecond",
             Self::FractionalMicros => {
@@ -338,7 +338,7 @@ fn read_number(text: &str) -> Result<Option<u64>, QuotaError> {
 
 fn read_unit(text: &str) -> Result<u64, QuotaError> {
     Ok(match text {
-        "us" | "µs" | "microsecond" | "microseconds" => 1,
+        "us" | "\u{b5}s" | "\u{3bc}s" | "microsecond" | "microseconds" => 1,
         "ms" | "millisecond" | "milliseconds" => 1_000,
         "s" | "sec" | "second" | "seconds" => SECOND,
         "m" | "min" | "minute" | "minutes" => MINUTE,

@@ -79,16 +79,17 @@ impl InFlight {
     /// Doubles represent every integer below it, and Redis computes with doubles.
     const MAX: u64 = 1 << 53;
 
-    /// Creates a limit of `max` requests in flight, or of requests with the costs `max` in total.
+    /// Creates a limit of `max` requests in flight, or of requests with the costs `max` in total. With 0 every request
+    /// exceeds the limit.
     ///
     /// # Panics
     ///
-    /// Panics if `max` is zero, or 2^53 or more. In a `const` the compiler reports the panic. [`try_new`](Self::try_new)
+    /// Panics if `max` is 2^53 or more. In a `const` the compiler reports the panic. [`try_new`](Self::try_new)
     /// never panics.
     #[must_use]
     #[track_caller]
     pub const fn new(max: u64) -> Self {
-        assert!(max > 0 && max < Self::MAX, "`max` must be at least 1 and below 2^53");
+        assert!(max < Self::MAX, "`max` must be below 2^53");
         Self { max, max_duration: 0 }
     }
 
@@ -96,11 +97,11 @@ impl InFlight {
     ///
     /// # Errors
     ///
-    /// Returns an error if `max` is zero, or 2^53 or more.
+    /// Returns an error if `max` is 2^53 or more.
     pub fn try_new(max: u64) -> Result<Self, Error> {
-        if max == 0 || max >= Self::MAX {
+        if max >= Self::MAX {
             return Err(Error::config(format!(
-                "requests in flight: {max} is not a valid maximum; choose at least 1 and less than 2^53"
+                "requests in flight: {max} is not a valid maximum; choose less than 2^53"
             )));
         }
         Ok(Self { max, max_duration: 0 })

@@ -100,7 +100,6 @@ pub(crate) use self::lua::StateEncoding;
 pub use self::lua::{LuaAlgorithm, LuaScript};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
-pub(crate) use self::state::AtomicState;
 pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit, State};
 use self::state::{KeptFor, Reach};
 use crate::clock::{Timestamp, micros_floor};
@@ -112,16 +111,16 @@ use std::time::Duration;
 ///
 /// A store keeps one state for each key and runs the algorithm on it. A state is a few words. Zero words are the state
 /// of a never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*:
-/// equal to that of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
+/// equal to the state of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
 ///
 /// An algorithm has no clock, takes no lock and does no I/O.
 ///
 /// # Laws
 ///
-/// Stores rely on these laws:
+/// Stores rely on these laws, which `test_util::check_algorithm` (feature `test-util`) checks:
 ///
 /// - **Pure**: [`decide`](Self::decide) and [`snapshot`](Self::snapshot) depend on their arguments only.
-/// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
+/// - **Idle**: at and after the time in the first word, every result equals the zero state's result.
 /// - **Forced charges**: a decision whose [`start`](ChargeOptions::start) is [`Start::After`] is [`Step::Allow`], and
 ///   may leave the key in debt. Where an unforced decision allows the cost after the same delay, both make the same
 ///   next state.
@@ -154,7 +153,7 @@ use std::time::Duration;
 ///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         if !options.is_forced() && options.cost > 1 {
 ///             Step::Exceeds
-///         } else if !options.is_forced() && !wait.is_zero() && wait <= self.0 {
+///         } else if !options.is_forced() && !wait.is_zero() && wait <= 2 * self.0 {
 ///             Step::deny_for(wait)
 ///         } else {
 ///             let start = now.saturating_add(options.forced_delay());
@@ -284,7 +283,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         Counters::MAX_WORDS
     }
 
-    /// Returns the maximum number of bytes that a key takes on the heap: those of a [`HitLog`].
+    /// Returns the maximum number of bytes that a key takes on the heap, in a [`HitLog`].
     fn max_heap_bytes(&self) -> usize {
         0
     }
@@ -373,6 +372,12 @@ impl ChargeOptions {
     #[must_use]
     pub const fn forced(cost: u64, delay: Duration) -> Self {
         Self { cost, start: Start::After(delay) }
+    }
+
+    /// Creates the options of a request that the caller charges.
+    #[inline]
+    pub(crate) const fn within(cost: u64, max_delay: Option<Duration>) -> Self {
+        Self { cost, start: Start::Within(max_delay) }
     }
 
     /// Returns whether the charge is forced.

@@ -108,7 +108,8 @@ impl SlidingLog {
     }
 
     fn entries(&self) -> usize {
-        usize::try_from(self.quota.limit()).unwrap_or(usize::MAX)
+        // A limit of zero keeps surcharges in one entry.
+        usize::try_from(self.quota.limit().max(1)).unwrap_or(usize::MAX)
     }
 }
 
@@ -291,7 +292,7 @@ impl SlidingLog {
         let (reset, next_token_after) = if used == 0 {
             (0, 0)
         } else {
-            let more = 1.max(used.saturating_sub(u128::from(limit - 1)));
+            let more = 1.max(used.saturating_sub(u128::from(limit.saturating_sub(1))));
             (until(window.all_freed_at()), until(window.freed_at(more)))
         };
         let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).unwrap_or(0);
@@ -312,7 +313,7 @@ impl super::LuaAlgorithm for SlidingLog {
     // for 10 hits, 60 us for 1000 and 0.2 ms for a million. So a full call of worst cases takes less than 1 ms.
     fn weight(&self) -> u16 {
         let limit = self.quota.limit();
-        let halvings = limit.ilog2();
+        let halvings = limit.max(1).ilog2();
         // A list element in the middle of a long list takes longer to reach.
         let longer = 1 + limit / 500_000;
         4 + u16::try_from(u64::from(halvings / 2) * longer).unwrap_or(u16::MAX - 4)

@@ -30,9 +30,11 @@ impl ConfiguredQuota {
 
     /// Returns the part of one of several processes.
     pub(super) fn divided_by(self, processes: u64) -> Result<Self, Error> {
-        let part = |limit: u64| {
-            let part = Quota::try_new(limit / processes, std::time::Duration::from_secs(1));
-            with_field("quota", part).map(Quota::limit)
+        let part = |limit: u64| match limit.checked_div(processes) {
+            Some(0) | None if limit > 0 => Err(Error::config(format!(
+                "quota: {limit} divided by {processes} processes leaves none for each; use fewer processes"
+            ))),
+            part => Ok(part.unwrap_or_default()),
         };
         Ok(match self {
             Self::Fixed(quota) => Self::Fixed(with_field("quota", quota.divided_by(processes))?),

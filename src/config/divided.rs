@@ -13,17 +13,7 @@ impl Policy {
     /// parts of a guaranteed share and of the limits beside it are rounded apart, so the limits may not be able to serve
     /// all shares: building them returns the error of [`guarantee`](crate::Limit::guarantee).
     ///
-    /// ```
-    /// use tower_ratelimit::config::Policy;
-    ///
-    /// let policy: Policy = serde_json::from_str(
-    ///     r#"{ "name": "api", "algorithm": "gcra", "quota": "100/min", "burst": 20, "by": "user" }"#,
-    /// )?;
-    /// let part = policy.divided_by(8)?;
-    /// assert_eq!(part.quota().unwrap().to_string(), "12/min");
-    /// assert_eq!(part.burst(), Some(2));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("divided.md"))]
     ///
     /// # Errors
     ///
@@ -41,7 +31,7 @@ impl Policy {
             fields.quota = Some(quota.divided_by(processes)?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
-        fields.max = fields.max.map(|max| part(max).max(1));
+        fields.max = fields.max.map(|max| part(max).max(max.min(1)));
         fields.max_waiting = fields.max_waiting.map(part);
         for units in fields.keep_free.iter_mut().flat_map(|kept| kept.values_mut()) {
             *units = part(*units);

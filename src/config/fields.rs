@@ -81,14 +81,7 @@ impl TryFrom<PolicyFields> for Policy {
     type Error = Error;
 
     fn try_from(fields: PolicyFields) -> Result<Self, Error> {
-        fields.check_name()?;
-        fields.check_by()?;
-        fields.check_cost()?;
-        fields.check_mark()?;
-        fields.check_guarantee()?;
-        fields.reject_inapplicable()?;
-        fields.build_escalation()?;
-        let algorithm = fields.build()?;
+        let algorithm = fields.check()?;
         Ok(Self { fields, algorithm })
     }
 }
@@ -100,6 +93,18 @@ impl From<Policy> for PolicyFields {
 }
 
 impl PolicyFields {
+    /// Checks all fields together.
+    pub(super) fn check(&self) -> Result<BuiltAlgorithm, Error> {
+        self.check_name()?;
+        self.check_by()?;
+        self.check_cost()?;
+        self.check_mark()?;
+        self.check_guarantee()?;
+        self.reject_inapplicable()?;
+        self.build_escalation()?;
+        self.build()
+    }
+
     pub(super) fn is_shadow(&self) -> bool {
         self.shadow == Some(true)
     }

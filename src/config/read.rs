@@ -76,9 +76,15 @@ impl<'de> Visitor<'de> for PolicyVisitor {
         }
         let required =
             [("name", fields.name.is_none()), ("algorithm", fields.algorithm.is_none()), ("by", fields.by.is_none())];
-        match required.into_iter().find(|(_, is_missing)| *is_missing) {
-            Some((missing, _)) => Err(de::Error::missing_field(missing)),
-            None => Ok(fields),
+        let missing = required.into_iter().find(|(_, is_missing)| *is_missing).map(|(name, _)| name);
+        // Here an error has the position of the policy, and not of the list of policies.
+        let of = fields.name.as_ref().map(|name| format!(" in the limit {name:?}")).unwrap_or_default();
+        if let Some(missing) = missing {
+            return Err(de::Error::custom(format_args!("missing field `{missing}`{of}")));
+        }
+        match fields.check().and_then(|_| (self.0)(&fields)) {
+            Ok(()) => Ok(fields),
+            Err(error) => Err(de::Error::custom(format_args!("{error}{of}"))),
         }
     }
 }

@@ -105,13 +105,6 @@ impl AcquireOptions {
         self
     }
 
-    /// Sets the costs.
-    #[cfg(feature = "timer")]
-    pub(crate) fn set_costs(&mut self, costs: Costs) {
-        *self = Self { units: costs.unit_costs(), ..*self };
-        self.cost = costs.number().unwrap_or(1);
-    }
-
     /// Sets the longest delay that the caller accepts. With `None`, the default, a queue delays the request up to its
     /// capacity, and all other algorithms delay nothing.
     ///

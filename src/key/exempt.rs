@@ -2,8 +2,7 @@ use std::net::IpAddr;
 
 use http::{Method, Request, header};
 
-use super::ip::ClientIp;
-use super::ip::{FromExtensions, Networks, PeerAddress};
+use super::ip::{KnownAddress, Networks};
 use super::{ExtractKey, Extracted, path_of};
 use crate::error::Error;
 
@@ -40,11 +39,11 @@ where
 
 /// A condition on requests.
 ///
-/// [`Preflight`], [`ExactPaths`], [`ClientNetworks`] and [`PeerNetworks`] are predicates, and so is a closure
+/// [`Preflight`], [`ExactPaths`] and [`InNetworks`] are predicates, and so is a closure
 /// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a predicate on `{Request}`",
-    note = "a predicate is `Preflight`, `ExactPaths::new([\"/health\"])`, `ClientNetworks`, `PeerNetworks` or a closure \
+    note = "a predicate is `Preflight`, `ExactPaths::new([\"/health\"])`, `InNetworks` or a closure \
             `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {
@@ -114,102 +113,63 @@ impl<B> Predicate<Request<B>> for ExactPaths {
     }
 }
 
-/// Matches requests whose peer, the other end of the connection, is in one of some networks.
+/// Matches requests whose address is in one of some networks: the address of the peer ([`PeerIp`](crate::PeerIp)), or of
+/// the client behind proxies ([`ClientIp`](crate::ClientIp)).
 ///
-/// The predicate reads no header.
+/// The predicate compares the whole address, not the prefix that the extractor uses as a key. With `ClientIp` it does not
+/// match if the client is unknown, because the last known hop is a trusted proxy. Therefore the address of a trusted proxy
+/// is never exempt. To exempt callers in your own network, trust the addresses of the proxies, not the whole network.
 ///
 /// # Behind a proxy
 ///
-/// **The peer is the proxy.** If a proxy is in one of the networks, every request through this proxy matches. Behind
-/// proxies, use [`ClientNetworks`].
+/// With `PeerIp` **the peer is the proxy.** If a proxy is in one of the networks, every request through this proxy matches.
+/// Behind proxies, use `ClientIp`.
 ///
 /// ```
-/// use tower_ratelimit::key::PeerNetworks;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-///
-/// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerNetworks::parse(["192.168.1.0/24", "::1"])?);
-/// # Ok::<(), tower_ratelimit::Error>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerNetworks(Networks);
-
-impl PeerNetworks {
-    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
-    ///
-    /// # Errors
-    ///
-    /// If an item is neither a network nor an address.
-    pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
-        Networks::parse(networks).map(Self)
-    }
-
-    /// Whether `address` is in one of the networks.
-    #[must_use]
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.contains(address)
-    }
-
-    /// Whether the request's peer is in one of the networks, for closures that combine conditions.
-    #[must_use]
-    pub fn matches<B>(&self, request: &Request<B>) -> bool {
-        FromExtensions.peer_address(request).is_some_and(|peer| self.contains(peer))
-    }
-}
-
-impl<B> Predicate<Request<B>> for PeerNetworks {
-    fn matches(&self, request: &Request<B>) -> bool {
-        self.matches(request)
-    }
-}
-
-/// Matches requests whose client, as [`ClientIp`] finds it behind proxies, is in one of some networks.
-///
-/// The predicate does not match if the client is unknown, because the last known hop is a trusted proxy. Therefore
-/// the address of a trusted proxy is never exempt. To exempt callers in your own network, trust the addresses of the
-/// proxies, not the whole network.
-///
-/// ```
-/// use tower_ratelimit::key::{ClientNetworks, TrustedProxies};
+/// use tower_ratelimit::key::{InNetworks, TrustedProxies};
 /// use tower_ratelimit::{ClientIp, Gcra, Memory, Quota, RateLimitLayer};
 ///
 /// let client = ClientIp::x_forwarded_for(TrustedProxies::parse(["10.0.0.0/24"])?);
-/// let inside = ClientNetworks::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
+/// let inside = InNetworks::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
 ///
 /// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(client, limiter).exempt_if(inside);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientNetworks<P = FromExtensions> {
-    client: ClientIp<P>,
+pub struct InNetworks<S> {
+    source: S,
     networks: Networks,
 }
 
-impl<P> ClientNetworks<P> {
-    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
-    ///
-    /// The predicate compares the whole address that `client` finds, not the prefix that `client` uses as a key.
+impl<S> InNetworks<S> {
+    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses. `source` is `PeerIp` or `ClientIp`.
     ///
     /// # Errors
     ///
     /// If an item is neither a network nor an address.
-    pub fn parse<'a>(client: ClientIp<P>, networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
-        Ok(Self { client, networks: Networks::parse(networks)? })
+    pub fn parse<'a>(source: S, networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
+        Ok(Self { source, networks: Networks::parse(networks)? })
     }
 
-    /// Whether the request's client is known and in one of the networks.
+    /// Whether `address` is in one of the networks.
     #[must_use]
-    pub fn matches<B>(&self, request: &Request<B>) -> bool
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.networks.contains(address)
+    }
+
+    /// Whether the request's address is known and in one of the networks, for closures that combine conditions.
+    #[must_use]
+    pub fn matches<Request>(&self, request: &Request) -> bool
     where
-        P: PeerAddress<Request<B>>,
+        S: KnownAddress<Request>,
     {
-        self.client.known_client(request).is_some_and(|client| self.networks.contains(client))
+        self.source.known_address(request).is_some_and(|address| self.contains(address))
     }
 }
 
-impl<B, P: PeerAddress<Request<B>>> Predicate<Request<B>> for ClientNetworks<P> {
-    fn matches(&self, request: &Request<B>) -> bool {
+impl<Request, S: KnownAddress<Request>> Predicate<Request> for InNetworks<S> {
+    fn matches(&self, request: &Request) -> bool {
         self.matches(request)
     }
 }

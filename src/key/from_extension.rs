@@ -37,10 +37,11 @@ impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for From
     fn extract(&self, request: &Request<B>) -> Extracted<T> {
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
-            None => Extracted::Missing(MissingKey::from_server(
-                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after \
+            None => Extracted::Missing(MissingKey::from_server(format!(
+                "request extension {} missing: no layer outside of the rate limiter has inserted it; add that layer after \
                  the rate limiter",
-            )),
+                type_name::<T>()
+            ))),
         }
     }
 }

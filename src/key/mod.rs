@@ -51,7 +51,7 @@ mod secret;
 mod text;
 mod tuple;
 
-pub use self::exempt::{ClientNetworks, ExactPaths, ExemptIf, PeerNetworks, Preflight};
+pub use self::exempt::{ExactPaths, ExemptIf, InNetworks, Preflight};
 pub use self::from_extension::FromExtension;
 pub use self::global::Global;
 pub use self::ip::{ClientIp, PeerIp, TrustedProxies};
@@ -73,7 +73,7 @@ pub use crate::encode::{EncodeKey, KeyWriter};
 pub use self::{
     closure::IntoExtracted,
     exempt::Predicate,
-    ip::{FromExtensions, PeerAddress},
+    ip::{AddressForm, FromExtensions, KnownAddress, PeerAddress, PlainAddress},
     secret::Fingerprinter,
 };
 

@@ -98,11 +98,11 @@ has_or! {
     [P] super::ApiKey<P>,
     [P] super::BasicUser<P>,
     [P] super::Bearer<P>,
-    [P] super::ClientIp<P>,
+    [P, H] super::ClientIp<P, H>,
     [P] super::Cookie<P>,
     [T] super::FromExtension<T>,
     [] super::Header,
     [] super::Host,
     [A, B] Or<A, B>,
-    [P] super::PeerIp<P>,
+    [P, H] super::PeerIp<P, H>,
 }

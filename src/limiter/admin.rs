@@ -1,7 +1,8 @@
 use std::time::Duration;
 
-use super::capacity::capacity_added;
+use super::capacity::capacity_released;
 use super::future::LimiterFuture;
+use super::{Limiter, LimitsOfKey};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
 use crate::decision::BlockReason;
@@ -49,8 +50,18 @@ impl AdminOperation<'_> {
         !matches!(self, Self::Block { duration, .. } if !duration.is_zero())
     }
 
-    /// Returns the future of this operation, which wakes waiting requests of this process in the end.
-    pub(crate) fn wake_waiters(&self, done: LimiterFuture<()>) -> LimiterFuture<()> {
-        if self.may_add_capacity() { done.map(|()| capacity_added()) } else { done }
+    /// Returns the future of this operation, which wakes the waiting requests of the key in the end.
+    pub(crate) fn wake_waiters<Key: ?Sized>(
+        &self,
+        limiter: &impl Limiter<Key>,
+        key: &Key,
+        done: LimiterFuture<()>,
+    ) -> LimiterFuture<()> {
+        if !self.may_add_capacity() {
+            return done;
+        }
+        let mut limits = Vec::new();
+        limiter.limits_of(key, &mut LimitsOfKey::new(&mut |limit| limits.push(limit.id)));
+        done.map(move |()| capacity_released(limits))
     }
 }

@@ -1,22 +1,72 @@
-//! Notifies the queues of this process of capacity: released by a request, or added by an operation.
+//! Lets the waiting requests of this process ask again when units are released.
 //!
-//! All layers of the process are notified, because several layers can share a limiter.
+//! Whatever frees units of a limit names the limit and the sub-key: the stores when a hold ends or expires, a layer when
+//! it settles for a limiter of a user's own, and operations such as `reset`. All layers of the process are notified,
+//! because several layers can share a limiter.
+//!
+//! The oldest request that the limit can deny is asked for first. After its ask the release is passed on: to the next
+//! request if the ask was admitted, or if another limit denied it; to requests that need fewer units if this limit denied
+//! it. So a release costs one ask more than the requests that start, however many wait.
 
+use std::hash::{BuildHasher as _, Hash};
 use std::sync::atomic::AtomicUsize as CounterOfProcess;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Waker;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use crate::runtime::Instant;
+use foldhash::quality::RandomState;
+
 use crate::sync::{Ordering, fence};
 
 /// The queues of a layer.
 pub(crate) trait CapacityListener: Send + Sync {
-    /// There may be capacity for the queues with these ids; for any queue without ids. Adds the wakers of the queues,
-    /// with the arrival of their first requests.
-    fn on_capacity(&self, ids: Option<&[u64]>, wakers: &mut Vec<(Option<Instant>, Waker)>);
+    /// Returns the place and the queue of the first request for which to ask after a release.
+    fn first_for(&self, released: &Released) -> Option<(u64, u64)>;
+
+    /// Lets a queue ask for its first request. Returns false if the queue has ended, or nothing drives it.
+    fn ask(&self, queue: u64, released: Released) -> bool;
+
+    /// Lets all queues ask at once.
+    fn ask_all(&self);
 }
 
-/// The number of queues of the process: a layer's release of capacity takes no lock while no request waits.
+/// Units of one limit that were released, and the requests for which they may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Released {
+    /// The limit and the sub-key: see [`limit_id`].
+    pub(crate) limit: u64,
+    /// The requests up to this place were asked for.
+    pub(crate) after: u64,
+    /// A request that needs so many units or more was denied.
+    pub(crate) below: u64,
+}
+
+impl Released {
+    fn new(limit: u64) -> Self {
+        Self { limit, after: 0, below: u64::MAX }
+    }
+
+    /// Combines two releases of one limit.
+    pub(crate) fn merge(&mut self, other: Self) {
+        (self.after, self.below) = (self.after.min(other.after), self.below.max(other.below));
+    }
+
+    /// Lets the next request ask.
+    pub(crate) fn pass_on(mut self) {
+        loop {
+            let first = listeners()
+                .iter()
+                .filter_map(Weak::upgrade)
+                .filter_map(|listener| Some((listener.first_for(&self)?, listener)))
+                .min_by_key(|(place, _)| *place);
+            let Some(((place, queue), listener)) = first else { return };
+            self.after = place;
+            if listener.ask(queue, self) {
+                return;
+            }
+        }
+    }
+}
+
+/// The number of queues of the process: a release of capacity takes no lock while no request waits.
 static QUEUES: CounterOfProcess = CounterOfProcess::new(0);
 
 /// Counts a new queue. The caller's next ask sees capacity that was released before, or
@@ -31,8 +81,21 @@ pub(crate) fn queues_removed(count: usize) {
 }
 
 /// Whether any layer of the process has a queue. loom runs models side by side, which would share the counter.
-pub(crate) fn any_queue() -> bool {
+fn any_queue() -> bool {
     cfg!(loom) || QUEUES.load(Ordering::Relaxed) != 0
+}
+
+/// The hash functions of the process: the layers on one limiter name its limits alike.
+///
+/// The first one names limits and queues. A class of requests has both, because a start must not reach another key.
+pub(crate) fn hashers() -> &'static [RandomState; 2] {
+    static HASHERS: OnceLock<[RandomState; 2]> = OnceLock::new();
+    HASHERS.get_or_init(Default::default)
+}
+
+/// Returns the number of a limit and sub-key in this process.
+pub(crate) fn limit_id(limit: impl Hash) -> u64 {
+    hashers()[0].hash_one(limit)
 }
 
 type Listeners = Mutex<Vec<Weak<dyn CapacityListener>>>;
@@ -60,31 +123,18 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
     listeners.push(listener);
 }
 
-/// Lets all queues ask at once: an administrative operation or a replacement of limits may have added capacity to any
-/// key.
+/// Lets all queues ask at once: a replacement of limits may have added capacity to any key.
 pub(crate) fn capacity_added() {
-    notify(None);
+    let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
+    listeners.iter().for_each(|listener| listener.ask_all());
 }
 
-/// Lets the queues with these ids ask at once. The caller has released the capacity before the call. A queue that this
+/// Lets the requests ask that wait for these limits. The caller has released the units before the call. A queue that this
 /// call misses was created after it, and asks when the request has joined.
-pub(crate) fn capacity_released(ids: &[u64]) {
+pub(crate) fn capacity_released(limits: impl IntoIterator<Item = u64>) {
     fence(Ordering::SeqCst);
     if any_queue() {
-        notify(Some(ids));
-    }
-}
-
-/// Wakes the queues in the order in which their first requests have arrived.
-fn notify(ids: Option<&[u64]>) {
-    let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
-    let mut wakers = Vec::new();
-    for listener in listeners {
-        listener.on_capacity(ids, &mut wakers);
-    }
-    wakers.sort_by_key(|(arrived_at, _)| *arrived_at);
-    for (_, waker) in wakers {
-        waker.wake();
+        limits.into_iter().for_each(|limit| Released::new(limit).pass_on());
     }
 }
 
@@ -97,7 +147,15 @@ mod tests {
     struct Calls(AtomicUsize);
 
     impl CapacityListener for Calls {
-        fn on_capacity(&self, _: Option<&[u64]>, _: &mut Vec<(Option<Instant>, Waker)>) {
+        fn first_for(&self, _: &Released) -> Option<(u64, u64)> {
+            None
+        }
+
+        fn ask(&self, _: u64, _: Released) -> bool {
+            false
+        }
+
+        fn ask_all(&self) {
             self.0.fetch_add(1, Relaxed);
         }
     }

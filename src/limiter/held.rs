@@ -1,5 +1,7 @@
 use std::fmt;
+use std::sync::Arc;
 
+use super::capacity::capacity_released;
 use super::future::{LimiterFuture, both_ok};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
@@ -202,6 +204,23 @@ impl Held {
                 Box::new(move |actual| settle(inner, actual))
             });
         }
+        self
+    }
+
+    /// Lets the end of each part wake the requests that wait for these limits.
+    pub(crate) fn waking(mut self, limits: Arc<[u64]>) -> Self {
+        if let Some(parts) = &mut self.parts {
+            parts.fixed = parts.fixed.take().map(|fixed| fixed.waking(Arc::clone(&limits)));
+            parts.until_end = parts.until_end.take().map(|until_end| until_end.waking(Arc::clone(&limits)));
+        }
+        self.settle = self.settle.take().map(|settle| -> Settle {
+            Box::new(move |actual| {
+                settle(actual).map_result(move |result| {
+                    capacity_released(limits.iter().copied());
+                    result
+                })
+            })
+        });
         self
     }
 

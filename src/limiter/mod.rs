@@ -14,8 +14,8 @@
 //! `report_usage`, `key_id` and `top_keys` read the tables of [`Memory`](crate::Memory), so only it has them: keep a clone
 //! of it. Redis has no list of a limiter's keys.
 //!
-//! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. `until_ready` and
-//! `LimitedStream` and `LimitedSink` (feature `timer`) wait for a limiter without the middleware.
+//! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. The module `waiting`
+//! (feature `timer`) waits for a limiter without the middleware.
 
 mod admin;
 mod boxed;
@@ -27,8 +27,6 @@ mod fail_open;
 mod fallback;
 mod future;
 mod held;
-#[cfg(feature = "timer")]
-mod limited;
 mod limits_of_key;
 mod methods;
 mod observed;
@@ -36,13 +34,12 @@ mod outcome;
 mod reservation;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
-#[cfg(feature = "timer")]
-mod until_ready;
 
 pub use self::admin::AdminOperation;
 pub use self::boxed::BoxLimiter;
 pub(crate) use self::capacity::{
-    CapacityListener, any_queue, capacity_added, capacity_released, listen, queue_created, queues_removed,
+    CapacityListener, Released, capacity_added, capacity_released, hashers, limit_id, listen, queue_created,
+    queues_removed,
 };
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
@@ -51,8 +48,6 @@ pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
-#[cfg(feature = "timer")]
-pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
 use self::methods::options_for_both;
@@ -60,8 +55,6 @@ pub(crate) use self::methods::{check, limiter_methods};
 pub use self::observed::Observed;
 pub use self::outcome::Outcome;
 pub use self::reservation::Reservation;
-#[cfg(feature = "timer")]
-pub use self::until_ready::until_ready;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 pub use crate::escalation::Escalation;

@@ -49,8 +49,7 @@ use crate::runtime::Instant;
 /// them it would count their attempts. A layer emits events of its own, so do not use this limiter in a layer with the
 /// same observer: each request would count twice.
 ///
-/// `until_ready`, `LimitedStream` and `LimitedSink` ask again after a denial of a window, a log or several limits, and
-/// each time counts.
+/// `until_ready`, `LimitedStream` and `LimitedSink` ask again after a denial, and each ask counts.
 #[derive(Clone, Debug)]
 pub struct Observed<L> {
     limiter: L,

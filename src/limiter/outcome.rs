@@ -34,6 +34,16 @@ impl Outcome {
         Self { decision: decision.with_held_parts(parts), held }
     }
 
+    /// Lets the end of the guard wake the requests that wait for some limits, if there are any.
+    pub(crate) fn waking(self, limits: impl FnOnce() -> Option<Vec<u64>>) -> Self {
+        let Self { decision, held } = self;
+        let held = held.map(|held| match limits() {
+            None => held,
+            Some(limits) => held.waking(limits.into()),
+        });
+        Self { decision, held }
+    }
+
     /// Returns whether the guard has all parts, and the caller keeps each as long as needed.
     #[inline]
     pub(crate) fn has_whole_guard(&self, keeps_until_end: bool) -> bool {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cost::CostPolicy as _;
 use super::parts::{Parts, ServiceResult};
-use super::queue::{Bounds, Queues};
+use super::queue::{Bounds, Queues, limits_of_guard};
 use super::request_end::RequestEnd as _;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
@@ -109,14 +109,14 @@ pub(crate) fn observe_first<Request, P: Parts<Request>>(
     }
 }
 
-/// Tells the developer why all responses are errors, if no observer does.
-pub(crate) fn warn_of_misconfiguration(observers: &Observers, rejection: &Rejection) {
-    if !cfg!(debug_assertions) || observers.is_some() || !rejection.is_misconfigured() {
+/// Tells the developer why all responses of a layer are errors, if no observer does.
+fn warn_of_misconfiguration<K, A, R, T>(config: &Config<K, A, R, T>, rejection: &Rejection) {
+    if !cfg!(debug_assertions) || config.observers.is_some() || !rejection.is_misconfigured() {
         return;
     }
     match rejection {
-        Rejection::MissingKey(missing) => observers.warn(&format!("server misconfigured: {missing}")),
-        Rejection::Unavailable(error) => observers.warn(&format!("server misconfigured: {error}")),
+        Rejection::MissingKey(missing) => config.first_requests.print_misconfiguration(missing),
+        Rejection::Unavailable(error) => config.first_requests.print_misconfiguration(error),
         Rejection::OverLimit(_) => {}
     }
 }
@@ -194,8 +194,13 @@ pub(crate) enum Disposition {
 
 /// Determines the disposition of a request.
 #[inline]
-pub(crate) fn classify<Request, P: Parts<Request>>(result: Result<Outcome, Error>, wait: &WaitConfig) -> Disposition {
-    match result.and_then(|outcome| outcome.check_guard(P::End::TRACKS)) {
+pub(crate) fn classify<Request, P: Parts<Request>>(
+    result: Result<Outcome, Error>,
+    key: &P::Key,
+    config: &ConfigOf<Request, P>,
+) -> Disposition {
+    let checked = result.and_then(|outcome| outcome.check_guard(P::End::TRACKS));
+    match checked.map(|outcome| outcome.waking(|| limits_of_guard(key, &config.limiter))) {
         Ok(Outcome { decision, held }) if decision.is_allowed() => {
             if decision.delay().is_zero() {
                 Disposition::Admit(decision, held)
@@ -203,7 +208,7 @@ pub(crate) fn classify<Request, P: Parts<Request>>(result: Result<Outcome, Error
                 Disposition::Schedule(decision, held)
             }
         }
-        Ok(Outcome { decision, .. }) if wait.lets_denied_wait() && !decision.exceeds_limit() => {
+        Ok(Outcome { decision, .. }) if config.wait.lets_denied_wait() && !decision.exceeds_limit() => {
             Disposition::Wait(decision)
         }
         Ok(Outcome { decision, .. }) => Disposition::Reject(Rejection::OverLimit(decision)),
@@ -217,7 +222,7 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ServiceResult<Request, P> {
-    warn_of_misconfiguration(&config.observers, &rejection);
+    warn_of_misconfiguration(config, &rejection);
     let response = config.responder.on_rejected(request, rejection)?;
     Ok(P::End::on_response(P::Tracker::default(), response))
 }

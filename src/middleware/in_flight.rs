@@ -10,7 +10,6 @@ use http::Extensions;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use super::queue::{QueueIds, release_and_wake};
 use crate::limiter::Held;
 use crate::observe::{Event, Observers};
 use crate::runtime::Instant;
@@ -49,16 +48,15 @@ pub struct InFlightGuard {
 
 /// A request in flight. Dropping it releases the held cost.
 struct RequestInFlight {
-    /// The held cost, and the queues to wake.
-    held: Option<(Held, QueueIds)>,
+    held: Option<Held>,
     started_at: Instant,
     observers: Observers,
 }
 
 impl InFlightGuard {
-    pub(crate) fn new(held: Held, ids: QueueIds, observers: &Observers) -> Self {
+    pub(crate) fn new(held: Held, observers: &Observers) -> Self {
         observers.emit(|| Event::InFlightStarted { cost: held.cost() });
-        let (held, observers) = (Some((held, ids)), observers.clone());
+        let (held, observers) = (Some(held), observers.clone());
         let request = RequestInFlight { held, started_at: Instant::now(), observers };
         Self { request: Arc::new(request), _outer: None }
     }
@@ -72,10 +70,11 @@ impl InFlightGuard {
 
 impl Drop for RequestInFlight {
     fn drop(&mut self) {
-        let Some((held, ids)) = self.held.take() else { return };
+        let Some(held) = self.held.take() else { return };
         let (cost, lasted) = (held.cost(), self.started_at.elapsed());
         self.observers.emit(|| Event::InFlightEnded { cost, lasted });
-        release_and_wake(held, ids);
+        // An error is ignored: the store frees the held cost when the hold expires.
+        held.release().detach();
     }
 }
 

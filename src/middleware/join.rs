@@ -1,89 +1,25 @@
 //! How a request joins a queue.
 
-use std::hash::Hash;
 use std::sync::Arc;
 
 use super::config::ConfigOf;
 use super::parts::Parts;
-use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Queues, Start, StartHold, Waiting, visit_limits};
+use super::queue::{
+    self, Arrival, Asked, JoinError, KeyAsk, Queues, Start, StartHold, Waiting, queue_of, visit_queues,
+};
 use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
-use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, Limiter, Outcome};
-use crate::observe::{Event, Observers};
+use crate::limiter::{Held, LimitOfKey, limit_id};
+use crate::observe::Event;
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
-
-/// The key and the limiter of a waiting request.
-pub(crate) struct KeyAsk<Key, A> {
-    key: Key,
-    limiter: A,
-    observers: Observers,
-    /// The queue of the key, for a denial that names no limit.
-    own_queue: u64,
-}
-
-impl<Key, A> Ask for KeyAsk<Key, A>
-where
-    Key: Hash + Send + Sync + 'static,
-    A: Limiter<Key>,
-{
-    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
-        match self.limiter.acquire(&self.key, options) {
-            Acquisition::Ready(result) => Acquisition::Ready(result),
-            Acquisition::Pending(future) => Acquisition::Pending(Box::pin(future)),
-        }
-    }
-
-    fn queues(&self) -> QueueIds {
-        QueueIds::of(&self.key, &self.limiter)
-    }
-
-    fn queue_of(&self, denied: &Decision) -> u64 {
-        let Some(denying) = denied.most_restrictive() else { return self.own_queue };
-        let mut found = self.own_queue;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            if limit.name == denying.name() {
-                found = limit.id;
-            }
-        });
-        found
-    }
-
-    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
-        let mut cost = options.cost;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            if limit.id == queue {
-                cost = limit.cost.options(options).cost;
-            }
-        });
-        cost
-    }
-
-    fn max_waiting(&self) -> Option<u64> {
-        let mut least = None;
-        visit_limits(&self.key, &self.limiter, &mut |limit| {
-            least = [least, limit.max_waiting].into_iter().flatten().min();
-        });
-        least
-    }
-
-    fn observers(&self) -> &Observers {
-        &self.observers
-    }
-}
-
-/// Returns the queues in which requests of a key can wait.
-pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> QueueIds {
-    QueueIds::of(key, &config.limiter)
-}
 
 /// Returns the queue that a new request of a key must join, if others wait.
 #[cold]
 #[inline(never)]
 pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
-    let queues = &config.wait.queues;
-    queue_ids::<Request, P>(config, key).as_slice().iter().copied().find(|id| queues.exists(*id))
+    let visit = &|visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)| visit_queues(key, &config.limiter, visit);
+    queue::existing_queue(limit_id(key), &config.wait.queues, visit)
 }
 
 /// Lets a request join the queue `id`, if there is one. Returns the key otherwise.
@@ -122,13 +58,12 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
 ) -> Result<Waiting, Rejection> {
     let arrival = arrival::<Request, P>(config, request, key, options, arrived_at);
     let (id, asked) = match cause {
-        WaitCause::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
+        WaitCause::Denied(decision) => (queue_of(&arrival.ask, &decision), Asked::Denied(decision)),
         WaitCause::Scheduled(decision, held) => {
             // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
             let at = Instant::now() + decision.delay();
-            let held = StartHold::new(held, || arrival.ask.queues());
-            let id = arrival.ask.queue_of(&decision);
-            (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held }))
+            let id = queue_of(&arrival.ask, &decision);
+            (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held: StartHold::new(held) }))
         }
     };
     match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
@@ -147,10 +82,10 @@ fn arrival<Request, P: Parts<Request>>(
     key: P::Key,
     options: AcquireOptions,
     arrived_at: Instant,
-) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
+) -> Arrival<KeyAsk<P::Key, P::Key, P::Limiter>> {
     let class = Queues::class(&key, options.costs(), options.charged_once(), keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue() };
+    let ask = KeyAsk::new(key, limiter, observers);
     // A client can shorten its wait, and not prolong it.
     let max_wait = [config.wait.max_wait(), config.responder.client_timeout(request)].into_iter().flatten().min();
     Arrival { ask, class, options, max_wait, arrived_at }

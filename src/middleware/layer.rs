@@ -158,8 +158,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// Exempts the requests for which the predicate `exempt` is true. Several calls add predicates.
     ///
     /// Predicates are [`Preflight`](crate::key::Preflight), [`ExactPaths`](crate::key::ExactPaths),
-    /// [`ClientNetworks`](crate::key::ClientNetworks), [`PeerNetworks`](crate::key::PeerNetworks), and closures
-    /// `Fn(&Request) -> bool`.
+    /// [`InNetworks`](crate::key::InNetworks), and closures `Fn(&Request) -> bool`.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};

@@ -8,7 +8,7 @@ mod join;
 mod layer;
 mod parts;
 mod pending;
-mod queue;
+pub(crate) mod queue;
 mod request_end;
 mod service;
 mod settlement;

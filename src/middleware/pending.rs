@@ -13,9 +13,9 @@ use super::config::{
     ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
     rejection_event,
 };
-use super::join::{WaitCause, join_after, queue_ids};
+use super::join::{WaitCause, join_after};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
-use super::queue::{GrantedStart, QueueIds, StartHold, Waiting};
+use super::queue::{GrantedStart, StartHold, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
@@ -85,8 +85,6 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
     cost: P::Cost,
     started_at: Instant,
     config: Arc<ConfigOf<Request, P>>,
-    /// The queues to wake when a held cost is settled.
-    queues: Option<QueueIds>,
     /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
     wait: Option<Wait>,
     outcome: OutcomeGuard,
@@ -96,19 +94,14 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
 }
 
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
-    pub(crate) fn new(
-        request: Request,
-        cost: P::Cost,
-        queues: Option<QueueIds>,
-        config: Arc<ConfigOf<Request, P>>,
-    ) -> Self
+    pub(crate) fn new(request: Request, cost: P::Cost, config: Arc<ConfigOf<Request, P>>) -> Self
     where
         Request: 'static,
     {
         let outcome = OutcomeGuard::new(&config.observers);
         let started_at = Instant::now();
         let start_reading = start_reading::<Request>;
-        Self { request, cost, started_at, config, queues, wait: None, outcome, start_reading, reader: None }
+        Self { request, cost, started_at, config, wait: None, outcome, start_reading, reader: None }
     }
 
     /// The request waits from now on.
@@ -186,8 +179,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
     ) -> Self {
         let cause = match disposition {
             Disposition::Admit(decision, held) => {
-                let held = StartHold::new(held, || queue_ids::<Request, P>(&deferred.request.config, &key));
-                let start = GrantedStart::immediate(decision, held);
+                let start = GrantedStart::immediate(decision, StartHold::new(held));
                 if deferred.is_ready {
                     return Self::forward(start, deferred);
                 }
@@ -253,9 +245,9 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
             decision = decision.into_delayed(wait.elapsed());
         }
         deferred.end_wait(WaitEnd::Served);
-        let Deferred { request, config, queues, outcome, .. } = deferred;
+        let Deferred { request, config, outcome, .. } = deferred;
         outcome.finish(|elapsed| decided_event(&decision, elapsed));
-        let forwarded = forward(&config, &mut service, request, &decision, held.into_held(), queues);
+        let forwarded = forward(&config, &mut service, request, &decision, held.into_held());
         Self::Done { output: Some(PendingOutput::Forwarded(forwarded)) }
     }
 }
@@ -270,10 +262,9 @@ pub(crate) fn forward<Request, P: Parts<Request>>(
     mut request: Request,
     decision: &Decision,
     held: Option<Held>,
-    queues: Option<QueueIds>,
 ) -> Forwarded<Request, P> {
-    let (tracker, held) = track::<Request, P>(config, queues.clone(), &mut request, held);
-    let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), queues, held)));
+    let (tracker, held) = track::<Request, P>(config, &mut request, held);
+    let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), held)));
     let mut context = config.responder.on_allowed(&mut request, applied(decision));
     observe_context::<Request, P>(config, &mut context);
     let response = service.call(request);
@@ -296,7 +287,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                     let result = ready!(decision.poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
-                    let disposition = classify::<Request, P>(result, &deferred.request.config.wait);
+                    let disposition = classify::<Request, P>(result, &key, &deferred.request.config);
                     Self::on_disposition(disposition, key, deferred)
                 }
                 Projection::AwaitingStart { waiting, deferred } => {

@@ -13,11 +13,11 @@ use super::config::{
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
-use super::join::{existing_queue, join_existing, queue_ids};
+use super::join::{existing_queue, join_existing};
 use super::parts::{DecisionFuture, Parts};
 use super::pending::{Deferred, PendingRequest, WithService, forward};
+use super::queue::limits_of_guard;
 use super::request_end::RequestEnd;
-use super::settlement::keeps_guard;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::{Event, Observers, WarningKind};
@@ -59,7 +59,7 @@ impl<S, K, A, R, T, E> RateLimit<S, K, A, R, T, E> {
     }
 }
 
-// The bounds are those of `Parts`, repeated so that the compiler names the part that does not fit.
+// The bounds repeat the bounds of `Parts`, so that the compiler names the part that does not fit.
 impl<Request, S, K, A, R, T, E> Service<Request> for RateLimit<S, K, A, R, T, E>
 where
     S: Service<Request> + Clone,
@@ -68,7 +68,7 @@ where
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
     E: RequestEnd<Request, R::Response>,
-    // A waiting request whose type is that of axum or tonic is read ahead.
+    // The body of a waiting request is read ahead if its type is axum's or tonic's.
     Request: 'static,
 {
     type Response = E::Response;
@@ -107,16 +107,14 @@ where
                 Acquisition::Ready(Ok(outcome))
                     if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
                 {
-                    let Outcome { decision, held } = outcome;
+                    let Outcome { decision, held } = outcome.waking(|| limits_of_guard(key, &config.limiter));
                     config.observers.emit(|| decided_event(&decision, None));
-                    let queues = held.is_some().then(|| queue_ids::<Request, (S, K, A, R, T, E)>(config, key));
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
                         config,
                         &mut self.inner,
                         request,
                         &decision,
                         held,
-                        queues,
                     ))
                 }
                 acquired => call_slow(&mut self.inner, config, request, extracted, cost, acquired),
@@ -183,11 +181,10 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
 ) -> ResponseFuture<Request, P> {
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
     let options = acquire_options::<Request, P>(config, &request, cost, first_delay::<Request, P>(config, &request));
-    let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, cost, queues, Arc::clone(config));
+            let request = Deferred::new(request, cost, Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::awaiting_start(waiting, deferred))
         }
@@ -212,20 +209,19 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
 ) -> ResponseFuture<Request, P> {
     // Always a key: the callers have checked that. Without a copy, they cannot pass the key alone.
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
-    let queues = || keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,
         Acquisition::Pending(decision) => {
-            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, Arc::clone(config));
             let deferred = WithService { service: take_ready(inner), is_ready: true, request };
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify::<Request, P>(result, &config.wait) {
+    match classify::<Request, P>(result, &key, config) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, cost, queues(), Arc::clone(config));
+            let request = Deferred::new(request, cost, Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
             ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
         }

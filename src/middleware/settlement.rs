@@ -6,9 +6,8 @@ use super::config::ConfigOf;
 use super::cost::CostPolicy;
 use super::in_flight::InFlightGuard;
 use super::parts::Parts;
-use super::queue::QueueIds;
 use super::request_end::RequestEnd;
-use crate::limiter::{Held, LimiterFuture, any_queue, capacity_released};
+use crate::limiter::{Held, LimiterFuture};
 use crate::observe::WarningKind;
 
 /// Whether the layer keeps the guard of a request that the limiter has allowed.
@@ -20,15 +19,13 @@ pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
 /// Tracks a request in flight. Returns the rest of the held cost, which the response settles.
 pub(crate) fn track<Request, P: Parts<Request>>(
     config: &ConfigOf<Request, P>,
-    queues: Option<QueueIds>,
     request: &mut Request,
     held: Option<Held>,
 ) -> (P::Tracker, Option<Held>) {
     let Some((charged, in_flight)) = held.map(Held::split) else { return Default::default() };
-    let tracker = match (in_flight, queues) {
-        (Some(held), Some(ids)) if <P::End as RequestEnd<Request, P::Responded>>::TRACKS => {
-            let guard = InFlightGuard::new(held, ids, &config.observers);
-            P::End::track(request, guard)
+    let tracker = match in_flight {
+        Some(held) if <P::End as RequestEnd<Request, P::Responded>>::TRACKS => {
+            P::End::track(request, InFlightGuard::new(held, &config.observers))
         }
         // Without a limit on requests in flight.
         _ => P::Tracker::default(),
@@ -41,14 +38,12 @@ pub(crate) fn track<Request, P: Parts<Request>>(
 /// Dropped before the service has responded, it settles the whole held cost: the guard does that when it is dropped.
 pub(crate) struct PendingSettlement<Request, P: Parts<Request>> {
     config: Arc<ConfigOf<Request, P>>,
-    /// The queues to wake, because a settlement may release capacity.
-    queues: Option<QueueIds>,
     held: Option<Held>,
 }
 
 impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
-    pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, queues: Option<QueueIds>, held: Held) -> Self {
-        Self { config, queues, held: Some(held) }
+    pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, held: Held) -> Self {
+        Self { config, held: Some(held) }
     }
 
     /// Settles the actual cost. Returns the future if the store is still recording it.
@@ -65,22 +60,7 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
             }
         }
         // An error is ignored: the hold then expires in the store, and the response does not depend on it.
-        match held.settle(actual).try_ready() {
-            Ok(_) => {
-                self.wake_queues();
-                None
-            }
-            // The client may leave while the store records: the queues are woken in any case. A queue that is created
-            // meanwhile asks by itself, since held costs make its first wait an estimate.
-            Err(future) => Some(match self.queues.take().filter(|_| any_queue()) {
-                None => future,
-                Some(ids) => future.map(move |()| capacity_released(ids.as_slice())).complete_on_drop(),
-            }),
-        }
-    }
-
-    fn wake_queues(&self) {
-        self.queues.iter().for_each(|ids| capacity_released(ids.as_slice()));
+        held.settle(actual).try_ready().err()
     }
 }
 
@@ -88,8 +68,6 @@ impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             self.config.observers.emit_settled(held.costs(), held.costs());
-            drop(held);
-            self.wake_queues();
         }
     }
 }

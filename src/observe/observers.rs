@@ -100,6 +100,11 @@ impl Observers {
     }
 }
 
+/// Prints a message for the developer.
+pub(crate) fn print(message: &str) {
+    eprintln!("tower-ratelimit: {message} (printed in debug builds only: observers receive such warnings)");
+}
+
 /// Prints a message, unless this process has printed it before.
 fn print_once(message: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -107,7 +112,7 @@ fn print_once(message: &str) {
 
     let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     if printed.len() < MAX_PRINTED && printed.insert(message.to_owned()) {
-        eprintln!("tower-ratelimit: {message} (printed in debug builds only: observers receive such warnings)");
+        print(message);
     }
 }
 

@@ -3,6 +3,7 @@ use crate::decision::Decision;
 /// How the rate limiter treated a request, in the extensions of the request or of the response.
 ///
 /// A responder with [`request_extension`](super::Headers::request_extension) inserts the value into requests, for handlers.
+/// With axum, a handler then has it as an argument, `RateLimitInfo` or `Option<RateLimitInfo>`.
 /// With [`response_extension`](super::Headers::response_extension) it inserts the value into responses, for outer layers
 /// such as an access log. Both are off by default. If several layers limit a request, the request carries the value of the innermost layer. The response
 /// carries the strictest one.
@@ -46,3 +47,65 @@ impl RateLimitInfo {
         rank(self) > rank(other)
     }
 }
+
+#[cfg(feature = "axum")]
+mod in_axum {
+    use std::convert::Infallible;
+    use std::error::Error;
+    use std::fmt;
+
+    use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use axum::response::{IntoResponse, Response};
+    use http::StatusCode;
+    use http::request::Parts;
+
+    use super::RateLimitInfo;
+    use crate::observe::Observers;
+
+    /// The rejection of a handler with an argument [`RateLimitInfo`] if no layer has inserted it: status 500.
+    ///
+    /// The client receives no reason. In debug builds the reason is printed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct MissingRateLimitInfo;
+
+    impl fmt::Display for MissingRateLimitInfo {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(
+                "no RateLimitInfo in the request: no RateLimitLayer with a responder that inserts it is around the handler; \
+                 add `.responder(Http::new().headers(Headers::new().request_extension(true)))` to the layer, or use \
+                 `Option<RateLimitInfo>`",
+            )
+        }
+    }
+
+    impl Error for MissingRateLimitInfo {}
+
+    impl IntoResponse for MissingRateLimitInfo {
+        fn into_response(self) -> Response {
+            (StatusCode::INTERNAL_SERVER_ERROR, "server misconfigured").into_response()
+        }
+    }
+
+    impl<S: Sync> FromRequestParts<S> for RateLimitInfo {
+        type Rejection = MissingRateLimitInfo;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, MissingRateLimitInfo> {
+            parts.extensions.get::<Self>().cloned().ok_or_else(|| {
+                Observers::default().warn(&MissingRateLimitInfo.to_string());
+                MissingRateLimitInfo
+            })
+        }
+    }
+
+    impl<S: Sync> OptionalFromRequestParts<S> for RateLimitInfo {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+            Ok(parts.extensions.get::<Self>().cloned())
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+pub use self::in_axum::MissingRateLimitInfo;

@@ -38,6 +38,8 @@ pub use self::by_content_type::ByContentType;
 pub use self::grpc::Grpc;
 pub use self::headers::{Headers, RateLimitFormat, ResetFormat};
 pub use self::http::Http;
+#[cfg(feature = "axum")]
+pub use self::info::MissingRateLimitInfo;
 pub use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;
 pub use self::problem::Problem;

@@ -57,7 +57,7 @@ impl Part {
                 return Ok(Self { name, source: Source::Header(key) });
             }
             Some(("cookie", cookie)) => {
-                let cookie = Cookie::new(cookie).map_err(|error| error.to_string())?;
+                let cookie = Cookie::try_new(cookie).map_err(|error| error.to_string())?;
                 Source::Cookie(cookie.pepper(pepper.clone()))
             }
             Some(_) => return Err(unknown(name)),

@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for RoutePolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let check = |fields: &PolicyFields| rule_of(fields, &Pepper::of_process()).map(|_| ());
         let fields = PolicyFields::deserialize_checked(deserializer, check)?;
-        check(&fields).and_then(|()| Policy::try_from(fields)).map(Self).map_err(de::Error::custom)
+        Policy::try_from(fields).map(Self).map_err(de::Error::custom)
     }
 }
 

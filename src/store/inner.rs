@@ -5,18 +5,16 @@
 //! |---|---|
 //! | build: check the limits together, and place their shares | `check_limits`, `LimitFacts`, `Shares`, `Name`, `impl_into_limits` |
 //! | prepare: what each limit costs | `LimitCost` |
-//! | read each state | `Transition`, `ReadMode`, `AtomicState`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
+//! | read each state | `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
 //! | hold by an id | `Remember` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
-//! | emit events, wake waiting requests | `capacity_added`, `Observers` |
+//! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
 //! | the limiter's methods | `limiter_methods` |
-//! | machinery below all limits | `sync`, `table`, `runtime`, `with_scratch` |
+//! | machinery below all limits | `sync`, `runtime`, `with_scratch` |
 
-/// Words that threads change at once: the states of a table.
-pub(crate) use crate::algorithm::AtomicState;
 /// A state of a few words, for which the table decides without a lock.
 pub(crate) use crate::algorithm::InLine;
 /// The end of a span of time, up to the latest time that a state can store.
@@ -35,6 +33,8 @@ pub(crate) use crate::decision::LimitNumbers;
 pub(crate) use crate::decision::LimitReading;
 /// The name of a limit, cheap to clone.
 pub(crate) use crate::decision::Name;
+/// What a reading knows of a limit's mark.
+pub(crate) use crate::decision::NearLimit;
 /// The rule: what all limits decide together, and what each of them is charged.
 pub(crate) use crate::decision::Plan;
 /// The id of a call, and what the store remembers of it.
@@ -59,14 +59,12 @@ pub(crate) use crate::limit::Transition;
 pub(crate) use crate::limit::check_limits;
 /// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
 pub(crate) use crate::limit::impl_into_limits;
-/// Wakes requests that wait for capacity.
-pub(crate) use crate::limiter::capacity_added;
 /// The methods `check`, `hold`, `settle` .. of a limiter.
 pub(crate) use crate::limiter::limiter_methods;
+/// Wakes requests that wait for capacity.
+pub(crate) use crate::limiter::{LimitOfKey, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.
 pub(crate) use crate::sync;
-/// The bounded concurrent table, with its own documentation: memory keeps states there.
-pub(crate) use crate::table;
 
 /// Names that only Redis uses.
 #[cfg(feature = "redis")]
@@ -75,8 +73,6 @@ mod of_redis {
     pub(crate) use crate::algorithm::StateEncoding;
     /// The longest period, for the check of durations.
     pub(crate) use crate::clock::MAX_PERIOD_MICROS;
-    /// What a reading knows of a limit's mark.
-    pub(crate) use crate::decision::NearLimit;
     /// Bytes in hexadecimal digits, for secret key names.
     pub(crate) use crate::encode::hex;
     /// The mark of a limit, with the keys that crossed it recently.

@@ -1,7 +1,5 @@
 //! The names of limits for a layer's queue: all stores distinguish the same requests.
 
-use foldhash::quality::RandomState;
-
 use crate::limiter::{Limiter, LimitsOfKey};
 use crate::store::{RedisServer, StoreLimits};
 use crate::{Gcra, Limit, Memory, Quota, Redis};
@@ -13,10 +11,15 @@ const CALLS: [Call; 8] = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)
 
 /// For each pair of calls the names of the limits in whose queue both wait.
 fn common_queues(name_limits: impl Fn(&Call, &mut LimitsOfKey<'_>)) -> Vec<Vec<String>> {
-    let hasher = RandomState::default();
     let named = |call: &Call| {
         let mut named = Vec::new();
-        name_limits(call, &mut LimitsOfKey::new(&hasher, &mut |limit| named.push((limit.name.to_owned(), limit.id))));
+        name_limits(
+            call,
+            &mut LimitsOfKey::new(&mut |limit| {
+                let class = (limit.id, limit.kept_free, limit.share);
+                named.push((limit.name.to_owned(), class));
+            }),
+        );
         named
     };
     let pairs = CALLS.iter().flat_map(|a| CALLS.iter().map(move |b| (named(a), named(b))));

@@ -59,7 +59,7 @@ macro_rules! impl_bucket {
                 }
             }
 
-            /// Sets the burst: the maximum that an idle key can take at once.
+            /// Sets the burst: the maximum that an idle key can take at once. With a quota of zero the burst is zero.
             ///
             /// # Panics
             ///

@@ -50,7 +50,9 @@ impl BucketError {
 /// Returns the quota with the nearest limit that [`Rate::new`] accepts.
 fn nearest_fit(quota: Quota) -> Quota {
     let (limit, period) = (quota.limit(), quota.period_micros());
-    let fits = |limit: &u64| Quota::try_new(*limit, quota.period()).is_ok() && Rate::new(*limit, period).is_some();
+    let fits = |limit: &u64| {
+        *limit > 0 && Quota::try_new(*limit, quota.period()).is_ok() && Rate::new(*limit, period).is_some()
+    };
     // Common periods have so many divisors that a valid limit is near. Otherwise use the largest valid limit, or the
     // largest multiple of whole tokens a microsecond.
     let near = (1..500_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);

@@ -87,20 +87,30 @@ impl Fill {
 
 impl Bucket {
     pub(crate) const fn new(quota: Quota, burst: u64) -> Result<Self, BucketError> {
-        if burst == 0 {
+        // A quota of zero has no burst: every cost exceeds the limit.
+        let burst = if quota.limit() == 0 { 0 } else { burst };
+        if burst == 0 && quota.limit() > 0 {
             return Err(BucketError::BurstZero);
         }
         if burst > MAX_LIMIT {
             return Err(BucketError::BurstTooLarge);
         }
-        let Some(rate) = Rate::new(quota.limit(), quota.period_micros()) else {
+        let tokens = if quota.limit() == 0 { 1 } else { quota.limit() };
+        let Some(rate) = Rate::new(tokens, quota.period_micros()) else {
             return Err(BucketError::NotRepresentable);
         };
         let time_to_full = rate.span(burst).round_up();
         if time_to_full > MAX_PERIOD_MICROS {
             return Err(BucketError::FillsTooSlowly);
         }
-        Ok(Self { quota, rate, burst, interval: rate.span(1), tolerance: rate.span(burst - 1), time_to_full })
+        Ok(Self {
+            quota,
+            rate,
+            burst,
+            interval: rate.span(1),
+            tolerance: rate.span(burst.saturating_sub(1)),
+            time_to_full,
+        })
     }
 
     #[track_caller]
@@ -152,7 +162,7 @@ impl Bucket {
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(last_charged_at);
         // Further ahead than any charge can lead: the clock has stepped back, and `fill` drops the state.
-        if options.cost != 1 || at - now > self.time_to_full {
+        if options.cost != 1 || self.burst == 0 || at - now > self.time_to_full {
             return None;
         }
         // A queue schedules an idle key at once, whatever delay the caller accepts.
@@ -257,7 +267,7 @@ impl Bucket {
         ends_after.saturating_sub(MAX_PERIOD_MICROS)
     }
 
-    /// Makes `state` the one of the later arrival time.
+    /// Sets `state` to the later arrival time.
     pub(crate) fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.convert_rate(self.fill(state, now.as_micros())));
         let at = own.at.max(other.at);

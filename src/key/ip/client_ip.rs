@@ -3,12 +3,12 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, Request};
 
 use super::field::Field;
-use super::peer::{FromExtensions, PeerAddress, missing_peer};
-use super::prefix::{Prefixes, prefix_setters};
+use super::peer::{FromExtensions, KnownAddress, PeerAddress, missing_peer};
+use super::prefix::{AddressForm, PlainAddress, Prefixes, prefix_setters};
 use super::resolve::{Hop, resolve_client};
 use super::trusted_proxies::TrustedProxies;
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted, MissingKey};
+use crate::key::{ExtractKey, Extracted, MissingKey, Pepper};
 
 /// The client's address behind proxies: the rightmost address that is not a trusted proxy.
 ///
@@ -32,13 +32,14 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// # Hops without an address
 ///
-/// A hop may be `unknown`, an obfuscated name, an empty element or malformed. The header may be missing, or a header
+/// A hop may be `unknown`, an obfuscated name, an empty element (the list may end in a comma) or malformed. The header may be missing, or a header
 /// for one address may be repeated. Then the key is the last known hop's address, which is a proxy's: such requests
 /// share a limit. If all hops are trusted, the key is the last hop's address: a request from your own network.
 ///
 /// # Prefixes
 ///
-/// An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an
+/// An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`, and a /96 in `64:ff9b:1::/48`), has the key of the IPv4
+/// address. Any other address in `64:ff9b:1::/48` is its own key. The key of an
 /// IPv6 address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets
 /// another length. A client with a /48 has 65536 such keys. Add a second limit for the wider network:
 ///
@@ -66,10 +67,11 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// [misconfigured](MissingKey::from_server). For a server on a Unix socket, call
 /// [`trust_absent_peer`](Self::trust_absent_peer).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientIp<P = FromExtensions> {
+pub struct ClientIp<P = FromExtensions, H = PlainAddress> {
     trusted: TrustedProxies,
     field: Field,
     prefixes: Prefixes,
+    form: H,
     peer_source: P,
     trusts_absent_peer: bool,
 }
@@ -106,17 +108,18 @@ impl ClientIp {
     }
 
     const fn new(field: Field, trusted: TrustedProxies) -> Self {
-        Self { trusted, field, prefixes: Prefixes::DEFAULT, peer_source: FromExtensions, trusts_absent_peer: false }
+        let (prefixes, form) = (Prefixes::DEFAULT, PlainAddress);
+        Self { trusted, field, prefixes, form, peer_source: FromExtensions, trusts_absent_peer: false }
     }
 }
 
-impl<P> ClientIp<P> {
+impl<P, H> ClientIp<P, H> {
     prefix_setters!();
 
     /// Sets the source of the peer's address: see [`PeerIp::peer`](crate::PeerIp::peer).
-    pub fn peer<Q>(self, source: Q) -> ClientIp<Q> {
-        let Self { trusted, field, prefixes, trusts_absent_peer, .. } = self;
-        ClientIp { trusted, field, prefixes, peer_source: source, trusts_absent_peer }
+    pub fn peer<Q>(self, source: Q) -> ClientIp<Q, H> {
+        let Self { trusted, field, prefixes, form, trusts_absent_peer, .. } = self;
+        ClientIp { trusted, field, prefixes, form, peer_source: source, trusts_absent_peer }
     }
 
     /// Trusts a peer without an address, for servers on a Unix socket.
@@ -137,15 +140,16 @@ impl<P> ClientIp<P> {
         self
     }
 
-    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
+    /// Makes the key a keyed hash of the address, after its prefix: see [`PeerIp::pepper`](crate::PeerIp::pepper).
     #[must_use]
-    pub fn key_of(&self, address: IpAddr) -> IpAddr {
-        self.prefixes.key_of(address)
+    pub fn pepper(self, pepper: Pepper) -> ClientIp<P, Pepper> {
+        let Self { trusted, field, prefixes, peer_source, trusts_absent_peer, .. } = self;
+        ClientIp { trusted, field, prefixes, form: pepper, peer_source, trusts_absent_peer }
     }
 
     /// Returns the client's whole address, or a proxy's address if the client is unknown.
     ///
-    /// For logs. For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's
+    /// For logs. For exemptions, use [`InNetworks`](crate::key::InNetworks), which never exempts a proxy's
     /// address.
     ///
     /// ```
@@ -170,14 +174,6 @@ impl<P> ClientIp<P> {
     {
         let hop = self.hop(request)?;
         hop.address.ok_or_else(|| self.missing_client(hop, request.headers()))
-    }
-
-    /// Returns the client's whole address, unless the last known hop is a trusted proxy.
-    pub(in crate::key) fn known_client<B>(&self, request: &Request<B>) -> Option<IpAddr>
-    where
-        P: PeerAddress<Request<B>>,
-    {
-        self.hop(request).ok().filter(|hop| !hop.is_trusted)?.address
     }
 
     fn hop<B>(&self, request: &Request<B>) -> Result<Hop, MissingKey>
@@ -205,13 +201,28 @@ impl<P> ClientIp<P> {
     }
 }
 
-impl<B, P: PeerAddress<Request<B>>> ExtractKey<Request<B>> for ClientIp<P> {
-    type Key = IpAddr;
+impl<P, H: AddressForm> ClientIp<P, H> {
+    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
+    #[must_use]
+    pub fn key_of(&self, address: IpAddr) -> H::Key {
+        self.form.form(self.prefixes.key_of(address))
+    }
+}
 
-    fn extract(&self, request: &Request<B>) -> Extracted<IpAddr> {
+impl<B, P: PeerAddress<Request<B>>, H: AddressForm> ExtractKey<Request<B>> for ClientIp<P, H> {
+    type Key = H::Key;
+
+    fn extract(&self, request: &Request<B>) -> Extracted<H::Key> {
         match self.client_of(request) {
             Ok(address) => Extracted::Key(self.key_of(address)),
             Err(missing) => Extracted::Missing(missing),
         }
+    }
+}
+
+/// The client's whole address, unless the last known hop is a trusted proxy.
+impl<B, P: PeerAddress<Request<B>>, H> KnownAddress<Request<B>> for ClientIp<P, H> {
+    fn known_address(&self, request: &Request<B>) -> Option<IpAddr> {
+        self.hop(request).ok().filter(|hop| !hop.is_trusted)?.address
     }
 }

@@ -39,8 +39,9 @@ impl Field {
 
 /// Returns the hops in all lines of `X-Forwarded-For`, from right to left. `None` is a hop without an address.
 ///
-/// An empty element is a hop without an address: a proxy may write nothing for an unknown address. Skipping the
-/// element would trust the element to its left, which the client may have written.
+/// An empty element, also at the end of the list, is a hop without an address: a proxy may write nothing for an unknown
+/// address. RFC 9110 (section 5.6.1) lets a recipient skip it, which would trust the element to its left: the client may
+/// have written that one.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
     lines

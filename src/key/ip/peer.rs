@@ -30,6 +30,12 @@ impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
     }
 }
 
+/// An extractor that finds the whole address by which [`InNetworks`](crate::key::InNetworks) exempts a request.
+pub trait KnownAddress<Request> {
+    /// Returns the address, unless it is unknown or of a trusted proxy.
+    fn known_address(&self, request: &Request) -> Option<IpAddr>;
+}
+
 /// Reads the peer's address from the request's extensions.
 ///
 /// The extension is axum's `ConnectInfo<SocketAddr>` (feature `axum`), tonic's `TcpConnectInfo` (feature `tonic`),
@@ -107,7 +113,8 @@ pub(in crate::key) fn missing_peer() -> MissingKey {
 
 #[cfg(feature = "axum")]
 const NO_PEER: &str = "peer address missing: the request's extensions do not contain it; in axum, serve the router with \
-                       into_make_service_with_connect_info::<SocketAddr>(); for tonic, enable the feature `tonic`";
+                       into_make_service_with_connect_info::<SocketAddr>(); for tonic, enable the feature `tonic`; on a \
+                       Unix socket behind a proxy, use `ClientIp` with `trust_absent_peer`";
 
 #[cfg(all(feature = "tonic", not(feature = "axum")))]
 const NO_PEER: &str = "peer address missing: the request's extensions do not contain it; for axum, enable the feature \

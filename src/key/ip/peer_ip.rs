@@ -1,14 +1,15 @@
 use std::net::IpAddr;
 
-use super::peer::{FromExtensions, PeerAddress, missing_peer};
-use super::prefix::{Prefixes, prefix_setters};
+use super::peer::{FromExtensions, KnownAddress, PeerAddress, missing_peer};
+use super::prefix::{AddressForm, PlainAddress, Prefixes, prefix_setters};
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, Pepper};
 
 /// The address of the connection's peer: the client, or the proxy in front of the server.
 ///
 /// The key depends on no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp)
-/// there. The layer emits a [warning](crate::observe::Event::Warning) if its first requests suggest a proxy. An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key
+/// there. The layer emits a [warning](crate::observe::Event::Warning) if its first requests suggest a proxy. An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`, and a /96 in
+/// `64:ff9b:1::/48`), has the key of the IPv4 address. The key
 /// of an IPv6 address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix)
 /// sets another length.
 ///
@@ -25,8 +26,9 @@ use crate::key::{ExtractKey, Extracted};
 /// let layer = RateLimitLayer::new(PeerIp::new().ipv6_prefix(56), limiter);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerIp<P = FromExtensions> {
+pub struct PeerIp<P = FromExtensions, H = PlainAddress> {
     prefixes: Prefixes,
+    form: H,
     peer_source: P,
 }
 
@@ -34,11 +36,11 @@ impl PeerIp {
     /// Creates an extractor with IPv4 addresses and IPv6 /64 prefixes as keys.
     #[must_use]
     pub const fn new() -> Self {
-        Self { prefixes: Prefixes::DEFAULT, peer_source: FromExtensions }
+        Self { prefixes: Prefixes::DEFAULT, form: PlainAddress, peer_source: FromExtensions }
     }
 }
 
-impl<P> PeerIp<P> {
+impl<P, H> PeerIp<P, H> {
     prefix_setters!();
 
     /// Sets the source of the peer's address: a closure `Fn(&Request) -> Option<IpAddr>`.
@@ -64,14 +66,37 @@ impl<P> PeerIp<P> {
     /// request.extensions_mut().insert(Connection { from: IpAddr::from([192, 0, 2, 1]) });
     /// assert_eq!(key.extract(&request), Extracted::Key(IpAddr::from([192, 0, 2, 1])));
     /// ```
-    pub fn peer<Q>(self, source: Q) -> PeerIp<Q> {
-        PeerIp { prefixes: self.prefixes, peer_source: source }
+    pub fn peer<Q>(self, source: Q) -> PeerIp<Q, H> {
+        PeerIp { prefixes: self.prefixes, form: self.form, peer_source: source }
     }
 
+    /// Makes the key a keyed hash of the address, after its prefix: Redis, logs, events and
+    /// [`top_keys`](crate::Memory::top_keys) then contain no address.
+    ///
+    /// Equal addresses have equal keys in all processes with the same pepper. Whoever has the pepper can find the address
+    /// by trying all of them, so the hashes are pseudonyms, and not anonymous.
+    ///
+    /// ```
+    /// use tower_ratelimit::key::{Fingerprint, Pepper};
+    /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+    ///
+    /// # let from_configuration = [7; 32];
+    /// let key = PeerIp::new().pepper(Pepper::new(&from_configuration)?);
+    /// let limiter = Memory::<Fingerprint<Pepper>, _>::new(Gcra::new(Quota::per_second(10)));
+    /// let layer = RateLimitLayer::new(key, limiter);
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    #[must_use]
+    pub fn pepper(self, pepper: Pepper) -> PeerIp<P, Pepper> {
+        PeerIp { prefixes: self.prefixes, form: pepper, peer_source: self.peer_source }
+    }
+}
+
+impl<P, H: AddressForm> PeerIp<P, H> {
     /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
     #[must_use]
-    pub fn key_of(&self, address: IpAddr) -> IpAddr {
-        self.prefixes.key_of(address)
+    pub fn key_of(&self, address: IpAddr) -> H::Key {
+        self.form.form(self.prefixes.key_of(address))
     }
 }
 
@@ -81,11 +106,11 @@ impl Default for PeerIp {
     }
 }
 
-impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
-    type Key = IpAddr;
+impl<Request, P: PeerAddress<Request>, H: AddressForm> ExtractKey<Request> for PeerIp<P, H> {
+    type Key = H::Key;
 
     #[inline]
-    fn extract(&self, request: &Request) -> Extracted<IpAddr> {
+    fn extract(&self, request: &Request) -> Extracted<H::Key> {
         match self.peer_source.peer_address(request) {
             Some(address) => Extracted::Key(self.key_of(address)),
             None => Extracted::Missing(missing_peer()),
@@ -102,6 +127,12 @@ impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
         let is_behind_proxy =
             self.peer_source.is_forwarded(request) && self.peer_source.peer_address(request).is_some_and(is_local);
         is_behind_proxy.then_some(BEHIND_PROXY)
+    }
+}
+
+impl<Request, P: PeerAddress<Request>, H> KnownAddress<Request> for PeerIp<P, H> {
+    fn known_address(&self, request: &Request) -> Option<IpAddr> {
+        self.peer_source.peer_address(request)
     }
 }
 

@@ -1,6 +1,50 @@
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
+use crate::key::{Fingerprint, Pepper};
+
+/// What the key of an address is: the address, or its keyed hash under a [`Pepper`].
+#[doc(hidden)]
+pub trait AddressForm: Clone + sealed::Sealed {
+    /// The key type.
+    type Key: Hash + Send + Sync + 'static;
+
+    /// Returns the key of an address that was cut to its prefix.
+    fn form(&self, address: IpAddr) -> Self::Key;
+}
+
+/// The address itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct PlainAddress;
+
+impl AddressForm for PlainAddress {
+    type Key = IpAddr;
+
+    #[inline]
+    fn form(&self, address: IpAddr) -> IpAddr {
+        address
+    }
+}
+
+impl AddressForm for Pepper {
+    type Key = Fingerprint<Self>;
+
+    fn form(&self, address: IpAddr) -> Fingerprint<Self> {
+        let bits = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        self.fingerprint("address", &bits)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::PlainAddress {}
+    impl Sealed for super::Pepper {}
+}
 
 /// The number of bits of an address that form its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +95,7 @@ impl Prefixes {
                 let mask = u32::MAX << (32 - u32::from(self.ipv4));
                 IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask))
             }
+            IpAddr::V6(v6) if is_local_nat64(v6) => IpAddr::V6(v6),
             IpAddr::V6(v6) => {
                 let mask = u128::MAX << (128 - u32::from(self.ipv6));
                 IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & mask))
@@ -59,17 +104,25 @@ impl Prefixes {
     }
 }
 
-/// Extracts the IPv4 address that a NAT64 embeds in the last 32 bits of `64:ff9b::/96` (RFC 6052).
+/// Extracts the IPv4 address that a NAT64 embeds in the last 32 bits of `64:ff9b::/96` (RFC 6052), or of a /96 in
+/// `64:ff9b:1::/48` (RFC 8215).
 fn from_nat64(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => match v6.segments() {
-            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+            // Shorter prefixes in the second network embed the address before the last 32 bits, which begin with zeros.
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 1, _, 0, 0, high @ 1..=u16::MAX, low] => {
                 IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
             }
             _ => address,
         },
         IpAddr::V4(_) => address,
     }
+}
+
+/// Returns whether a NAT64 of a local network has written the address (RFC 8215), with a prefix that is not a /96. The whole
+/// address is the key then: its first 64 bits may be the same for all IPv4 clients.
+fn is_local_nat64(address: Ipv6Addr) -> bool {
+    matches!(address.segments(), [0x64, 0xff9b, 1, ..])
 }
 
 /// Defines the setters of an extractor with a field `prefixes`.

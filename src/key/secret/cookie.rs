@@ -23,10 +23,9 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// ```
 /// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};
 ///
-/// let key = Cookie::new("session")?;
+/// let key = Cookie::new("session");
 /// let request = http::Request::get("/").header("cookie", "theme=dark; session=31d4d96e").body(()).unwrap();
 /// assert_eq!(key.extract(&request), Extracted::Key(key.key_of("31d4d96e")));
-/// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 ///
 /// # Invented cookies
@@ -45,10 +44,21 @@ pub struct Cookie<P = ProcessPepper> {
 impl Cookie {
     /// Creates an extractor that reads the cookie `name`, with fingerprints that are specific to this process.
     ///
+    /// # Panics
+    ///
+    /// If the name is empty, or contains a character that RFC 6265 does not allow. [`try_new`](Self::try_new) never panics.
+    #[must_use]
+    #[track_caller]
+    pub fn new(name: impl Into<Arc<str>>) -> Self {
+        Self::try_new(name).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Creates the same extractor as [`new`](Self::new), and never panics.
+    ///
     /// # Errors
     ///
     /// If the name is empty, or contains a character that RFC 6265 does not allow.
-    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, Error> {
+    pub fn try_new(name: impl Into<Arc<str>>) -> Result<Self, Error> {
         let name: Arc<str> = name.into();
         if !is_token(name.as_bytes()) {
             return Err(Error::config(format!(
@@ -66,8 +76,7 @@ impl<P: Fingerprinter> Cookie<P> {
         /// use tower_ratelimit::key::Cookie;
         ///
         /// // If your application reads the session as a number.
-        /// let key = Cookie::new("session")?.canonical(|text| text.parse::<u64>().ok().map(u64::to_be_bytes));
-        /// # Ok::<(), tower_ratelimit::Error>(())
+        /// let key = Cookie::new("session").canonical(|text| text.parse::<u64>().ok().map(u64::to_be_bytes));
         /// ```
     }
 

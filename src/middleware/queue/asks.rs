@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::rules::Rule;
+use super::ids::queue_of;
 use super::state::{Effects, Moved, Queue};
 use super::ticket::{Class, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::Outcome;
+use crate::limiter::{Outcome, Released};
 use crate::response::Rejection;
 use crate::runtime::Instant;
 
@@ -21,12 +21,16 @@ pub(super) struct AskOrder {
     class: Class,
     deadline: Option<Instant>,
     asked_at: Instant,
-    /// The value of [`Pace::releases`](super::pace::Pace::releases) before the ask.
-    releases: u64,
+    /// The releases that caused the ask. They are passed on after the result.
+    pub(super) released: Vec<Released>,
 }
 
 /// How far ahead the queue asks for starts over a link.
 const HORIZON: Duration = Duration::from_millis(50);
+
+/// The longest random time by which an ask over a link comes later. Otherwise the process whose asks arrive first would
+/// receive all starts that processes share.
+const MAX_LATER: Duration = Duration::from_millis(10);
 
 /// The same in memory: two ticks of the runtime's timer, because starts that are closer are handed over together.
 const HORIZON_IN_MEMORY: Duration = Duration::from_millis(2);
@@ -34,31 +38,25 @@ const HORIZON_IN_MEMORY: Duration = Duration::from_millis(2);
 impl Queue {
     /// Returns the time of the next ask, which is for this request. `None` if it depends on the results of asks under way.
     pub(super) fn ask_at(&self, head: u64, now: Instant) -> Option<Instant> {
-        self.pace.ask_at(self.due_at(self.waiters.get(head)?.class, now), now)
+        let class = self.waiters.get(head)?.class;
+        let at = self.forecast.at(self.pace.cost_under_way.saturating_add(class.cost));
+        let at = at.map(|at| at.checked_sub(self.lead(class)).unwrap_or(now) + self.later(class));
+        self.pace.ask_at(at, now)
     }
 
-    /// Returns when to ask for a request of a class, by the forecast.
-    fn due_at(&self, class: Class, now: Instant) -> Option<Instant> {
-        let at = self.forecast.at(self.units_of_next(class))?;
-        let at = at.checked_sub(self.lead(class)).unwrap_or(now);
-        at.checked_add(self.pace.later(self.interval(class)))
-    }
-
-    /// Returns the time between two starts, unless the limiter schedules them.
-    pub(super) fn interval(&self, class: Class) -> Option<Duration> {
-        (!self.forecast.schedules).then(|| self.forecast.time_for(class.cost).unwrap_or_default())
-    }
-
-    /// Returns how many units the limiter must admit for the next ask and those under way.
-    fn units_of_next(&self, class: Class) -> u64 {
-        self.pace.cost_under_way.saturating_add(class.cost)
+    /// Returns the random time by which the queue asks later over a link. Unless starts are scheduled, it delays them.
+    fn later(&self, class: Class) -> Duration {
+        let interval = self.forecast.time_for(class.cost).unwrap_or_default();
+        match self.lead(class) {
+            _ if !self.pace.is_remote() => Duration::ZERO,
+            HORIZON => self.pace.random_part_of(MAX_LATER),
+            _ => self.pace.random_part_of(MAX_LATER.min(interval / 24)),
+        }
     }
 
     /// Returns how far ahead the queue asks for a start, if the limiter schedules starts.
-    ///
-    /// All processes do so alike, because the first one that asks receives the start.
     fn lead(&self, class: Class) -> Duration {
-        if !self.forecast.schedules || class.hold || !Rule::Horizon.is_on() {
+        if !self.forecast.schedules || class.hold {
             Duration::ZERO
         } else if self.pace.is_remote() {
             HORIZON
@@ -67,7 +65,7 @@ impl Queue {
         }
     }
 
-    /// Returns the next ask, if it is due. The first open request decides when, whatever request the ask is for.
+    /// Returns the next ask, if it is due. The first open request decides when.
     pub(super) fn next_ask(&mut self, now: Instant) -> Option<AskOrder> {
         let head = self.waiters.next_open()?;
         if self.ask_at(head, now).is_none_or(|at| at > now) {
@@ -76,42 +74,24 @@ impl Queue {
         let place = self.next_that_stays(now).unwrap_or(head);
         let Waiter { ref ticket, class, deadline, options, .. } = *self.waiters.get(place)?;
         let lead = self.lead(class);
-        // A request that waits longer can use a start that is too late for this one.
-        let longest = deadline
-            .filter(|deadline| !self.waiters.has_later_of_class(place, class, *deadline))
-            .map(|deadline| deadline.saturating_duration_since(now));
-        let max_delay = Some(longest.map_or(lead, |longest| lead.min(longest)));
-        let options = AcquireOptions { max_delay, ..options };
-        let (ticket, releases) = (Arc::clone(ticket), self.pace.releases);
+        let longest = deadline.map_or(lead, |deadline| lead.min(deadline.saturating_duration_since(now)));
+        let (ticket, options) = (Arc::clone(ticket), AcquireOptions { max_delay: Some(longest), ..options });
         self.waiters.add_ask(class);
         // Before `pace.asked`, which adds this ask to those under way.
-        self.forecast.asked(self.units_of_next(class), now);
+        self.forecast.asked(self.pace.cost_under_way.saturating_add(class.cost), now);
         self.pace.asked(class.cost);
-        Some(AskOrder { ticket, options, class, deadline, asked_at: now, releases })
-    }
-
-    /// Returns the next request that will probably not leave before its start.
-    fn next_that_stays(&self, now: Instant) -> Option<u64> {
-        // A start for the only key is not lost when its request leaves: the next one uses it.
-        if !self.waiters.is_mixed() || !Rule::Leavers.is_on() {
-            return None;
-        }
-        self.waiters.next_open_that(|waiter| {
-            let time = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).unwrap_or_default();
-            let time = time.max(self.pace.ask_time());
-            let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
-            let until_deadline = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
-            [rest, until_deadline].into_iter().flatten().all(|rest| time <= rest)
-        })
+        let released = std::mem::take(&mut self.released);
+        Some(AskOrder { ticket, options, class, deadline, asked_at: now, released })
     }
 
     /// Takes back an ask that the driver has not sent, because the queue `other` has an earlier request for one of the
     /// same limits. The request moves there.
-    pub(super) fn yield_to(&mut self, other: u64, order: &AskOrder, effects: &mut Effects) {
+    pub(super) fn yield_to(&mut self, other: u64, mut order: AskOrder, effects: &mut Effects) {
         self.pace.withdrawn(order.class.cost);
         self.waiters.remove_ask(order.class);
+        effects.released.append(&mut order.released);
         if let Some((decision, ..)) = self.latest.clone() {
-            self.move_to(other, order, decision, None, effects);
+            self.move_to(other, &order, decision, None, effects);
         }
     }
 
@@ -123,10 +103,8 @@ impl Queue {
         denied: Option<(Duration, Instant)>,
         effects: &mut Effects,
     ) {
-        if let Some(mut waiter) = self.waiters.remove(self.waiters.place(order.ticket.sequence)) {
+        if let Some(waiter) = self.waiters.remove(self.waiters.place(order.ticket.sequence)) {
             waiter.ticket.set_queue(other);
-            // The forecast was not of that queue.
-            waiter.expected = 0;
             effects.moved.push(Moved { waiter, decision, denied });
         }
     }
@@ -134,7 +112,7 @@ impl Queue {
     /// Records the result of an ask.
     pub(super) fn on_result(
         &mut self,
-        order: &AskOrder,
+        mut order: AskOrder,
         result: Result<Outcome, Error>,
         now: Instant,
         effects: &mut Effects,
@@ -142,23 +120,22 @@ impl Queue {
         self.pace.answered(order.class.cost, order.asked_at, now);
         match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
-                let is_home = order.ticket.ask.queue_of(&decision) == self.id;
+                effects.released.append(&mut order.released);
+                let is_home = queue_of(&order.ticket.ask, &decision) == self.id;
                 if is_home {
-                    self.update_forecast(order, &decision);
+                    self.update_forecast(&order, &decision);
                 }
                 let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
                 self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
-                // The limiter may have decided before a release.
-                self.pace.is_released = order.releases != self.pace.releases;
-                let held = StartHold::new(held, || order.ticket.ask.queues());
+                let held = StartHold::new(held);
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held });
             }
             Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),
             Err(error) => {
                 self.pace.denied(true, now);
                 self.waiters.remove_ask(order.class);
-                self.end(order, Rejection::Unavailable(error), effects);
+                self.end(&order, Rejection::Unavailable(error), effects);
             }
         }
     }
@@ -169,23 +146,29 @@ impl Queue {
         self.forecast.update(decision, order.class, max_delay, max_waiting, order.asked_at);
     }
 
-    fn on_denied(&mut self, order: &AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
+    fn on_denied(&mut self, mut order: AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.remove_ask(order.class);
-        let home = order.ticket.ask.queue_of(&decision);
-        let is_late = is_late(order, &decision, now);
+        let home = queue_of(&order.ticket.ask, &decision);
+        let is_late = is_late(&order, &decision, now);
         if home != self.id {
+            // The limits whose releases have caused the ask may admit the next request.
+            effects.released.append(&mut order.released);
             if is_late {
-                self.end(order, Rejection::OverLimit(decision), effects);
+                self.end(&order, Rejection::OverLimit(decision), effects);
             } else {
                 let max_delay = order.options.max_delay.unwrap_or_default();
-                self.move_to(home, order, decision, Some((max_delay, order.asked_at)), effects);
+                self.move_to(home, &order, decision, Some((max_delay, order.asked_at)), effects);
             }
             return;
         }
+        let needs = order.ticket.ask.needs_in(self.id, order.options);
+        for mut released in order.released.drain(..) {
+            let need = needs.iter().find(|(limit, _)| *limit == released.limit).map_or(u64::MAX, |(_, need)| *need);
+            released.below = released.below.min(need);
+            effects.released.push(released);
+        }
         self.pace.denied(decision.is_estimate(), now);
-        // The limiter may have decided before a release.
-        self.pace.is_released = order.releases != self.pace.releases;
-        self.update_forecast(order, &decision);
+        self.update_forecast(&order, &decision);
         self.latest = Some((decision, order.class.key, now));
         if is_late {
             self.reject(self.waiters.place(order.ticket.sequence), now, effects);

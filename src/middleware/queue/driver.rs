@@ -11,11 +11,11 @@ use std::time::Duration;
 use pin_project::pin_project;
 
 use super::asks::AskOrder;
-use super::queues::{Queues, Shard};
-use super::rules::Rule;
-use super::state::{Effects, Moved, Next, Queue};
+use super::queues::Queues;
+use super::state::{Moved, Next};
+use super::waiting::StartHold;
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Outcome};
+use crate::limiter::{Acquisition, BoxFuture, Outcome, Released};
 use crate::observe::Event;
 use crate::runtime::{self, Instant, Sleep, sleep};
 use crate::sync::Ordering;
@@ -54,7 +54,7 @@ impl Future for Driver {
                 match poll_caught(future, cx) {
                     Poll::Ready(result) => {
                         if let Some((order, _)) = this.in_flight.remove(index) {
-                            queues.answer(*this.id, *this.token, &order, result);
+                            queues.answer(*this.id, *this.token, order, result);
                         }
                     }
                     Poll::Pending => index += 1,
@@ -63,11 +63,13 @@ impl Future for Driver {
             let now = Instant::now();
             let step = queues.step(*this.id, *this.token, now, cx.waker());
             match step {
-                Next::Ask(order) => match acquire_caught(&order) {
-                    Acquisition::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
-                    Acquisition::Pending(mut future) => match poll_caught(&mut future, cx) {
-                        Poll::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
-                        Poll::Pending => this.in_flight.push_back((order, future)),
+                Next::Ask(order) => match queues.queue_with_earlier(*this.id, &order.ticket) {
+                    Some(other) => {
+                        queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
+                    }
+                    None => match acquire_caught(&order) {
+                        Acquisition::Ready(result) => queues.answer(*this.id, *this.token, order, result),
+                        Acquisition::Pending(future) => this.in_flight.push_back((order, future)),
                     },
                 },
                 Next::Sleep(until) => {
@@ -115,7 +117,9 @@ impl PinnedDrop for Driver {
         if !*this.is_finished
             && let Some(queues) = this.queues.upgrade()
         {
-            queues.driver_dropped(*this.id, *this.token);
+            queues.leave_driver(*this.id, *this.token);
+            let orders = this.in_flight.drain(..).map(|(order, _)| order);
+            orders.flat_map(|order| order.released).for_each(Released::pass_on);
         }
     }
 }
@@ -127,17 +131,17 @@ impl Queues {
             let mut shard = self.lock(id);
             let Some(queue) = shard.get_mut(&id) else { return true };
             if queue.driver.is_some() {
-                (None, queue.driver_waker.take())
+                (None, queue.wake_driver(Instant::now()))
             } else {
                 if !runtime::has_timer() {
                     return false;
                 }
-                let token = self.next_number();
+                let token = Self::next_number();
                 queue.driver = Some(token);
                 (Some(token), None)
             }
         };
-        // After the lock: a runtime that shuts down drops the task at once, and `driver_dropped` takes the lock.
+        // After the lock: a runtime that shuts down drops the task at once, and `leave_driver` takes the lock.
         if let Some(token) = token {
             runtime::spawn(Driver::new(Arc::downgrade(self), id, token));
         }
@@ -145,76 +149,62 @@ impl Queues {
         true
     }
 
-    /// Hands over due starts, and returns what the driver must do next.
-    fn step(self: &Arc<Self>, id: u64, token: u64, now: Instant, waker: &Waker) -> Next {
-        loop {
-            let mut effects = Effects::default();
-            let next = {
-                let mut shard = self.lock(id);
-                let Some(queue) = driven_by(&mut shard, id, token) else { return Next::Finished };
-                let next = queue.step(now, &mut effects);
-                // Under the lock under which nothing was found to do: a release after that finds the waker.
-                match (&next, &mut queue.driver_waker) {
-                    (Next::Finished, _) => self.remove(&mut shard, id),
-                    (_, Some(known)) => known.clone_from(waker),
-                    (_, none) => *none = Some(waker.clone()),
-                }
-                next
-            };
-            self.finish(effects);
-            let Next::Ask(order) = &next else { return next };
-            let Some(other) = self.queue_with_earlier(id, order) else { return next };
-            let mut effects = Effects::default();
-            if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
-                queue.yield_to(other, order, &mut effects);
-            }
-            self.finish_moves(effects);
+    /// Replaces a driver that has missed its next step by one in this runtime. Returns when to look again.
+    pub(super) fn replace_stalled_driver(self: &Arc<Self>, id: u64) -> Duration {
+        let now = Instant::now();
+        let (stalled, again) = {
+            let shard = self.lock(id);
+            let Some(queue) = shard.get(&id) else { return MAX_SLEEP };
+            (queue.driver.filter(|_| queue.is_stalled(now)), queue.look_again_after(now))
+        };
+        if let Some(token) = stalled {
+            self.leave_driver(id, token);
+            self.ensure_driver(id);
         }
+        again
     }
 
-    /// Returns another queue of the request's limits in which an earlier request waits.
-    ///
-    /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
-    /// limiter schedules none for a request with an idle limit, so this request would always come too late.
-    fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
-        if !self.has_other_queues() || !Rule::EarlierElsewhere.is_on() {
-            return None;
-        }
-        let is_earlier = |other: &u64| {
-            let sequence = order.ticket.sequence;
-            *other != id
-                && self.may_exist(*other)
-                // The lock on the own shard is released: with two locks, two drivers could wait for each other.
-                && self.lock(*other).get(other).is_some_and(|queue| queue.waiters.has_before(sequence))
-        };
-        order.ticket.ask.queues().as_slice().iter().copied().find(is_earlier)
+    /// Hands over due starts, and returns what the driver must do next.
+    fn step(self: &Arc<Self>, id: u64, token: u64, now: Instant, waker: &Waker) -> Next {
+        let next = self.change(id, |queue, effects| {
+            if queue.driver != Some(token) {
+                return Next::Finished;
+            }
+            let next = queue.step(now, effects);
+            // Under the lock under which nothing was found to do: a release after that finds the waker.
+            match &mut queue.driver_waker {
+                Some(known) => known.clone_from(waker),
+                none => *none = Some(waker.clone()),
+            }
+            next
+        });
+        next.unwrap_or(Next::Finished)
     }
 
     /// Records the result of an ask.
-    fn answer(self: &Arc<Self>, id: u64, token: u64, order: &AskOrder, result: Result<Outcome, Error>) {
+    fn answer(self: &Arc<Self>, id: u64, token: u64, order: AskOrder, result: Result<Outcome, Error>) {
         order
             .ticket
             .ask
             .observers()
             .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });
-        let now = Instant::now();
-        let mut effects = Effects::default();
-        if let Some(queue) = driven_by(&mut self.lock(id), id, token) {
-            queue.on_result(order, result, now, &mut effects);
-        }
-        self.finish_moves(effects);
-    }
-
-    fn finish_moves(self: &Arc<Self>, mut effects: Effects) {
-        let moved = std::mem::take(&mut effects.moved);
-        self.finish(effects);
-        for moved in moved {
-            self.move_to_queue(moved);
+        let mut unheard = Some((order, result));
+        self.change(id, |queue, effects| {
+            if queue.driver == Some(token)
+                && let Some((order, result)) = unheard.take()
+            {
+                queue.on_result(order, result, Instant::now(), effects);
+            }
+        });
+        if let Some((order, result)) = unheard {
+            // Another driver has given up the ask.
+            drop(StartHold::new(result.ok().and_then(|outcome| outcome.held)));
+            order.released.into_iter().for_each(Released::pass_on);
         }
     }
 
     /// Moves a request to another queue. The request keeps its order of arrival.
-    fn move_to_queue(self: &Arc<Self>, mut moved: Moved) {
+    pub(super) fn move_to_queue(self: &Arc<Self>, mut moved: Moved) {
         let waiter = &mut moved.waiter;
         let id = waiter.ticket.queue();
         waiter.class.cost = waiter.ticket.ask.cost_in(id, waiter.options);
@@ -226,30 +216,21 @@ impl Queues {
                 return;
             }
             self.find_or_create(&mut shard, id).insert_moved(moved, Instant::now());
+            self.update(&mut shard, id);
         }
         self.ensure_driver(id);
     }
 
-    /// Prepares a queue whose driver was dropped for another one, which its next polled request spawns.
-    fn driver_dropped(&self, id: u64, token: u64) {
-        let mut effects = Effects::default();
-        {
-            let mut shard = self.lock(id);
-            let Some(queue) = shard.get_mut(&id).filter(|queue| queue.driver == Some(token)) else { return };
-            queue.driver = None;
-            queue.driver_waker = None;
-            queue.abort();
-            queue.wake_waiters(&mut effects);
-            if queue.waiters.is_empty() {
-                effects.unused = queue.take_starts();
-                self.remove(&mut shard, id);
+    /// Prepares a queue without its driver for another one, which its next polled request spawns.
+    fn leave_driver(self: &Arc<Self>, id: u64, token: u64) {
+        self.change(id, |queue, effects| {
+            if queue.driver == Some(token) {
+                queue.leave_driver(Instant::now());
+                queue.wake_waiters(effects);
+                if queue.waiters.is_empty() {
+                    effects.unused = queue.take_starts();
+                }
             }
-        }
-        self.finish(effects);
+        });
     }
-}
-
-/// Returns the queue, if it has not ended and this driver drives it.
-fn driven_by(shard: &mut Shard, id: u64, token: u64) -> Option<&mut Queue> {
-    shard.get_mut(&id).filter(|queue| queue.driver == Some(token))
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::rules::Rule;
 use super::ticket::Class;
 use crate::decision::{Decision, LimitSnapshot, LimitStatus, Verdict};
 use crate::runtime::Instant;
@@ -130,52 +129,31 @@ impl Forecast {
     }
 }
 
-/// How fast requests of the queue start.
+/// The mean time that a queue needs to start a unit of cost. It is longer than the quota says if other processes use the limit as well.
 #[derive(Debug, Default)]
-pub(super) struct OwnRate {
-    /// Moving averages of the forecasts and of the waits. Requests wait longer than the forecast says if other processes
-    /// use the limit as well.
-    expected: Duration,
-    waited: Duration,
-    /// A moving average of the time between starts, and their number.
-    interval: Duration,
+pub(super) struct StartInterval {
+    average: Duration,
     starts: u32,
     latest: Option<Instant>,
 }
 
-impl OwnRate {
-    /// The number of starts after which the time between them is known.
+impl StartInterval {
+    /// The number of starts after which the average is known.
     const ENOUGH: u32 = 8;
 
-    /// Records a start, and how long its request was expected to wait and has waited.
-    pub(super) fn record(&mut self, at: Instant, expected: Duration, waited: Duration) {
-        if !Rule::OwnRate.is_on() {
-            return;
-        }
+    pub(super) fn record(&mut self, at: Instant, cost: u64) {
         if let Some(latest) = self.latest.replace(at) {
             self.starts = self.starts.saturating_add(1);
             let weight = self.starts.min(32);
-            self.interval = (self.interval * (weight - 1) + at.saturating_duration_since(latest)) / weight;
-        }
-        if !expected.is_zero() {
-            self.expected = (self.expected * 31 + expected) / 32;
-            self.waited = (self.waited * 31 + waited) / 32;
+            let time = share(at.saturating_duration_since(latest), 1, cost);
+            self.average = (self.average * (weight - 1) + time) / weight;
         }
     }
 
-    /// Returns the likely wait of a request behind so many others, if enough have started.
-    pub(super) fn behind(&self, ahead: usize) -> Option<Duration> {
+    /// Returns the likely wait of a request behind so many units, if enough have started.
+    pub(super) fn wait_behind(&self, ahead: u64) -> Option<Duration> {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        (self.starts >= Self::ENOUGH).then(|| self.interval.saturating_mul(ahead))
-    }
-
-    /// Returns the likely wait of a request with this forecast.
-    pub(super) fn of(&self, expected: Duration) -> Duration {
-        if self.waited <= self.expected {
-            return expected;
-        }
-        let nanos = expected.as_nanos().saturating_mul(self.waited.as_nanos()) / self.expected.as_nanos().max(1);
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        (self.starts >= Self::ENOUGH).then(|| self.average.saturating_mul(ahead))
     }
 }
 

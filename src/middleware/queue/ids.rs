@@ -1,85 +1,105 @@
-//! The queues in which requests of one key can wait.
+//! The queues in which the requests of one key can wait.
 
-use std::hash::{BuildHasher as _, Hash};
-use std::sync::OnceLock;
+use std::hash::Hash;
 
-use foldhash::quality::RandomState;
+use super::ticket::Ask;
+use crate::decision::{AcquireOptions, Decision, ShareRole};
+use crate::limiter::{LimitOfKey, Limiter, LimitsOfKey, limit_id};
 
-use crate::limiter::{LimitOfKey, Limiter, LimitsOfKey};
-
-/// The ids of the queues of a key's limits, and of the key itself.
-#[derive(Clone, Debug)]
-pub(crate) enum QueueIds {
-    /// A layer that settles creates the set for each request: few ids need no allocation.
-    Few {
-        ids: [u64; Self::FEW],
-        len: u8,
-    },
-    Many(Vec<u64>),
-}
-
-impl QueueIds {
-    const FEW: usize = 9;
-
-    /// Creates the set with the queue of the key itself.
-    pub(crate) fn new(own: u64) -> Self {
-        let mut ids = [0; Self::FEW];
-        ids[0] = own;
-        Self::Few { ids, len: 1 }
-    }
-
-    /// Creates the set of a key.
-    pub(crate) fn of<Key: Hash>(key: &Key, limiter: &impl Limiter<Key>) -> Self {
-        let mut ids = Self::new(hashers()[0].hash_one(key));
-        visit_limits(key, limiter, &mut |limit| ids.push(limit.id));
-        ids
-    }
-
-    /// Adds the queue of a limit.
-    pub(crate) fn push(&mut self, id: u64) {
-        match self {
-            Self::Few { ids, len } => match ids.get_mut(usize::from(*len)) {
-                Some(free) => {
-                    *free = id;
-                    *len += 1;
-                }
-                None => *self = Self::Many([&ids[..], &[id]].concat()),
-            },
-            Self::Many(ids) => ids.push(id),
-        }
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u64] {
-        match self {
-            Self::Few { ids, len } => &ids[..usize::from(*len)],
-            Self::Many(ids) => ids,
-        }
-    }
-}
-
-/// The hash functions of the process: the layers on one limiter name its queues alike.
+/// Visits the limits that apply to a key, with the queue of each and the share of the key.
 ///
-/// The first one finds queues. A class of requests has both, because a start must not reach another key.
-pub(crate) fn hashers() -> &'static [RandomState; 2] {
-    static HASHERS: OnceLock<[RandomState; 2]> = OnceLock::new();
-    HASHERS.get_or_init(Default::default)
+/// Requests from which a limit keeps different numbers of units free wait in different queues: a head that its own class
+/// denies must not hold up others. For the same reason, each share has a queue of its own for each limit beside it.
+pub(crate) fn visit_queues<Key: ?Sized>(
+    key: &Key,
+    limiter: &(impl Limiter<Key> + ?Sized),
+    visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>),
+) {
+    let (mut share, mut has_common) = (None, false);
+    limiter.limits_of(
+        key,
+        &mut LimitsOfKey::new(&mut |limit| {
+            has_common |= limit.share == ShareRole::Common;
+            if limit.share == ShareRole::Share {
+                share = Some(limit.id);
+            }
+        }),
+    );
+    let share = share.filter(|_| has_common);
+    limiter.limits_of(
+        key,
+        &mut LimitsOfKey::new(&mut |limit| {
+            let share = share.filter(|_| limit.share == ShareRole::Common);
+            let queue = match (limit.kept_free, share) {
+                (0, None) => limit.id,
+                of_class => limit_id((limit.id, of_class)),
+            };
+            visit(&limit, queue, share);
+        }),
+    );
 }
 
-/// Visits the limits that apply to a key, with the ids of their queues.
-pub(crate) fn visit_limits<Key>(key: &Key, limiter: &impl Limiter<Key>, visit: &mut dyn FnMut(LimitOfKey<'_>)) {
-    limiter.limits_of(key, &mut LimitsOfKey::new(&hashers()[0], visit));
+/// Returns the limits whose waiting requests the guard of a hold must wake: the key's limits, and the key itself for a
+/// limiter that names none. `None` if a store does that.
+pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
+    key: &Key,
+    limiter: &(impl Limiter<Key> + ?Sized),
+) -> Option<Vec<u64>> {
+    let mut is_of_store = false;
+    limiter.limits_of(key, &mut LimitsOfKey::new(&mut |limit| is_of_store |= limit.is_of_store));
+    if is_of_store {
+        return None;
+    }
+    let mut limits = vec![limit_id(key)];
+    limiter.limits_of(key, &mut LimitsOfKey::new(&mut |limit| limits.push(limit.id)));
+    Some(limits)
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::QueueIds;
+/// Returns the queue of the limit that denied a request, or the queue of the key if the denial names no limit.
+pub(crate) fn queue_of(ask: &(impl Ask + ?Sized), denied: &Decision) -> u64 {
+    let mut found = ask.own_queue();
+    if let Some(denying) = denied.most_restrictive() {
+        ask.visit(&mut |limit, queue, _| {
+            if limit.name == denying.name() {
+                found = queue;
+            }
+        });
+    }
+    found
+}
 
-    #[test]
-    fn set_keeps_any_number_of_ids_in_order() {
-        for len in 1..40 {
-            let mut ids = QueueIds::new(0);
-            (1..len).for_each(|id| ids.push(id));
-            assert_eq!(ids.as_slice(), (0..len).collect::<Vec<_>>());
+impl dyn Ask {
+    /// Returns the cost of the request on the limit of this queue.
+    pub(super) fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
+        let mut cost = options.cost;
+        self.visit(&mut |limit, of_limit, _| {
+            if of_limit == queue {
+                cost = limit.cost.options(options).cost;
+            }
+        });
+        cost
+    }
+
+    /// Returns the limits whose releases can end the wait in this queue, with the units that the request needs there.
+    pub(super) fn needs_in(&self, queue: u64, options: AcquireOptions) -> Vec<(u64, u64)> {
+        let mut needs = Vec::new();
+        self.visit(&mut |limit, of_limit, share| {
+            if of_limit == queue {
+                let cost = limit.cost.options(options).cost;
+                needs.push((limit.id, cost.saturating_add(limit.kept_free)));
+                needs.extend(share.map(|share| (share, cost)));
+            }
+        });
+        if needs.is_empty() {
+            needs.push((queue, options.cost));
         }
+        needs
+    }
+
+    /// Returns how many requests may wait, if a limit bounds that.
+    pub(super) fn max_waiting(&self) -> Option<u64> {
+        let mut least = None;
+        self.visit(&mut |limit, _, _| least = [least, limit.max_waiting].into_iter().flatten().min());
+        least
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queues::Queues;
-use super::state::{Effects, Queue};
+use super::state::{Effects, MAX_STEP, Queue};
 use super::ticket::{Ask, Class, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::Waiting;
@@ -24,6 +24,10 @@ pub(crate) struct Bounds {
 
 impl Bounds {
     const MAX_PER_KEY: usize = 1_000;
+
+    /// For callers that bound themselves.
+    #[cfg(feature = "timer")]
+    pub(crate) const NONE: Self = Self { max_waiters: usize::MAX, max_waiters_per_key: Some(usize::MAX) };
 
     pub(crate) const DEFAULT: Self = Self { max_waiters: 10_000, max_waiters_per_key: None };
 
@@ -85,7 +89,8 @@ impl Queues {
         mut asked: Asked,
         bounds: Bounds,
     ) -> Result<Waiting, JoinError<A>> {
-        arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
+        let ask: &dyn Ask = &arrival.ask;
+        arrival.class.cost = ask.cost_in(id, arrival.options);
         if let Asked::Scheduled(start) = &mut asked {
             start.class = arrival.class;
         }
@@ -106,15 +111,14 @@ impl Queues {
             }
             let queue = self.find_or_create(&mut shard, id);
             let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
-            if queue.is_finished() {
-                self.remove(&mut shard, id);
-            }
+            self.update(&mut shard, id);
             joined
         };
         self.finish(effects);
         // Also if the request was refused: its start may wait for another request.
         self.ensure_driver(id);
-        Ok(Waiting::new(Arc::clone(self), joined?))
+        let (ticket, due_in) = joined?;
+        Ok(Waiting::new(Arc::clone(self), ticket, due_in))
     }
 
     /// Inserts a request into a queue, unless the queue is full or too long for it.
@@ -125,7 +129,7 @@ impl Queues {
         asked: Asked,
         bounds: Bounds,
         effects: &mut Effects,
-    ) -> Result<Arc<Ticket>, JoinError<A>> {
+    ) -> Result<(Arc<Ticket>, Duration), JoinError<A>> {
         let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
         let now = Instant::now();
         let has_waiters = !queue.waiters.is_empty();
@@ -143,7 +147,8 @@ impl Queues {
                 Some(wait)
             }
         };
-        let of_limiter = ask.max_waiting().filter(|_| scheduled.is_none());
+        let of_limiter =
+            (&ask as &dyn Ask).max_waiting().filter(|_| scheduled.is_none() && bounds.max_waiters < usize::MAX);
         let of_limiter = of_limiter.and_then(|waiting| queue.forecast.time_for(waiting));
         let longest = [remaining, of_limiter].into_iter().flatten().min();
         let wait = scheduled.or_else(|| queue.wait_of_new(class, now));
@@ -157,11 +162,10 @@ impl Queues {
         } else if !self.take_place(queue, class, bounds, now, effects) {
             return Err(refused(queue, class, wait, has_waiters, now));
         }
-        let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, self.next_number(), ask));
-        let expected = queue.forecast_of_new(class, now).unwrap_or_default().as_micros();
-        let expected = if class.hold { 0 } else { u32::try_from(expected).unwrap_or(u32::MAX) };
-        queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline, expected });
-        Ok(ticket)
+        let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, Self::next_number(), ask));
+        queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline });
+        let due_in = [wait.or(Some(MAX_STEP)), remaining].into_iter().flatten().min().unwrap_or(MAX_STEP);
+        Ok((ticket, due_in))
     }
 
     /// Counts a new request, if the bounds allow it. With `newest_first` the oldest request gives its place.

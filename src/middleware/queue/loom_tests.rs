@@ -12,11 +12,11 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::{Arrival, Ask, Asked, Bounds, JoinError, QueueIds, Queues, Waiting};
+use super::{Arrival, Ask, Asked, Bounds, JoinError, Queues, Waiting};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome, capacity_released};
+use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, LimiterFuture, Outcome, capacity_released};
 use crate::observe::Observers;
 use crate::runtime::{Instant, block_on, shut_down};
 use crate::sync::{explore, report_orders};
@@ -85,20 +85,10 @@ impl Ask for Slots {
         }))
     }
 
-    fn queues(&self) -> QueueIds {
-        QueueIds::new(self.queue)
-    }
+    fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {}
 
-    fn queue_of(&self, _denied: &Decision) -> u64 {
+    fn own_queue(&self) -> u64 {
         self.queue
-    }
-
-    fn cost_in(&self, _queue: u64, options: AcquireOptions) -> u64 {
-        options.cost
-    }
-
-    fn max_waiting(&self) -> Option<u64> {
-        None
     }
 
     fn observers(&self) -> &Observers {
@@ -146,7 +136,7 @@ fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
         return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
     };
     drop(held);
-    capacity_released(&[QUEUE]);
+    capacity_released([QUEUE]);
     None
 }
 
@@ -158,7 +148,7 @@ fn without_a_slot() -> (Arc<Queues>, Slots) {
 /// Frees a slot, and wakes the queue as the end of a request does.
 fn release(slots: &Slots) {
     slots.release();
-    capacity_released(&[QUEUE]);
+    capacity_released([QUEUE]);
 }
 
 /// Waits for the start, and releases its slot.
@@ -168,7 +158,7 @@ fn serve(waiting: Option<Waiting>) {
         Ok(start) => drop(start.into_parts()),
         Err(_) => unreachable!("the limiter admits it"),
     }
-    capacity_released(&[QUEUE]);
+    capacity_released([QUEUE]);
 }
 
 /// Waits until nothing waits, no queue is left, and all slots are free. Otherwise loom reports too many branches.
@@ -286,7 +276,7 @@ fn release_while_a_request_moves_is_not_lost() {
             let slots = slots.clone();
             thread::spawn(move || {
                 slots.release();
-                capacity_released(&[QUEUE, OTHER_QUEUE]);
+                capacity_released([QUEUE, OTHER_QUEUE]);
             })
         };
         serve(waiting);

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::rules::Rule;
 use crate::runtime::Instant;
 
 /// The asks of one queue.
@@ -17,10 +16,8 @@ pub(super) struct Pace {
     recheck_at: Option<Instant>,
     /// The next interval after a denial whose wait is an estimate. It doubles with each of them.
     recheck: Duration,
-    /// Capacity was released in this process since the last denial.
-    pub(super) is_released: bool,
-    /// Counts the releases of capacity in this process.
-    pub(super) releases: u64,
+    /// Capacity was released in this process since the last ask.
+    is_released: bool,
     /// A moving average of the time that an ask takes.
     ask_time: Duration,
     /// Drawn for each ask.
@@ -31,7 +28,6 @@ impl Pace {
     const MAX_UNDER_WAY: usize = 1024;
     const MIN_RECHECK: Duration = Duration::from_millis(100);
     const MAX_RECHECK: Duration = Duration::from_secs(1);
-    const MAX_RANDOM_DELAY: Duration = Duration::from_millis(10);
     const MIN_ROUND_TRIP: Duration = Duration::from_micros(50);
 
     pub(super) fn new() -> Self {
@@ -42,7 +38,6 @@ impl Pace {
             recheck_at: None,
             recheck: Self::MIN_RECHECK,
             is_released: false,
-            releases: 0,
             ask_time: Duration::ZERO,
             random: fastrand::u8(..),
         }
@@ -68,33 +63,13 @@ impl Pace {
         }
     }
 
-    /// Returns how much later to ask than the forecast says: a part of [`longest_delay`](Self::longest_delay), and of the
-    /// time that an ask takes.
-    ///
-    /// Otherwise the process with the shortest link would receive all starts that processes share. And an ask that is
-    /// decided a little too early is denied.
-    pub(super) fn later(&self, interval: Option<Duration>) -> Duration {
-        if !self.is_remote() || !Rule::RandomDelay.is_on() {
-            return Duration::ZERO;
-        }
-        self.longest_delay(interval) * u32::from(self.random) / 255 + self.ask_time / 32
-    }
-
-    /// Returns the longest random delay over a link, and zero in memory. `interval` is the time between starts. With `None`
-    /// an ask has a horizon, in which a delay costs nothing.
-    pub(super) fn longest_delay(&self, interval: Option<Duration>) -> Duration {
-        if !self.is_remote() {
-            return Duration::ZERO;
-        }
-        interval.map_or(Self::MAX_RANDOM_DELAY, |interval| (interval / 24).min(Self::MAX_RANDOM_DELAY))
-    }
-
     /// Whether an ask takes longer than a decision in memory.
     pub(super) fn is_remote(&self) -> bool {
         self.ask_time >= Self::MIN_ROUND_TRIP
     }
 
     pub(super) fn asked(&mut self, cost: u64) {
+        self.is_released = false;
         self.under_way += 1;
         self.cost_under_way = self.cost_under_way.saturating_add(cost);
         self.random = fastrand::u8(..);
@@ -132,9 +107,7 @@ impl Pace {
 
     /// Records a denial, and whether it is unknown when an admission is possible.
     pub(super) fn denied(&mut self, is_unknown: bool, now: Instant) {
-        if Rule::FewerAfterDenial.is_on() {
-            self.max_under_way = 1;
-        }
+        self.max_under_way = 1;
         self.set_recheck(is_unknown, now);
         if is_unknown {
             self.recheck = (self.recheck * 2).min(Self::MAX_RECHECK);
@@ -142,21 +115,24 @@ impl Pace {
     }
 
     fn set_recheck(&mut self, is_unknown: bool, now: Instant) {
-        self.is_released = false;
         let recheck = if is_unknown { self.recheck } else { Self::MAX_RECHECK };
         self.recheck_at = now.checked_add(self.jittered(recheck));
     }
 
     /// Capacity was released: one more ask may be sent.
     pub(super) fn released(&mut self) {
-        self.releases += 1;
         self.is_released = true;
         self.max_under_way = self.max_under_way.max(self.under_way + 1);
         self.recheck = Self::MIN_RECHECK;
     }
 
+    /// Returns a part of a time, drawn for each ask.
+    pub(super) fn random_part_of(&self, time: Duration) -> Duration {
+        time * u32::from(self.random) / 255
+    }
+
     /// Returns between 80 and 95 % of a time, so that processes do not ask together.
     fn jittered(&self, time: Duration) -> Duration {
-        time * (950 - 150 * u32::from(self.random) / 255) / 1000
+        time * 19 / 20 - self.random_part_of(time * 3 / 20)
     }
 }

@@ -6,15 +6,21 @@ use std::time::Duration;
 
 use super::abandonment::AbandonmentAge;
 use super::asks::AskOrder;
-use super::forecast::{Forecast, OwnRate};
+use super::forecast::{Forecast, StartInterval};
 use super::pace::Pace;
-use super::rules::Rule;
 use super::ticket::{Class, Start};
 use super::waiters::{Waiter, Waiters};
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
+use crate::limiter::Released;
 use crate::response::Rejection;
 use crate::runtime::Instant;
+
+/// How long after its time a driver may be due. A driver that is due for longer is stalled: its runtime does not run.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The maximum time between two steps of a driver that has asks under way. Their answers wake a driver that runs.
+pub(super) const MAX_STEP: Duration = Duration::from_secs(1);
 
 /// How long after its time a charged start can be used: later it would count in the wrong window.
 const MAX_LATENESS: Duration = Duration::from_millis(100);
@@ -27,6 +33,8 @@ pub(super) struct Effects {
     pub(super) unused: Vec<Start>,
     /// Requests that move to another queue. Their tickets name it.
     pub(super) moved: Vec<Moved>,
+    /// Releases for which other queues may ask.
+    pub(super) released: Vec<Released>,
     /// How many requests stopped waiting.
     pub(super) ended: usize,
 }
@@ -35,8 +43,7 @@ pub(super) struct Effects {
 pub(super) struct Moved {
     pub(super) waiter: Waiter,
     pub(super) decision: Decision,
-    /// The delay that the ask accepted, and its time, if the limit of the other queue has denied the request. `None` if
-    /// an earlier request waits there.
+    /// The delay that the denied ask accepted, and its time. `None` if an earlier request waits in the other queue.
     pub(super) denied: Option<(Duration, Instant)>,
 }
 
@@ -57,12 +64,18 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) forecast: Forecast,
-    own_rate: OwnRate,
-    pub(super) abandonment: AbandonmentAge,
+    start_interval: StartInterval,
+    abandonment: AbandonmentAge,
+    /// Releases for which the queue has not asked yet, at most one of each limit.
+    pub(super) released: Vec<Released>,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
     pub(super) driver: Option<u64>,
     pub(super) driver_waker: Option<Waker>,
+    /// When the driver must take its next step.
+    due_at: Option<Instant>,
+    /// The first request in the index of releases, and what it needs.
+    pub(super) indexed: Option<(u64, Vec<(u64, u64)>)>,
 }
 
 impl Queue {
@@ -74,11 +87,14 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(),
             forecast: Forecast::default(),
-            own_rate: OwnRate::default(),
+            start_interval: StartInterval::default(),
             abandonment: AbandonmentAge::default(),
+            released: Vec::new(),
             latest: None,
             driver: None,
             driver_waker: None,
+            due_at: Some(Instant::now()),
+            indexed: None,
         }
     }
 
@@ -96,25 +112,25 @@ impl Queue {
 
     /// Returns the time until a request that joins now starts, `None` if that is unknown.
     pub(super) fn wait_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
-        if self.newest_first || !Rule::RefuseByPosition.is_on() {
+        if self.newest_first {
             return Some(Duration::ZERO);
         }
+        let by_rate = self.start_interval.wait_behind(self.waiters.open_cost());
         if class.hold {
             // When holds end is unknown, and how much they settle.
-            return self.own_rate.behind(self.waiters.len());
+            return by_rate;
         }
-        self.forecast_of_new(class, now).map(|wait| self.own_rate.of(wait))
+        // Less a quarter: the average grows at the end of each window.
+        let by_rate = by_rate.unwrap_or_default() * 3 / 4;
+        self.forecast_of_new(class, now).map(|wait| wait.max(by_rate))
     }
 
     /// Returns the forecast of the wait of a request that joins now.
-    pub(super) fn forecast_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
-        // The requests ahead of one that holds may settle less than they hold, or nothing.
-        let is_next = class.hold || self.waiters.has_spare(class);
+    fn forecast_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
+        let is_next = self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
-        // The start is known an ask later than the limiter decides, and each window begins a delay later.
-        let late = self.interval(class).map_or(Duration::ZERO, |interval| self.pace.longest_delay(Some(interval)) * 2);
-        let later = self.pace.ask_time() + late;
-        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(later))
+        // The start is known an ask later than the limiter decides.
+        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind so many units.
@@ -174,6 +190,21 @@ impl Queue {
         }
     }
 
+    /// Returns the next request that will probably not leave before its start.
+    pub(super) fn next_that_stays(&self, now: Instant) -> Option<u64> {
+        // A start for the only key is not lost when its request leaves: the next one uses it.
+        if !self.waiters.has_several_keys() {
+            return None;
+        }
+        self.waiters.next_open_that(|waiter| {
+            let time = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).unwrap_or_default();
+            let time = time.max(self.pace.ask_time());
+            let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
+            let until_deadline = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
+            [rest, until_deadline].into_iter().flatten().all(|rest| time <= rest)
+        })
+    }
+
     /// Removes a request. Another request of its class takes over its ask or start.
     pub(super) fn remove(&mut self, place: u64, effects: &mut Effects) -> Option<Waiter> {
         let waiter = self.waiters.remove(place)?;
@@ -191,19 +222,19 @@ impl Queue {
     // Handing over starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Hands a start to the first request of its class. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
+    /// Hands a start to a request of its class, `first` or the next ones. Returns the start if there is none.
+    fn hand_over(&mut self, start: Start, first: Option<Waiter>, effects: &mut Effects) -> Option<Start> {
         let (class, at) = (start.class, start.at);
-        let mut reply = Box::new(Ok(start));
-        while let Some(waiter) = self.waiters.take_for(class) {
+        let (mut reply, mut next) = (Box::new(Ok(start)), first);
+        while let Some(waiter) = next {
             effects.ended += 1;
-            let expected = Duration::from_micros(waiter.expected.into());
-            self.own_rate.record(at, expected, at.saturating_duration_since(waiter.arrived_at));
+            self.start_interval.record(at, class.cost);
             match waiter.ticket.reply(reply, &mut effects.wakers) {
                 Ok(()) => return None,
                 // The request has left a moment ago.
                 Err(returned) => reply = returned,
             }
+            next = self.waiters.take_first(class);
         }
         reply.ok()
     }
@@ -212,7 +243,8 @@ impl Queue {
     pub(super) fn take_back(&mut self, start: Start, now: Instant, effects: &mut Effects) {
         // A held cost counts until it is settled.
         let is_usable = start.class.hold || start.at + MAX_LATENESS >= now;
-        let unused = if is_usable { self.hand_over(start, effects) } else { Some(start) };
+        let first = if is_usable { self.waiters.take_first(start.class) } else { None };
+        let unused = self.hand_over(start, first, effects);
         effects.unused.extend(unused);
     }
 
@@ -222,9 +254,8 @@ impl Queue {
         {
             // A deadline at the time of the start is in time.
             self.expire(start.at.checked_sub(Duration::from_nanos(1)).unwrap_or(start.at), effects);
-            let class = start.class;
-            let unused = self.hand_over(start, effects);
-            self.waiters.remove_ask(class);
+            let first = self.waiters.take_asked(start.class);
+            let unused = self.hand_over(start, first, effects);
             effects.unused.extend(unused);
         }
     }
@@ -241,25 +272,51 @@ impl Queue {
         }
         // After the asks: a start at the deadline is in time, and so is an ask that is due then.
         self.expire(now, effects);
+        if self.waiters.next_open().is_none() && self.pace.under_way == 0 {
+            effects.released.append(&mut self.released);
+        }
         if self.is_finished() {
             return Next::Finished;
         }
         let start = self.starts.front().map(|start| start.at);
         let ask = self.waiters.next_open().and_then(|head| self.ask_at(head, now));
-        Next::Sleep([start, ask, self.waiters.earliest_deadline()].into_iter().flatten().min())
+        let step = if self.pace.under_way > 0 { now.checked_add(MAX_STEP) } else { None };
+        self.due_at = [start, ask, step, self.waiters.earliest_deadline()].into_iter().flatten().min();
+        Next::Sleep(self.due_at)
     }
 
-    /// Lets the queue ask at once: capacity was released in this process. Returns the waker of the queue's driver, with
-    /// the arrival of the first request.
-    pub(super) fn released(&mut self) -> Option<(Option<Instant>, Waker)> {
+    /// Lets the queue ask at once: capacity was released in this process. Returns the waker of the queue's driver.
+    pub(super) fn released(&mut self, released: Option<Released>) -> Option<Waker> {
+        if let Some(released) = released {
+            match self.released.iter_mut().find(|known| known.limit == released.limit) {
+                Some(known) => known.merge(released),
+                None => self.released.push(released),
+            }
+        }
         self.pace.released();
-        // The driver stores it again in its next step, and must not be woken twice for one.
-        let waker = self.driver_waker.take()?;
-        Some((self.waiters.first_arrival(), waker))
+        self.wake_driver(Instant::now())
     }
 
-    /// Gives up the asks under way, whose driver is gone.
-    pub(super) fn abort(&mut self) {
+    /// Returns the waker of the driver, which must take a step.
+    pub(super) fn wake_driver(&mut self, now: Instant) -> Option<Waker> {
+        self.due_at = Some(self.due_at.map_or(now, |due_at| due_at.min(now)));
+        // The driver stores it again in its next step, and must not be woken twice for one.
+        self.driver_waker.take()
+    }
+
+    /// Returns whether the driver has missed its next step: its runtime is blocked, or runs nothing.
+    pub(super) fn is_stalled(&self, now: Instant) -> bool {
+        self.due_at.and_then(|due_at| due_at.checked_add(GRACE)).is_some_and(|at| at <= now)
+    }
+
+    /// Returns when a waiting request must look again whether the driver is stalled.
+    pub(super) fn look_again_after(&self, now: Instant) -> Duration {
+        if self.due_at.is_some_and(|due_at| due_at <= now) { GRACE } else { MAX_STEP }
+    }
+
+    /// Prepares the queue for another driver, and gives up the asks under way.
+    pub(super) fn leave_driver(&mut self, now: Instant) {
+        (self.driver, self.driver_waker, self.due_at) = (None, None, Some(now));
         self.pace.abort();
         self.waiters.reset(self.starts.iter().map(|start| start.class));
     }

@@ -2,11 +2,10 @@
 
 use std::task::{Context, Poll, Waker};
 
-use super::ids::QueueIds;
 use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Outcome};
+use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Outcome};
 use crate::observe::Observers;
 use crate::response::Rejection;
 use crate::runtime::Instant;
@@ -16,17 +15,11 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 pub(crate) trait Ask: Send + Sync {
     fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
 
-    /// Returns the queues in which the request can wait.
-    fn queues(&self) -> QueueIds;
+    /// Visits the limits that apply to the request, with the queue of each and the share of the request.
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>));
 
-    /// Returns the queue of the limit that denied the request.
-    fn queue_of(&self, denied: &Decision) -> u64;
-
-    /// Returns the cost of a request on the limit of this queue.
-    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64;
-
-    /// Returns how many requests may wait, if a limit bounds that.
-    fn max_waiting(&self) -> Option<u64>;
+    /// Returns the queue of a limiter that names no limits.
+    fn own_queue(&self) -> u64;
 
     fn observers(&self) -> &Observers;
 }
@@ -41,13 +34,6 @@ pub(crate) struct Class {
     /// The cost on the limit of the queue: the number of the request, unless the limit has a fixed cost or a unit.
     pub(crate) cost: u64,
     pub(crate) hold: bool,
-}
-
-impl Class {
-    /// Returns the queue of the key itself.
-    pub(crate) fn own_queue(&self) -> u64 {
-        self.key[0]
-    }
 }
 
 /// An admission, which one request of the class can use from its time on.

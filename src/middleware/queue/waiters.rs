@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::sync::Arc;
 
 use super::ticket::{Class, Ticket};
@@ -16,59 +17,38 @@ pub(super) struct Waiter {
     pub(super) arrived_at: Instant,
     /// `None` if the limiter bounds the wait.
     pub(super) deadline: Option<Instant>,
-    /// The forecast of the wait in microseconds, zero if there was none.
-    pub(super) expected: u32,
 }
 
 /// The waiting requests of one queue.
 ///
-/// A request has a *place*: a number that grows in the order of service. Each operation takes time in proportion to the
-/// logarithm of the number of requests, unless it says otherwise.
+/// A request has a *place*: a number that grows in the order of service. An ask or a start belongs to a class of requests.
+/// The first requests of a class are *asked*, as many as it has asks and starts; the other requests are *open*. The steps of
+/// an operation grow with the logarithm of the number of requests, or with the number of asked ones. If an asked request
+/// leaves, they grow with the number of open ones.
 pub(super) struct Waiters {
     newest_first: bool,
     by_place: BTreeMap<u64, Waiter>,
-    lines: HashMap<Class, Line, foldhash::fast::RandomState>,
-    /// The first open request of each line.
-    first_open: BTreeSet<u64>,
+    open: BTreeSet<u64>,
+    asked: BTreeSet<u64>,
+    /// The asks and starts of a class that no request can use yet.
+    spare: Counts<Class>,
     /// The cost of all open requests.
     open_cost: u128,
-    /// Whether requests of several keys have waited.
-    is_mixed: bool,
     /// The number of waiting requests of each key.
-    per_key: HashMap<[u64; 2], usize, foldhash::fast::RandomState>,
+    per_key: Counts<[u64; 2]>,
     deadlines: BTreeSet<(Instant, u64)>,
 }
 
-/// The places of the requests of one class: as many *asked* ones as there are asks under way and starts, then *open* ones.
-#[derive(Default)]
-struct Line {
-    asks_and_starts: usize,
-    asked: BTreeSet<u64>,
-    open: BTreeSet<u64>,
-}
+type Counts<K> = HashMap<K, usize, foldhash::fast::RandomState>;
 
-impl Line {
-    /// Moves requests between the two parts until the first requests are the asked ones.
-    fn sort(&mut self) {
-        loop {
-            let (first, last) = (self.open.first().copied(), self.asked.last().copied());
-            match (first, last) {
-                (Some(first), _) if self.asked.len() < self.asks_and_starts => {
-                    self.open.remove(&first);
-                    self.asked.insert(first);
-                }
-                (first, Some(last))
-                    if self.asked.len() > self.asks_and_starts || first.is_some_and(|first| first < last) =>
-                {
-                    // One too many, or a later one than an open one: the next round moves the open one into the free
-                    // place.
-                    self.asked.remove(&last);
-                    self.open.insert(last);
-                }
-                _ => return,
-            }
-        }
+/// Counts one less. Returns false if there is none.
+fn take_one<K: Hash + Eq>(counts: &mut Counts<K>, key: K) -> bool {
+    let Entry::Occupied(mut count) = counts.entry(key) else { return false };
+    *count.get_mut() -= 1;
+    if *count.get() == 0 {
+        count.remove();
     }
+    true
 }
 
 impl Waiters {
@@ -76,11 +56,11 @@ impl Waiters {
         Self {
             newest_first,
             by_place: BTreeMap::new(),
-            lines: HashMap::default(),
-            first_open: BTreeSet::new(),
+            open: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            spare: Counts::default(),
             open_cost: 0,
-            is_mixed: false,
-            per_key: HashMap::default(),
+            per_key: Counts::default(),
             deadlines: BTreeSet::new(),
         }
     }
@@ -94,7 +74,8 @@ impl Waiters {
         self.by_place.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
+    #[cfg(all(test, not(loom)))]
+    fn len(&self) -> usize {
         self.by_place.len()
     }
 
@@ -106,10 +87,11 @@ impl Waiters {
         self.by_place.get(&place)
     }
 
-    /// Returns the arrival of the request that has waited longest.
-    pub(super) fn first_arrival(&self) -> Option<Instant> {
-        let ends = [self.by_place.first_key_value(), self.by_place.last_key_value()];
-        ends.into_iter().flatten().map(|(_, waiter)| waiter.arrived_at).min()
+    /// Returns the first open request with its place, or the first request if none is open.
+    pub(super) fn first(&self) -> Option<(u64, &Waiter)> {
+        let first = self.by_place.first_key_value().map(|(place, _)| *place);
+        let place = self.next_open().or(first)?;
+        Some((place, self.get(place)?))
     }
 
     /// Returns the number of waiting requests of a key.
@@ -117,9 +99,9 @@ impl Waiters {
         self.per_key.get(&key).copied().unwrap_or(0)
     }
 
-    /// Whether requests of several keys have waited, which cannot use each other's starts.
-    pub(super) fn is_mixed(&self) -> bool {
-        self.is_mixed
+    /// Whether requests of several keys wait, which cannot use each other's starts.
+    pub(super) fn has_several_keys(&self) -> bool {
+        self.per_key.len() > 1
     }
 
     /// Returns the cost of the requests for which the limiter is not asked yet.
@@ -145,24 +127,28 @@ impl Waiters {
     pub(super) fn insert(&mut self, waiter: Waiter) {
         let (place, class) = (self.place(waiter.ticket.sequence), waiter.class);
         *self.per_key.entry(class.key).or_default() += 1;
-        self.is_mixed |= self.per_key.len() > 1;
         self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, place)));
         self.by_place.insert(place, waiter);
-        self.change(class, |line| _ = line.open.insert(place));
+        self.add_open(place, class);
+        // The request uses an ask or a start that no request could use, or takes the start of a later request.
+        if take_one(&mut self.spare, class) {
+            self.add_ask(class);
+        } else if let Some(later) = self.asked.range(place..).rev().copied().find(|later| self.is_of(*later, class)) {
+            self.asked.remove(&later);
+            self.add_open(later, class);
+            self.add_ask(class);
+        }
     }
 
     /// Removes a request. The next one of its class takes over its ask or start.
     pub(super) fn remove(&mut self, place: u64) -> Option<Waiter> {
         let waiter = self.by_place.remove(&place)?;
-        self.change(waiter.class, |line| _ = line.asked.remove(&place) || line.open.remove(&place));
         if let Some(deadline) = waiter.deadline {
             self.deadlines.remove(&(deadline, place));
         }
-        if let Entry::Occupied(mut count) = self.per_key.entry(waiter.class.key) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        take_one(&mut self.per_key, waiter.class.key);
+        if !self.remove_open(place, waiter.class) && self.asked.remove(&place) {
+            self.add_ask(waiter.class);
         }
         Some(waiter)
     }
@@ -173,12 +159,12 @@ impl Waiters {
 
     /// Returns the first open request.
     pub(super) fn next_open(&self) -> Option<u64> {
-        self.first_open.first().copied()
+        self.open.first().copied()
     }
 
-    /// Returns the first open request that matches, of those that are the first ones of their class.
+    /// Returns the first open request that matches.
     pub(super) fn next_open_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<u64> {
-        self.first_open.iter().copied().find(|place| self.get(*place).is_some_and(&matches))
+        self.open.iter().copied().find(|place| self.get(*place).is_some_and(&matches))
     }
 
     /// Whether an open request is before the request with this number.
@@ -186,62 +172,81 @@ impl Waiters {
         self.next_open().is_some_and(|next| next < self.place(sequence))
     }
 
-    /// Whether one of the next requests can use a start of this class that comes after the deadline.
-    pub(super) fn has_later_of_class(&self, place: u64, class: Class, deadline: Instant) -> bool {
-        // A few of them: in other cases the start only must not come after the deadline.
-        const LOOKED_AT: usize = 16;
-        let Some(line) = self.lines.get(&class) else { return false };
-        let next = line.open.range(place.saturating_add(1)..).take(LOOKED_AT);
-        next.filter_map(|place| self.get(*place)).any(|next| next.deadline.is_none_or(|later| later > deadline))
-    }
-
     /// Whether an ask under way or a start of this class has no request.
     pub(super) fn has_spare(&self, class: Class) -> bool {
-        self.lines.get(&class).is_some_and(|line| line.asks_and_starts > line.asked.len())
+        self.spare.contains_key(&class)
     }
 
     /// An ask is sent, or a start is admitted, for the next request of this class.
     pub(super) fn add_ask(&mut self, class: Class) {
-        self.change(class, |line| line.asks_and_starts += 1);
+        // Most requests that wait for one limit may have keys of their own.
+        let has_key = self.per_key.contains_key(&class.key);
+        let next = if has_key { self.next_open_that(|waiter| waiter.class == class) } else { None };
+        match next {
+            None => *self.spare.entry(class).or_default() += 1,
+            Some(next) => {
+                self.remove_open(next, class);
+                self.asked.insert(next);
+            }
+        }
     }
 
-    /// An ask was denied, or a start is used.
+    /// An ask was denied, or a start has no request.
     pub(super) fn remove_ask(&mut self, class: Class) {
-        self.change(class, |line| line.asks_and_starts = line.asks_and_starts.saturating_sub(1));
+        if take_one(&mut self.spare, class) {
+            return;
+        }
+        let last = self.asked.iter().rev().copied().find(|place| self.is_of(*place, class));
+        if let Some(last) = last {
+            self.asked.remove(&last);
+            self.add_open(last, class);
+        }
     }
 
     /// Drops all asks. Only these starts remain.
     pub(super) fn reset(&mut self, starts: impl Iterator<Item = Class>) {
-        let classes: Vec<_> = self.lines.keys().copied().collect();
-        for class in classes {
-            self.change(class, |line| line.asks_and_starts = 0);
+        self.spare.clear();
+        for place in std::mem::take(&mut self.asked) {
+            if let Some(class) = self.get(place).map(|waiter| waiter.class) {
+                self.add_open(place, class);
+            }
         }
         starts.for_each(|class| self.add_ask(class));
     }
 
-    /// Removes the next request that can use a start of this class.
-    pub(super) fn take_for(&mut self, class: Class) -> Option<Waiter> {
-        let line = self.lines.get(&class)?;
-        let place = line.asked.first().or_else(|| line.open.first()).copied()?;
-        self.remove(place)
+    /// Removes the request that uses a start of this class, and the start.
+    pub(super) fn take_asked(&mut self, class: Class) -> Option<Waiter> {
+        match self.asked.iter().copied().find(|place| self.is_of(*place, class)) {
+            None => {
+                take_one(&mut self.spare, class);
+                None
+            }
+            Some(first) => {
+                self.asked.remove(&first);
+                self.remove(first)
+            }
+        }
     }
 
-    /// Changes a line, and what follows from it.
-    fn change(&mut self, class: Class, change: impl FnOnce(&mut Line)) {
-        let line = self.lines.entry(class).or_default();
-        let cost_of = |line: &Line| u128::from(class.cost) * line.open.len() as u128;
-        let (first, cost) = (line.open.first().copied(), cost_of(line));
-        change(line);
-        line.sort();
-        self.open_cost = self.open_cost + cost_of(line) - cost;
-        if line.open.first().copied() != first {
-            first.map(|first| self.first_open.remove(&first));
-            self.first_open.extend(line.open.first());
-        }
-        // Then no request is asked either: `sort` has moved it to the open ones.
-        if line.asks_and_starts == 0 && line.open.is_empty() {
-            self.lines.remove(&class);
-        }
+    /// Removes the first request of this class, for a start that another request has not used.
+    pub(super) fn take_first(&mut self, class: Class) -> Option<Waiter> {
+        let asked = self.asked.iter().copied().find(|place| self.is_of(*place, class));
+        self.remove(asked.or_else(|| self.next_open_that(|waiter| waiter.class == class))?)
+    }
+
+    fn is_of(&self, place: u64, class: Class) -> bool {
+        self.get(place).is_some_and(|waiter| waiter.class == class)
+    }
+
+    fn add_open(&mut self, place: u64, class: Class) {
+        self.open.insert(place);
+        self.open_cost += u128::from(class.cost);
+    }
+
+    fn remove_open(&mut self, place: u64, class: Class) -> bool {
+        let is_open = self.open.remove(&place);
+        self.open_cost -= if is_open { class.cost.into() } else { 0 };
+        is_open
     }
 }
 
@@ -250,10 +255,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::decision::Decision;
     use crate::error::Error;
-    use crate::limiter::{Acquisition, BoxFuture, Outcome};
-    use crate::middleware::queue::ids::QueueIds;
+    use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Outcome};
     use crate::middleware::queue::ticket::Ask;
     use crate::observe::Observers;
     use crate::random::Random;
@@ -266,20 +269,10 @@ mod tests {
             unreachable!("no queue asks")
         }
 
-        fn queues(&self) -> QueueIds {
-            QueueIds::new(0)
-        }
+        fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {}
 
-        fn queue_of(&self, _: &Decision) -> u64 {
+        fn own_queue(&self) -> u64 {
             0
-        }
-
-        fn cost_in(&self, _: u64, options: AcquireOptions) -> u64 {
-            options.cost
-        }
-
-        fn max_waiting(&self) -> Option<u64> {
-            None
         }
 
         fn observers(&self) -> &Observers {
@@ -294,7 +287,7 @@ mod tests {
     fn waiter(sequence: u64, key: u64, now: Instant) -> Waiter {
         let ticket = Arc::new(Ticket::new(0, sequence, Never(Observers::default())));
         let deadline = Some(now + Duration::from_micros(sequence * 7919 % 1000));
-        Waiter { ticket, class: class(key), options: AcquireOptions::default(), arrived_at: now, deadline, expected: 0 }
+        Waiter { ticket, class: class(key), options: AcquireOptions::default(), arrived_at: now, deadline }
     }
 
     /// The requests in order of service with their keys, and the number of asks and starts of each key.
@@ -352,9 +345,17 @@ mod tests {
                         waiters.remove_ask(class(key));
                         model.asks[index] -= 1;
                     }
+                    // A start is used: one that is counted, or one that another request has not used.
                     _ => {
                         let first = model.requests.iter().find(|(_, of)| **of == key).map(|(place, _)| *place);
-                        let taken = waiters.take_for(class(key)).map(|waiter| waiters.place(waiter.ticket.sequence));
+                        let taken = match model.asks[index].checked_sub(1) {
+                            Some(rest) => {
+                                model.asks[index] = rest;
+                                waiters.take_asked(class(key))
+                            }
+                            None => waiters.take_first(class(key)),
+                        };
+                        let taken = taken.map(|waiter| waiters.place(waiter.ticket.sequence));
                         assert_eq!(taken, first, "seed {seed}");
                         first.map(|first| model.requests.remove(&first));
                     }

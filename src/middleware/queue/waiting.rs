@@ -1,28 +1,33 @@
 //! The future of a waiting request, and the guard of the start that it receives.
 
+use std::future::Future as _;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use super::ids::QueueIds;
 use super::queues::Queues;
 use super::ticket::{Class, Start, Ticket};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::{Held, capacity_released};
+use crate::limiter::Held;
 use crate::response::Rejection;
-use crate::runtime::Instant;
+use crate::runtime::{Instant, Sleep, sleep};
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request's place in a queue. Dropping it leaves the queue.
 pub(crate) struct Waiting {
     queues: Arc<Queues>,
     ticket: Arc<Ticket>,
+    /// When the request must have started or ended.
+    due_in: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
     is_done: bool,
 }
 
 impl Waiting {
-    pub(super) fn new(queues: Arc<Queues>, ticket: Arc<Ticket>) -> Self {
-        Self { queues, ticket, is_done: false }
+    pub(super) fn new(queues: Arc<Queues>, ticket: Arc<Ticket>, due_in: Duration) -> Self {
+        Self { queues, ticket, due_in, timer: None, is_done: false }
     }
 
     /// Returns the start, or why there is none.
@@ -31,6 +36,7 @@ impl Waiting {
         let Poll::Ready(reply) = self.ticket.poll_reply(cx) else {
             // The runtime of the driver may have shut down.
             if self.queues.ensure_driver(queue) {
+                self.poll_timer(queue, cx);
                 return Poll::Pending;
             }
             // `is_done` stays false: dropping `self` leaves the queue.
@@ -40,6 +46,22 @@ impl Waiting {
         // Read again: the request may have moved before the reply.
         let queue = (Arc::clone(&self.queues), self.ticket.queue());
         Poll::Ready(reply.map(|start| GrantedStart { start: Some(start), queue: Some(queue) }))
+    }
+
+    /// When the request is due, drives the queue in this runtime if its driver does not: the driver's runtime may be
+    /// blocked, or run nothing.
+    fn poll_timer(&mut self, queue: u64, cx: &mut Context<'_>) {
+        loop {
+            if self.timer.is_none() {
+                self.timer = sleep(self.due_in).map(Box::pin);
+            }
+            let Some(timer) = &mut self.timer else { return };
+            if timer.as_mut().poll(cx).is_pending() {
+                return;
+            }
+            self.timer = None;
+            self.due_in = self.queues.replace_stalled_driver(queue);
+        }
     }
 }
 
@@ -80,35 +102,24 @@ impl Drop for GrantedStart {
     }
 }
 
-/// The held cost of a start that no request has used yet. Dropping it releases the cost, and wakes the queues that can
-/// use it.
-pub(crate) struct StartHold(Option<Box<(Held, QueueIds)>>);
+/// The held cost of a start that no request has used yet. Dropping it releases the cost.
+pub(crate) struct StartHold(Option<Held>);
 
 impl StartHold {
-    /// `queues` returns the queues of the request for which the cost is held.
-    pub(crate) fn new(held: Option<Held>, queues: impl FnOnce() -> QueueIds) -> Self {
-        Self(held.map(|held| Box::new((held, queues()))))
+    pub(crate) fn new(held: Option<Held>) -> Self {
+        Self(held)
     }
 
     pub(crate) fn into_held(mut self) -> Option<Held> {
-        self.0.take().map(|hold| hold.0)
+        self.0.take()
     }
 }
 
 impl Drop for StartHold {
     fn drop(&mut self) {
-        if let Some((held, ids)) = self.0.take().map(|hold| *hold) {
-            release_and_wake(held, ids);
+        if let Some(held) = self.0.take() {
+            // An error is ignored: the store frees the held cost when the hold expires.
+            held.release().detach();
         }
     }
-}
-
-/// Releases a held cost, and then wakes the queues that can use it.
-pub(crate) fn release_and_wake(held: Held, ids: QueueIds) {
-    // An error is ignored: the store frees the held cost when the hold expires.
-    let released = held.release().map_result(move |result| {
-        capacity_released(ids.as_slice());
-        result
-    });
-    released.detach();
 }

@@ -13,7 +13,8 @@ use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    LimitFacts, LimitNumbers, LimitReading, Name, Plan, ReadMode, ShareRole, Shares, Transition, hash_if_long,
+    LimitFacts, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition, hash_if_long,
+    limit_id,
 };
 
 /// A limit on keys of type `Key`.
@@ -24,9 +25,6 @@ pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
 
     /// Sets the part of the limit in the guaranteed shares of its limiter.
     fn set_shares(&mut self, shares: Option<Shares>);
-
-    /// Returns whether the limit is a guaranteed share that applies to `key`.
-    fn is_share_of(&self, key: &Key) -> bool;
 
     /// Returns the unit of the limit's costs, if it names one.
     fn unit(&self) -> Option<&'static str>;
@@ -40,8 +38,8 @@ pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
     /// Returns the key of the state, `None` if the limit does not apply to the key.
     fn state_key(&self, key: &Key) -> Option<String>;
 
-    /// Names the limit and the key's sub-key, unless the limit is a shadow, or beside a share that applies.
-    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>);
+    /// Names the limit, unless it is a shadow or does not apply.
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
 
 /// A limit with the algorithm for one key.
@@ -102,10 +100,6 @@ where
         Self::get_mut(self).expect("a limit is shared only after it was built").set_shares(shares);
     }
 
-    fn is_share_of(&self, key: &Key) -> bool {
-        self.share() == ShareRole::Share && self.sub_key().applies_to(key)
-    }
-
     fn unit(&self) -> Option<&'static str> {
         self.cost().unit()
     }
@@ -145,18 +139,19 @@ where
         Some(format!("{VERSION}:{}:{}:{sub_key}", name.as_str(), C::Algorithm::STATE_NAME))
     }
 
-    fn name_limit(&self, key: &Key, has_share: bool, limits: &mut LimitsOfKey<'_>) {
-        if self.is_shadow() || has_share && self.share() == ShareRole::Common {
-            return;
-        }
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        let Some(state_key) = self.state_key(key).filter(|_| !self.is_shadow()) else { return };
         let own = self.algorithm().select_owned(key);
         let algorithm = own.as_ref().or_else(|| self.algorithm().fixed());
-        let max_waiting = algorithm.and_then(Algorithm::max_waiting);
-        let mut sub_key = KeyWriter::new();
-        if self.sub_key().with_sub_key(key, |part| part.encode(&mut sub_key)).is_some() {
-            let kept_free = self.kept_free(key);
-            limits.add_class(Limit::name(self), sub_key.as_str(), kept_free, self.cost(), max_waiting);
-        }
+        limits.add_limit(LimitOfKey {
+            name: Limit::name(self),
+            id: limit_id(state_key),
+            is_of_store: false,
+            cost: self.cost(),
+            kept_free: self.kept_free(key).unwrap_or_default(),
+            share: self.share(),
+            max_waiting: algorithm.and_then(Algorithm::max_waiting),
+        });
     }
 }
 

@@ -7,7 +7,6 @@ use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::LimitsOfKey;
 use crate::store::inner::with_scratch;
 
 /// A limit on a part of keys of type `Key`.
@@ -29,9 +28,8 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     /// Feeds the sub-key to a hasher, and the parameters of the algorithm if the key chooses it.
     fn hash(&self, key: &Key, hasher: &mut dyn Hasher);
 
-    /// Names the limit and the key's sub-key, unless the limit is a shadow. `kept_free` are the units that are kept free from
-    /// requests of the key.
-    fn name_limit(&self, key: &Key, kept_free: Option<u64>, limits: &mut LimitsOfKey<'_>);
+    /// Returns how many requests may wait, if the limit bounds that.
+    fn max_waiting(&self, key: &Key) -> Option<u64>;
 }
 
 pub(crate) struct BoundLimit<C, P>(pub(crate) Arc<Limit<C, P>>);
@@ -88,14 +86,8 @@ where
         }
     }
 
-    fn name_limit(&self, key: &Key, kept_free: Option<u64>, limits: &mut LimitsOfKey<'_>) {
-        if self.0.is_shadow() || !self.applies_to(key) {
-            return;
-        }
-        let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
-        let mut sub_key = KeyWriter::new();
-        self.encode(key, &mut sub_key);
-        limits.add_class(self.0.name(), sub_key.as_str(), kept_free, self.0.cost(), max_waiting);
+    fn max_waiting(&self, key: &Key) -> Option<u64> {
+        self.0.algorithm().select(key).borrow().max_waiting()
     }
 }
 

@@ -282,20 +282,20 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 (limit, Operation::Block, 0, 2 * micros + u64::from(reason == BlockReason::Escalation))
             }
             AdminOperation::Settle { id, actual } => {
-                return operation.wake_waiters(state.settle(key, id, actual));
+                return operation.wake_waiters(self, key, state.settle(key, id, actual));
             }
             AdminOperation::Reset => {
                 let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));
                 let templates =
                     all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
-                return operation.wake_waiters(state.operate(key, algorithms, templates));
+                return operation.wake_waiters(self, key, state.operate(key, algorithms, templates));
             }
         };
         match state.limit_of(limit, key) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
                 let template = state.operation(kind, limit, &algorithms, cost, argument);
-                operation.wake_waiters(state.operate(key, algorithms, template.into_iter().collect()))
+                operation.wake_waiters(self, key, state.operate(key, algorithms, template.into_iter().collect()))
             }
         }
     }

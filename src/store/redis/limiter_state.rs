@@ -18,7 +18,7 @@ use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{Observers, Plan, ShareRole};
+use crate::store::inner::{LimitOfKey, Observers, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -97,7 +97,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok((state, conflicts))
     }
 
-    /// Returns the state with another secret, and without leases: those of this state are on the old keys, and are
+    /// Returns the state with another secret, and without leases: the leases of this state are on the old keys, and are
     /// released when it is dropped.
     pub(super) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
         Ok(Self {
@@ -360,13 +360,23 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.limits().iter().zip(&*self.limit_fns).any(|(limit, fns)| limit.held_until_end && fns.applies_to(key))
     }
 
-    /// Names the limits that apply to a key. A request waits behind requests of its share only.
+    /// Names the limits that apply to a key.
     pub(super) fn name_limits(&self, key: &Key, names: &mut LimitsOfKey<'_>) {
-        let limits = || self.limits().iter().zip(&*self.limit_fns);
-        let has_share = limits().any(|(limit, fns)| limit.facts.share == ShareRole::Share && fns.applies_to(key));
-        let is_named = |limit: &LimitInfo| !has_share || limit.facts.share != ShareRole::Common;
-        for (limit, fns) in limits().filter(|(limit, _)| is_named(limit)) {
-            fns.name_limit(key, limit.facts.kept_free(fns.kept_free(key)), names);
+        let Ok((keys, offsets)) = self.encode(key) else { return };
+        let mut start = 0;
+        for ((limit, fns), end) in self.limits().iter().zip(&*self.limit_fns).zip(offsets) {
+            let redis_key = &keys[std::mem::replace(&mut start, end)..end];
+            if !redis_key.is_empty() && !limit.facts.is_shadow {
+                names.add_limit(LimitOfKey {
+                    name: limit.facts.name.as_str(),
+                    id: self.client.limit_id(redis_key),
+                    is_of_store: true,
+                    cost: limit.facts.cost,
+                    kept_free: limit.facts.kept_free(fns.kept_free(key)).unwrap_or_default(),
+                    share: limit.facts.share,
+                    max_waiting: fns.max_waiting(key),
+                });
+            }
         }
     }
 

@@ -25,6 +25,8 @@ const LEVELS: &[&[&str]] = &[
     &["config", "test_util"],
     &["middleware"],
     &["routes"],
+    &["waiting"],
+    &["pacing"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.

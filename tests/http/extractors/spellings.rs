@@ -52,7 +52,7 @@ proptest! {
     ) {
         let api_key = ApiKey::from_static("x-api-key").canonical(parse_uuid);
         let bearer = Bearer::new().canonical(parse_uuid).pepper(Pepper::new(&[7; 32]).expect("long enough"));
-        let cookie = Cookie::new("session").expect("a name").canonical(parse_uuid);
+        let cookie = Cookie::new("session").canonical(parse_uuid);
         let user = BasicUser::new().canonical(parse_uuid);
         let tenant = Header::from_static("x-tenant").canonical(|text| parse_uuid(text).map(|id| id.to_vec()));
         let bytes = uuid.to_be_bytes();

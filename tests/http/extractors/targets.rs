@@ -1,13 +1,16 @@
 //! Keys of the request target: host, path, route, method.
 
 use std::hash::Hash;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
-use axum::routing::get;
+use axum::middleware::{Next, from_fn};
+use axum::routing::{get, post};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
-use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText, MatchedPath, Method, Path};
+use tower_ratelimit::cost::IdempotencyKey;
+use tower_ratelimit::key::{ExactPaths, ExtractKey, Extracted, Global, Host, KeyText, MatchedPath, Method, Path};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, missing, with};
@@ -195,4 +198,56 @@ fn matched_path_without_a_route_is_one_key() {
         let request = Request::get(uri.replace(' ', "%20")).body(()).expect("a request");
         assert_eq!(MatchedPath.extract(&request), Extracted::Key(KeyText::from("no route")));
     }
+}
+
+/// The law: at each depth of nested routers and services, the items that read a path read the one that the client sent.
+#[tokio::test]
+async fn path_in_nested_routers_is_what_the_client_sent() {
+    for (depth, kinds) in (0..5).flat_map(|depth| (0..1 << depth).map(move |kinds| (depth, kinds))) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sent = format!("{}/items/7", (0..depth).map(|level| format!("/p{level}")).collect::<String>());
+        let record = |sent: &str| {
+            let (seen, exact) = (Arc::clone(&seen), ExactPaths::new([sent]));
+            from_fn(move |request: axum::extract::Request, next: Next| {
+                let (path, is_exact) = (Path.extract(&request), exact.matches(&request));
+                seen.lock().expect("no panic").push((path, is_exact));
+                next.run(request)
+            })
+        };
+        let mut app = Router::new().route("/items/{id}", get(async || "item")).layer(record(&sent));
+        for level in (0..depth).rev() {
+            let prefix = format!("/p{level}");
+            let outer = Router::new();
+            // A router or a service, below a prefix that is text or a parameter.
+            app = match kinds >> level & 1 {
+                0 => outer.nest(&prefix, app),
+                _ => outer.nest_service("/{prefix}", app),
+            };
+            app = app.layer(record(&sent));
+        }
+        assert_eq!(status(&app, &format!("{sent}?query=1")).await, 200, "{sent}");
+        let seen = seen.lock().expect("no panic");
+        assert_eq!(seen.len(), depth + 1);
+        for found in &*seen {
+            assert_eq!(found, &(Extracted::Key(KeyText::from(&*sent)), true), "{sent}, {kinds:b}");
+        }
+    }
+}
+
+/// The id of a request covers the path that the client sent: one id is no repeat below another prefix.
+#[tokio::test]
+async fn idempotency_key_covers_the_prefix_of_a_nested_router() {
+    let limiter = one_a_minute::<()>();
+    let pay = || {
+        let layer = RateLimitLayer::new(Global, limiter.clone()).once(IdempotencyKey::header());
+        Router::new().route("/pay", post(async || "paid")).layer(layer)
+    };
+    let app = Router::new().nest("/eu", pay()).nest("/us", pay());
+    let send = async |uri: &str| {
+        let request = Request::post(uri).header("idempotency-key", "8e03978e").body(Body::empty()).expect("a request");
+        app.clone().oneshot(request).await.expect("infallible").status()
+    };
+    assert_eq!(send("/eu/pay").await, 200);
+    assert_eq!(send("/us/pay").await, 429, "a charge of its own");
+    assert_eq!(send("/eu/pay").await, 200, "a repeat");
 }

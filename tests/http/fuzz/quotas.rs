@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::net::IpAddr;
 
-use tower_ratelimit::key::{PeerNetworks, TrustedProxies};
-use tower_ratelimit::{Quota, RedisServer};
+use tower_ratelimit::key::{InNetworks, TrustedProxies};
+use tower_ratelimit::{PeerIp, Quota, RedisServer};
 
 const MAX_LIMIT: u64 = 1 << 53;
 
@@ -21,7 +21,7 @@ pub(crate) fn check(input: &[u8]) {
         let digits: String = text.trim_start().chars().take_while(|c| c.is_ascii_digit() || *c == '_').collect();
         assert_eq!(digits.replace('_', "").parse(), Ok(quota.limit()), "{text:?}");
     }
-    let (proxies, networks) = (TrustedProxies::parse([text]), PeerNetworks::parse([text]));
+    let (proxies, networks) = (TrustedProxies::parse([text]), InNetworks::parse(PeerIp::new(), [text]));
     // Proxies in a network of all addresses would let every client forge its address.
     let covers_all = networks.as_ref().is_ok_and(|networks| {
         let contains = |address: &str| networks.contains(address.parse().expect("an address"));

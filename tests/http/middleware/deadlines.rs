@@ -85,7 +85,7 @@ async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
     assert_eq!(leaving.await.expect("no panic"), (false, ms(500)));
     held.release().await.expect("memory");
     let (is_served, waited) = staying.await.expect("no panic");
-    assert!(is_served && waited > ms(500) && waited < 2 * SECOND, "{is_served} after {waited:?}");
+    assert_eq!((is_served, waited), (true, ms(500)), "a guard outside of the layer wakes the queue");
 }
 
 /// A queue among the algorithms has scheduled a start after the deadline. The next call uses it.

@@ -2,7 +2,7 @@
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use http::request::Parts;
@@ -10,8 +10,12 @@ use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http, Rejected, Rejection, ResetFormat};
-use tower_ratelimit::{AcquireOptions, Error, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer, Verdict};
+use tower_ratelimit::response::{
+    ByContentType, Grpc, Headers, Http, MissingRateLimitInfo, Rejected, Rejection, ResetFormat,
+};
+use tower_ratelimit::{
+    AcquireOptions, Error, FixedWindow, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer, Verdict,
+};
 
 use crate::support::StubLimiter;
 
@@ -172,4 +176,33 @@ async fn misconfigured_limiter_is_a_bare_500() {
     let unavailable = Rejection::Unavailable(Error::unavailable("no reply"));
     assert_eq!((unavailable.is_misconfigured(), unavailable.retry_after_secs()), (false, Some(1)));
     assert_eq!(unavailable.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// A handler reads the decision as an argument. Without a layer the optional argument is `None`, and the required one an
+/// error of the server whose reason the client does not receive.
+#[tokio::test]
+async fn rate_limit_info_is_an_argument_of_handlers() {
+    let required =
+        async |info: RateLimitInfo| info.decision().and_then(|decision| decision.remaining()).unwrap().to_string();
+    let optional = async |info: Option<RateLimitInfo>| format!("{}", info.is_some());
+    let app = |handler| Router::<()>::new().route("/", handler);
+    let limited = |app: Router, headers| {
+        let limiter =
+            Memory::builder(FixedWindow::new(Quota::per_hour(9))).clock(ManualClock::new()).build().expect("a limiter");
+        app.layer(RateLimitLayer::new(Global, limiter).responder(Http::new().headers(headers)))
+    };
+    let with = || Headers::new().request_extension(true);
+    assert_eq!(text(send(&limited(app(get(required)), with())).await).await, "8");
+    assert_eq!(text(send(&limited(app(get(optional)), with())).await).await, "true");
+    assert_eq!(text(send(&limited(app(get(optional)), Headers::new())).await).await, "false");
+    assert_eq!(text(send(&app(get(optional))).await).await, "false");
+    for missing in [app(get(required)), limited(app(get(required)), Headers::new())] {
+        let response = send(&missing).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(text(response).await, "server misconfigured");
+    }
+    let (mut parts, ()) = Request::new(()).into_parts();
+    let missing = <RateLimitInfo as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
+    let missing: MissingRateLimitInfo = missing.unwrap_err();
+    assert!(missing.to_string().contains("RateLimitLayer"));
 }

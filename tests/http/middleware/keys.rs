@@ -9,8 +9,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    EncodeKey, ExactPaths, ExtractKey, Extracted, FromExtension, Global, Header, KeyText, KeyWriter, MissingKey,
-    PeerNetworks, Preflight,
+    EncodeKey, ExactPaths, ExtractKey, Extracted, FromExtension, Global, Header, InNetworks, KeyText, KeyWriter,
+    MissingKey, Preflight,
 };
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{PeerIp, RateLimitLayer};
@@ -384,7 +384,7 @@ fn exact_paths_predicate_matches_whole_paths() {
 
 #[test]
 fn peer_networks_predicate_matches_the_peer_and_no_header() {
-    let inside = PeerNetworks::parse(["10.0.0.0/8", " 2001:db8::/32", "192.0.2.7"]).expect("networks");
+    let inside = InNetworks::parse(PeerIp::new(), ["10.0.0.0/8", " 2001:db8::/32", "192.0.2.7"]).expect("networks");
     let layer = RateLimitLayer::new(Global, StubLimiter::denying()).exempt_if(inside);
     for peer in ["10.0.0.1", "10.255.255.255", "::ffff:10.1.2.3", "2001:db8::1", "192.0.2.7", "::ffff:192.0.2.7"] {
         assert!(is_exempt(&layer, from(peer)), "{peer}");
@@ -395,7 +395,7 @@ fn peer_networks_predicate_matches_the_peer_and_no_header() {
     assert!(!is_exempt(&layer, with(&[("x-forwarded-for", b"10.0.0.1")])), "an unknown peer is in no network");
 
     for wrong in ["10.0.0.0/33", "10.0.0", "localhost", ""] {
-        let error = PeerNetworks::parse(["::1", wrong]).expect_err("no network");
+        let error = InNetworks::parse(PeerIp::new(), ["::1", wrong]).expect_err("no network");
         assert!(error.is_config() && error.to_string().contains(&format!("network {wrong:?}")), "{error}");
     }
 }

@@ -40,6 +40,7 @@ mod in_flight_bodies;
 mod keys;
 mod limits;
 mod over_http;
+mod pacing;
 mod pending;
 #[path = "../../servers/process.rs"]
 mod process;
@@ -49,7 +50,9 @@ mod queues;
 mod random;
 mod read_ahead;
 mod readiness;
+mod releases;
 mod retry;
+mod runtimes;
 mod settling;
 mod spawned;
 mod stacks;

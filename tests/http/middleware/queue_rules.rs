@@ -1,6 +1,5 @@
-//! Laws of the rules of a queue. `QUEUE_RULE_OFF=Leavers` in the environment switches one of them off.
+//! Laws of the rules of a queue.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,29 +24,6 @@ fn ms(millis: u64) -> Duration {
 
 fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit")
-}
-
-/// Each rule, and a law that fails without it.
-const RULES: [(&str, &str); 7] = [
-    ("Horizon", "processes_with_unequal_links_share_a_bucket"),
-    ("RandomDelay", "processes_with_unequal_links_share_a_bucket"),
-    ("EarlierElsewhere", "tenants_with_many_workers_receive_equal_parts"),
-    ("FewerAfterDenial", "held_units_are_asked_for_seldom"),
-    ("Leavers", "users_that_give_up_lose_no_starts"),
-    ("RefuseByPosition", "request_that_cannot_start_in_time_is_refused_at_once"),
-    ("OwnRate", "process_that_receives_a_part_refuses_by_its_part"),
-];
-
-#[test]
-fn law_fails_without_its_rule() {
-    let program = std::env::current_exe().expect("this program");
-    for (rule, law) in RULES {
-        let law = format!("queue_rules::{law}");
-        let mut test = Command::new(&program);
-        let output = test.args(["--exact", &law]).env("QUEUE_RULE_OFF", rule).output().expect("this program");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains("0 passed; 1 failed"), "{law} without {rule}: {text}");
-    }
 }
 
 /// What became of the requests of a layer.

@@ -11,8 +11,12 @@ use std::time::Duration;
 use futures_util::{Sink, SinkExt, Stream, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, LimitedSink, LimitedSinkError, LimitedStream, Outcome, until_ready};
-use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Memory, Quota, SlidingLog, TokioClock};
+use tower_ratelimit::limiter::{Acquisition, Outcome};
+use tower_ratelimit::waiting::{LimitedSink, LimitedSinkError, LimitedStream, until_ready};
+use tower_ratelimit::{
+    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, SlidingLog,
+    TokioClock,
+};
 
 use crate::support::spawn;
 
@@ -71,11 +75,12 @@ async fn until_ready_returns_a_denial_at_once_if_no_start_is_possible() {
 #[tokio::test(start_paused = true)]
 async fn until_ready_waits_no_longer_than_the_bound_in_all() {
     let millis = Duration::from_millis;
-    for (bound, expected) in [
-        (millis(999), (false, millis(0))),
-        (millis(1000), (false, millis(1000))),
-        (millis(1899), (false, millis(1000))),
-        (millis(1900), (true, millis(1900))),
+    // A caller that cannot start in time learns that from the next ask after the block.
+    for (bound, expected, between) in [
+        (millis(999), false, [0, 0]),
+        (millis(1000), false, [900, 1000]),
+        (millis(1899), false, [900, 1000]),
+        (millis(1900), true, [1900, 1900]),
     ] {
         let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
         assert!(limiter.check("a", 1).is_allowed());
@@ -87,7 +92,9 @@ async fn until_ready_waits_no_longer_than_the_bound_in_all() {
         // When the caller asks again, after a second, the key is blocked for 900 ms more.
         tokio::time::sleep(millis(900)).await;
         limiter.block("default", "a", SECOND).await.expect("blocked");
-        assert_eq!(waiter.await.expect("no panic"), expected, "{bound:?}");
+        let (is_allowed, waited) = waiter.await.expect("no panic");
+        assert_eq!(is_allowed, expected, "{bound:?}");
+        assert!(waited >= millis(between[0]) && waited <= millis(between[1]), "{bound:?}: {waited:?}");
     }
     let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
     assert!(limiter.check("a", 1).is_allowed());
@@ -111,7 +118,7 @@ async fn until_ready_without_a_delay_returns_at_once_while_a_cost_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn until_ready_asks_again_soon_while_a_cost_is_held() {
+async fn until_ready_starts_when_a_held_cost_is_released() {
     let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
     let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = limiter.hold("a", AcquireOptions::default()) else {
         panic!("the limit is unused")
@@ -121,7 +128,7 @@ async fn until_ready_asks_again_soon_while_a_cost_is_held() {
     tokio::time::sleep(Duration::from_millis(250)).await;
     held.release().await.expect("released");
     assert!(waiter.await.expect("no panic").expect("a decision").is_allowed());
-    assert_eq!(started.elapsed(), Duration::from_millis(300));
+    assert_eq!(started.elapsed(), Duration::from_millis(250));
 }
 
 /// Limits of each tenant (40/s) and of all (50/s), in one limiter each: three tenants with four callers each.
@@ -148,6 +155,109 @@ async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() 
     tokio::time::sleep(30 * SECOND).await;
     let started = started.each_ref().map(|started| started.load(Ordering::Relaxed));
     assert!(started.iter().all(|started| (400..=600).contains(started)), "{started:?} of 1500");
+}
+
+/// Callers that give up after 0.7 s, one after another, at one start a second. None of them keeps the start that it did not
+/// use.
+#[tokio::test(start_paused = true)]
+async fn callers_that_leave_lose_no_start() {
+    let limiter = memory(Gcra::new(Quota::per_second(1)).burst(1));
+    let (mut served, started) = (0, Instant::now());
+    for _ in 0..60 {
+        let call = until_ready(&limiter, "a", 1);
+        served += usize::from(tokio::time::timeout(Duration::from_millis(700), call).await.is_ok());
+    }
+    let lasted = started.elapsed().as_secs();
+    assert!(served as u64 + 1 >= lasted && served >= 28, "{served} in {lasted} s");
+    let (after, _) = (Instant::now(), until_ready(&limiter, "a", 1).await.expect("a decision"));
+    assert!(after.elapsed() <= SECOND, "the next caller waits for {:?}", after.elapsed());
+}
+
+/// The callers of several keys below one limit wait in one queue: the first one that comes, starts first.
+#[tokio::test(start_paused = true)]
+async fn callers_of_one_limit_start_in_order_of_arrival() {
+    for limit in [
+        DynLimit::new(Limit::new("all", FixedWindow::new(Quota::per_second(3))).keyed_by(|_: &u32| ())),
+        DynLimit::new(Limit::new("all", Gcra::new(Quota::per_second(3)).burst(2)).keyed_by(|_: &u32| ())),
+    ] {
+        let limiter: Memory<u32, _, _> =
+            Memory::builder(vec![limit]).clock(TokioClock::new()).build().expect("a limit");
+        let (order, mut callers) = (Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
+        for caller in 0..20_u32 {
+            let (limiter, order) = (limiter.clone(), Arc::clone(&order));
+            callers.push(spawn(async move {
+                assert!(until_ready(&limiter, &caller, 1).await.expect("a decision").is_allowed());
+                order.lock().unwrap().push(caller);
+            }));
+            tokio::task::yield_now().await;
+        }
+        for caller in callers {
+            caller.await.expect("no panic");
+        }
+        assert!(order.lock().unwrap().is_sorted(), "{order:?}");
+    }
+}
+
+/// Two limiters of a type of one's own name no limits, so nothing shows that they differ. No caller receives the start of
+/// the other limiter.
+#[tokio::test(start_paused = true)]
+async fn callers_of_own_limiters_share_no_starts() {
+    #[derive(Clone)]
+    struct Own(Memory<str, Gcra, TokioClock>);
+
+    impl Limiter<str> for Own {
+        type Future = std::future::Ready<Result<Outcome, Error>>;
+
+        fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+            self.0.acquire(key, options)
+        }
+    }
+
+    let [one, other] = [1, 100].map(|rate| Own(memory(Gcra::new(Quota::per_second(rate)).burst(1))));
+    let started = Instant::now();
+    let call = |limiter: &Own| {
+        let limiter = limiter.clone();
+        spawn(
+            async move { until_ready(&limiter, "a", 1).await.map(|decision| (decision.is_allowed(), started.elapsed())) },
+        )
+    };
+    let calls: Vec<_> = [&one, &other, &one, &other, &other].map(call).into();
+    let mut ends = Vec::new();
+    for call in calls {
+        let (is_allowed, at) = call.await.expect("no panic").expect("a decision");
+        assert!(is_allowed);
+        ends.push(at.as_millis());
+    }
+    assert_eq!(ends[0], 0);
+    assert_eq!(ends[2], 1000, "{ends:?}");
+    assert!(ends[3..].iter().all(|at| *at <= 30), "{ends:?}");
+}
+
+/// Messages cost their length, in a stream and in a sink.
+#[tokio::test(start_paused = true)]
+async fn items_cost_what_cost_by_returns() {
+    let messages = ["four", "seventeen letters", "", "x", "exactly twenty bytes"];
+    let limiter = || memory::<u64, _>(Gcra::new(Quota::per_second(10)).burst(20));
+    let expected: Vec<_> = [4_u64, 21, 21, 22, 42].map(|bytes| u128::from(bytes.saturating_sub(20)) * 100).into();
+
+    let (started, mut at) = (Instant::now(), Vec::new());
+    let mut items = LimitedStream::new(stream::iter(messages), limiter(), 7).cost_by(|item: &&str| item.len() as u64);
+    while let Some(item) = items.next().await {
+        item.expect("an item");
+        at.push(started.elapsed().as_millis());
+    }
+    assert_eq!(at, expected);
+
+    let (started, mut at) = (Instant::now(), Vec::new());
+    let mut items = LimitedSink::new(sink::drain(), limiter(), 7).cost_by(|item: &&str| item.len() as u64);
+    for message in messages {
+        items.send(message).await.expect("sent");
+        at.push(started.elapsed().as_millis());
+    }
+    assert_eq!(at, expected);
+    let error = items.send("more than twenty bytes").await.expect_err("above the burst");
+    assert!(matches!(&error, LimitedSinkError::Limiter(error) if error.is_config()), "{error}");
+    items.send("the next").await.expect("sent");
 }
 
 #[test]
@@ -270,14 +380,13 @@ async fn item_that_the_sink_cannot_accept_is_not_charged() {
     assert!(matches!(&error, LimitedSinkError::Sink(error) if error.kind() == std::io::ErrorKind::BrokenPipe));
     assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
 
-    // A flush, and a readiness without an item, charge one item in all.
-    let mut items = LimitedSink::new(sink::drain(), limiter.clone(), 7);
-    SinkExt::<u32>::flush(&mut items).await.expect("flushed");
+    // A flush and a readiness without an item charge nothing.
+    let mut items: LimitedSink<_, _, _, u32> = LimitedSink::new(sink::drain(), limiter.clone(), 7);
+    items.flush().await.expect("flushed");
     assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
-    let ready =
-        async |items: &mut LimitedSink<_, _, _>| poll_fn(|cx| Sink::<u32>::poll_ready(Pin::new(&mut *items), cx)).await;
-    ready(&mut items).await.expect("ready");
-    ready(&mut items).await.expect("ready");
+    for _ in 0..2 {
+        poll_fn(|cx| Pin::new(&mut items).poll_ready(cx)).await.expect("ready");
+    }
     items.send(1).await.expect("accepted");
     assert_eq!(limiter.check(&7, 0).remaining(), Some(1));
     assert_eq!(started.elapsed(), Duration::ZERO, "in a later window");

@@ -12,7 +12,7 @@ use crate::model::MAX_PERIOD;
 use crate::span::ticks;
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(cases(60))]
 
     /// Admit if `cost + H <= max`; `remaining = max - H`.
     #[test]
@@ -93,13 +93,7 @@ fn hold_duration_is_from_a_microsecond_to_200_years() {
 }
 
 #[test]
-#[should_panic(expected = "`max` must be at least 1")]
-fn in_flight_constructor_panics_when_the_maximum_is_zero() {
-    let _ = InFlight::new(0);
-}
-
-#[test]
-#[should_panic(expected = "`max` must be at least 1")]
+#[should_panic(expected = "`max` must be below 2^53")]
 fn in_flight_constructor_panics_when_the_maximum_is_too_large() {
     let _ = InFlight::new(1 << 53);
 }

@@ -55,6 +55,9 @@ impl Rate {
                  10 per second instead of 1 per 100ms"
             )));
         }
+        if quota.limit() == 0 {
+            return Err(Error::config("invalid quota for CL.THROTTLE: it is zero; use `Redis` for a limit of zero"));
+        }
         let rate = Self { burst, count: quota.limit(), seconds: period.as_secs() };
         if burst == 0 {
             return Err(Error::config("invalid burst: it is zero; use at least 1"));

@@ -16,6 +16,7 @@ use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::store::inner::runtime::{Sleep, sleep};
+use crate::store::inner::{capacity_released, limit_id};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
@@ -140,7 +141,11 @@ fn settle(
         Some(Err(error)) => LimiterFuture::ready(Err(not_confirmed(error))),
         Some(Ok(reply)) => LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) }),
     };
-    confirmed(updated).and(confirmed(charged))
+    let released: Vec<_> = holds.iter().map(|hold| client.limit_id(&hold.session.key)).collect();
+    confirmed(updated).and(confirmed(charged)).map_result(move |result| {
+        capacity_released(released);
+        result
+    })
 }
 
 async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {
@@ -205,6 +210,11 @@ fn all(mut replies: Vec<BoxFuture<Result<(), Error>>>) -> BoxFuture<Result<(), E
 }
 
 impl Client {
+    /// Returns the number of a limit and sub-key, by its key in Redis: other limiters may have the same keys in other servers.
+    pub(crate) fn limit_id(self: &Arc<Self>, redis_key: &[u8]) -> u64 {
+        limit_id((Arc::as_ptr(self) as usize, redis_key))
+    }
+
     /// Queues an operation on some sessions with the same limits.
     fn send(
         &self,

@@ -6,9 +6,9 @@ use http::{HeaderName, Request};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{ClientNetworks, Global, PeerNetworks, Predicate, TrustedProxies};
+use tower_ratelimit::key::{Global, InNetworks, Predicate, TrustedProxies};
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
+use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
 
@@ -20,8 +20,8 @@ const PROXIES: &[&str] = &["10.0.0.0/24", "fd00::/64"];
 
 const PROXY: &str = "10.0.0.1";
 
-fn inside(client: ClientIp) -> ClientNetworks {
-    ClientNetworks::parse(client, INSIDE.iter().copied()).expect("networks")
+fn inside(client: ClientIp) -> InNetworks<ClientIp> {
+    InNetworks::parse(client, INSIDE.iter().copied()).expect("networks")
 }
 
 /// Whether a request passes a layer whose limit is used up.
@@ -42,7 +42,7 @@ fn through_proxy(field: &HeaderName, line: &str) -> Request<()> {
 #[test]
 fn client_behind_a_proxy_in_the_exempt_network_is_limited() {
     let client = ClientIp::x_forwarded_for(networks(PROXIES));
-    let peer = PeerNetworks::parse(INSIDE.iter().copied()).expect("networks");
+    let peer = InNetworks::parse(PeerIp::new(), INSIDE.iter().copied()).expect("networks");
     for line in ["192.0.2.1", "10.9.9.9, 192.0.2.1", "192.0.2.1, 10.0.0.2", "10.9.9.9, 2001:db8::1"] {
         let request = through_proxy(&X_FORWARDED_FOR, line);
         assert!(is_exempt(peer.clone(), request.clone()), "{line}: the peer is a proxy");
@@ -99,7 +99,7 @@ fn client_behind_counted_hops_is_exempt_only_behind_all_of_them() {
 #[test]
 fn invalid_networks_are_an_error() {
     let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
-    let error = ClientNetworks::parse(client, ["10.0.0.0/8", "10.0.0.0/33"]).expect_err("no network");
+    let error = InNetworks::parse(client, ["10.0.0.0/8", "10.0.0.0/33"]).expect_err("no network");
     assert!(error.is_config() && error.to_string().contains("\"10.0.0.0/33\""), "{error}");
 }
 
@@ -126,5 +126,5 @@ proptest! {
 
 fn inside_holds(client: IpAddr) -> bool {
     let request = request(Some(client), &X_FORWARDED_FOR, [""; 0]);
-    PeerNetworks::parse(INSIDE.iter().copied()).expect("networks").matches(&request)
+    InNetworks::parse(PeerIp::new(), INSIDE.iter().copied()).expect("networks").matches(&request)
 }

@@ -99,7 +99,12 @@ const BY_NETWORK: &[Case] = &[
     ("a NAT64 client that connects directly", "64:ff9b::c000:201", &["203.0.113.9"], "192.0.2.1"),
     ("a NAT64 address of a proxy is not trusted", "64:ff9b::10.0.0.1", &["203.0.113.9"], "10.0.0.1"),
     ("a NAT64 address of a proxy in the list", "10.0.0.1", &["203.0.113.9, 64:ff9b::10.0.0.2"], "10.0.0.2"),
-    ("another prefix than NAT64", "10.0.0.1", &["64:ff9b:1::192.0.2.1"], "64:ff9b:1::"),
+    ("a client behind a local NAT64", "10.0.0.1", &["64:ff9b:1::192.0.2.1"], "192.0.2.1"),
+    ("a client behind another local NAT64", "10.0.0.1", &["64:ff9b:1:fffe::192.0.2.1"], "192.0.2.1"),
+    ("a local NAT64 with a /48", "10.0.0.1", &["64:ff9b:1:c000:2:100::"], "64:ff9b:1:c000:2:100::"),
+    ("a local NAT64 with a /64", "10.0.0.1", &["64:ff9b:1:7:c0:2:100:0"], "64:ff9b:1:7:c0:2:100:0"),
+    ("another prefix than NAT64", "10.0.0.1", &["64:ff9b:2::192.0.2.1"], "64:ff9b:2::"),
+    ("a list that ends in a comma", "10.0.0.1", &["203.0.113.9, 192.0.2.1,"], "10.0.0.1"),
 ];
 
 #[test]

@@ -1,0 +1,122 @@
+//! The key and the limiter of a waiting request.
+
+use std::borrow::Borrow;
+use std::hash::Hash;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::ids::{limits_of_guard, visit_queues};
+use super::queues::Queues;
+use super::ticket::Ask;
+use crate::decision::AcquireOptions;
+use crate::error::Error;
+use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Limiter, Outcome, limit_id};
+use crate::observe::Observers;
+
+/// The key and the limiter of a waiting request. `Q` owns a key of the type `K`.
+pub(crate) struct KeyAsk<Q, K: ?Sized, L> {
+    pub(crate) key: Q,
+    limiter: L,
+    observers: Observers,
+    /// The queue of the key, for a denial that names no limit.
+    own_queue: u64,
+    /// Waits in its own queue only.
+    is_alone: bool,
+    of_key: PhantomData<fn(&K)>,
+}
+
+impl<Q, K, L> KeyAsk<Q, K, L>
+where
+    Q: Borrow<K> + Send + Sync + 'static,
+    K: Hash + ?Sized + 'static,
+    L: Limiter<K>,
+{
+    /// Creates the ask of a request of a layer, all of whose requests have one limiter.
+    pub(crate) fn new(key: Q, limiter: L, observers: Observers) -> Self {
+        let own_queue = limit_id(key.borrow());
+        Self { key, limiter, observers, own_queue, is_alone: false, of_key: PhantomData }
+    }
+
+    /// Creates the ask of a caller that may have any limiter. Only a store's limits show whether two limiters are the same,
+    /// so a caller with another limiter waits alone.
+    pub(crate) fn of_caller(key: Q, limiter: L) -> Self {
+        let is_alone = limits_of_guard(key.borrow(), &limiter).is_some();
+        let ask = Self::new(key, limiter, Observers::default());
+        let own_queue = if is_alone { limit_id(("caller", Queues::next_number())) } else { ask.own_queue };
+        Self { own_queue, is_alone, ..ask }
+    }
+
+    /// Returns the queue that a new request of the key must join, if others wait.
+    pub(crate) fn existing_queue(&self, queues: &Queues) -> Option<u64> {
+        existing_queue(self.own_queue, queues, &|visit| self.visit(visit))
+    }
+
+    /// Returns what distinguishes the key and the limiter from others in the queues of all callers.
+    pub(crate) fn identity(&self) -> (u64, Vec<u64>) {
+        let mut limits = Vec::new();
+        self.visit(&mut |limit, _, _| limits.push(limit.id));
+        (self.own_queue, limits)
+    }
+}
+
+/// Returns the first queue that exists: the key's own queue, or a limit's queue.
+pub(crate) fn existing_queue(
+    own: u64,
+    queues: &Queues,
+    visit: &dyn Fn(&mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)),
+) -> Option<u64> {
+    let mut found = Some(own).filter(|own| queues.exists(*own));
+    visit(&mut |_, queue, _| found = found.or_else(|| Some(queue).filter(|queue| queues.exists(*queue))));
+    found
+}
+
+impl<Q, K, L> Ask for KeyAsk<Q, K, L>
+where
+    Q: Borrow<K> + Send + Sync + 'static,
+    K: Hash + ?Sized + 'static,
+    L: Limiter<K>,
+{
+    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        let acquired = self.limiter.acquire(self.key.borrow(), options);
+        let holds = options.hold || options.until_end;
+        let limits = if holds { limits_of_guard(self.key.borrow(), &self.limiter) } else { None };
+        match acquired {
+            Acquisition::Ready(result) => Acquisition::Ready(result.map(|outcome| outcome.waking(|| limits))),
+            Acquisition::Pending(future) => {
+                Acquisition::Pending(Box::pin(async move { Ok(future.await?.waking(|| limits)) }))
+            }
+        }
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
+        if !self.is_alone {
+            visit_queues(self.key.borrow(), &self.limiter, visit);
+        }
+    }
+
+    fn own_queue(&self) -> u64 {
+        self.own_queue
+    }
+
+    fn observers(&self) -> &Observers {
+        &self.observers
+    }
+}
+
+impl<A: Ask> Ask for Arc<A> {
+    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        (**self).acquire(options)
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
+        (**self).visit(visit);
+    }
+
+    fn own_queue(&self) -> u64 {
+        (**self).own_queue()
+    }
+
+    fn observers(&self) -> &Observers {
+        (**self).observers()
+    }
+}

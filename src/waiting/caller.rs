@@ -1,0 +1,104 @@
+//! A caller that waits for a limiter in the queues of the process.
+
+use std::borrow::Borrow;
+use std::future::{IntoFuture as _, poll_fn};
+use std::hash::Hash;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
+use crate::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
+use crate::middleware::queue::{Arrival, Ask as _, Asked, Bounds, JoinError, KeyAsk, Queues, Waiting, queue_of};
+use crate::response::Rejection;
+use crate::runtime::Instant;
+
+/// The queues of all callers of the process.
+fn queues() -> &'static Arc<Queues> {
+    static QUEUES: OnceLock<Arc<Queues>> = OnceLock::new();
+    QUEUES.get_or_init(|| Arc::new(Queues::new(false)))
+}
+
+/// The wait of a caller that sets no bound.
+const UNBOUNDED: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+
+/// A key and a limiter, for which one caller waits at a time.
+pub(crate) struct Caller<Q, K: ?Sized, L>(Arc<KeyAsk<Q, K, L>>);
+
+impl<Q, K, L> Caller<Q, K, L>
+where
+    Q: Borrow<K> + Send + Sync + 'static,
+    K: Hash + ?Sized + 'static,
+    L: Limiter<K>,
+{
+    pub(crate) fn new(limiter: L, key: Q) -> Self {
+        Self(Arc::new(KeyAsk::of_caller(key, limiter)))
+    }
+
+    /// Waits until the limiter allows the cost, at most for [`AcquireOptions::max_delay`]. Dropping the future leaves the
+    /// queue.
+    pub(crate) fn until_ready(&self, options: AcquireOptions) -> LimiterFuture<Decision> {
+        if options.hold || options.until_end {
+            return LimiterFuture::unsupported("waiting failed: it cannot hold a cost; call `hold` of the limiter");
+        }
+        let max_wait = options.max_delay.unwrap_or(UNBOUNDED);
+        let options = options.max_delay(Duration::ZERO);
+        let arrived_at = Instant::now();
+        let behind = if queues().is_active() { self.0.existing_queue(queues()) } else { None };
+        let acquired = match behind {
+            Some(_) => None,
+            None => match self.0.acquire(options) {
+                Acquisition::Ready(result) => match result.and_then(|outcome| outcome.check_guard(false)) {
+                    Ok(outcome) if is_denied(&outcome.decision, max_wait) => Some(Acquisition::Ready(Ok(outcome))),
+                    decided => return LimiterFuture::ready(decided.map(|outcome| outcome.decision)),
+                },
+                pending => Some(pending),
+            },
+        };
+        let ask = Arc::clone(&self.0);
+        LimiterFuture::pending(async move {
+            let arrival = || {
+                let class = Queues::class(&ask.identity(), options.costs(), options.charged_once(), false);
+                Arrival { ask: Arc::clone(&ask), class, options, max_wait: Some(max_wait), arrived_at }
+            };
+            if let Some(queue) = behind {
+                match queues().join(queue, arrival(), Asked::No, Bounds::NONE) {
+                    Ok(waiting) => return start(waiting, arrived_at).await,
+                    Err(JoinError::Refused { rejection, .. }) => return denied(rejection),
+                    // The queue has ended.
+                    Err(JoinError::NoQueue(_)) => {}
+                }
+            }
+            let acquired = acquired.unwrap_or_else(|| ask.acquire(options));
+            let Outcome { decision, .. } = acquired.into_future().await?.check_guard(false)?;
+            if !is_denied(&decision, max_wait) {
+                return Ok(decision);
+            }
+            match queues().join(queue_of(&*ask, &decision), arrival(), Asked::Denied(decision), Bounds::NONE) {
+                Ok(waiting) => start(waiting, arrived_at).await,
+                Err(JoinError::Refused { rejection, .. }) => denied(rejection),
+                Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
+            }
+        })
+    }
+}
+
+/// Whether the caller must wait for another decision.
+fn is_denied(decision: &Decision, max_wait: Duration) -> bool {
+    !decision.is_allowed() && !decision.exceeds_limit() && !max_wait.is_zero()
+}
+
+async fn start(mut waiting: Waiting, arrived_at: Instant) -> Result<Decision, Error> {
+    match poll_fn(|cx| waiting.poll(cx)).await {
+        Ok(start) => Ok(start.into_parts().0.into_delayed(arrived_at.elapsed())),
+        Err(rejection) => denied(rejection),
+    }
+}
+
+fn denied(rejection: Rejection) -> Result<Decision, Error> {
+    match rejection {
+        Rejection::OverLimit(decision) => Ok(decision),
+        Rejection::Unavailable(error) => Err(error),
+        Rejection::MissingKey(_) => unreachable!("the caller has a key"),
+    }
+}

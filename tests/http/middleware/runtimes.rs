@@ -1,0 +1,176 @@
+//! Requests of one layer in several runtimes, of which only one runs: the others are parked (nothing drives them) or
+//! dropped. A blocked runtime is like a parked one.
+//!
+//! Each runtime has a paused clock of its own, so the tests take no time. The clock of a parked runtime stands.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::Limiter;
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+
+use crate::goodput::Remote;
+use crate::random::Random;
+use crate::support::spawn;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// How much later than due a request starts or ends if its queue's driver does not run.
+const GRACE: Duration = Duration::from_millis(101);
+
+/// Returns by how much the clocks of two runtimes differ: they begin when the runtimes are created.
+fn skew(one: &Runtime, other: &Runtime) -> Duration {
+    let [one, other] = [one, other].map(|runtime| runtime.block_on(async { Instant::now() }));
+    one.max(other) - one.min(other)
+}
+
+fn paused() -> Runtime {
+    Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+}
+
+fn layer<L>(limiter: L, max_wait: Duration) -> RateLimitLayer<Global, L, RejectWithError> {
+    RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(max_wait)
+}
+
+/// The first request of a limit of five a second starts in a runtime that then parks, with the driver of the queue.
+#[test]
+fn request_starts_and_ends_in_time_while_the_runtime_of_the_driver_is_parked() {
+    for (quota, expected) in [(Quota::per_second(5), true), (Quota::per_minute(1), false)] {
+        let service = layer(
+            Memory::builder(Gcra::new(quota).burst(1)).clock(TokioClock::new()).build().expect("a limit"),
+            2 * SECOND,
+        )
+        .layer(service_fn(|()| async { Ok::<_, BoxError>(()) }));
+        let [parked, running] = [(); 2].map(|()| paused());
+        let late = GRACE + skew(&parked, &running);
+        let leaves = parked.block_on(async {
+            service.clone().oneshot(()).await.expect("the first");
+            let waiting = spawn(service.clone().oneshot(()));
+            tokio::task::yield_now().await;
+            waiting
+        });
+        running.block_on(async {
+            leaves.abort();
+            let began = Instant::now();
+            let waiting = service.clone().oneshot(()).await;
+            let (is_ok, waited) = (waiting.is_ok(), began.elapsed());
+            assert_eq!(is_ok, expected, "{waited:?}");
+            if expected {
+                assert!(waited <= ms(600) + late, "its interval, after that of the parked request: {waited:?}");
+            }
+            assert!(waited <= 2 * SECOND + late, "{waited:?}");
+        });
+        drop(parked);
+    }
+}
+
+/// The state of a runtime while the last one runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Parked,
+    Dropped,
+    /// Parks while its requests wait, and runs again for a moment.
+    Revived,
+}
+
+fn limiters() -> Vec<(&'static str, BoxLimiter<()>)> {
+    fn boxed(limiter: impl Limiter<()>) -> BoxLimiter<()> {
+        BoxLimiter::new(limiter)
+    }
+    let (quota, clock) = (Quota::per_second(10), TokioClock::new);
+    let in_flight = || Memory::builder(InFlight::new(3)).clock(clock()).build().expect("a limit");
+    vec![
+        ("bucket", boxed(Memory::builder(Gcra::new(quota).burst(1)).clock(clock()).build().expect("a limit"))),
+        ("log", boxed(Memory::builder(SlidingLog::new(quota)).clock(clock()).build().expect("a limit"))),
+        ("window", boxed(Memory::builder(FixedWindow::new(quota)).clock(clock()).build().expect("a limit"))),
+        ("in flight", boxed(in_flight())),
+        (
+            "bucket behind a link",
+            boxed(Remote::new(
+                Memory::builder(Gcra::new(quota).burst(1)).clock(clock()).build().expect("a limit"),
+                ms(5),
+            )),
+        ),
+        ("in flight behind a link", boxed(Remote::new(in_flight(), ms(5)))),
+    ]
+}
+
+/// Each request of the runtime that runs ends: it starts, or is rejected by its deadline. Requests of other runtimes take
+/// at most one start each.
+#[test]
+fn requests_end_in_time_whatever_other_runtimes_do() {
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        for (name, limiter) in limiters() {
+            check(seed, name, limiter, &mut random);
+        }
+    }
+}
+
+fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, random: &mut Random) {
+    const MAX_WAIT: Duration = Duration::from_secs(4);
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let inner = service_fn(|()| async {
+        sleep(ms(100)).await;
+        Ok::<_, BoxError>(())
+    });
+    let service = layer(limiter, MAX_WAIT).release_on_response().layer(inner);
+    let states = [State::Parked, State::Dropped, State::Revived];
+    let others: Vec<_> = (0..random.below(3) + 1).map(|_| (states[random.below(3) as usize], paused())).collect();
+    let running = paused();
+    let late = GRACE + others.iter().map(|(_, other)| skew(other, &running)).max().unwrap_or_default();
+    let arrive = |runtime: &Runtime, count: u64, live: bool| {
+        runtime.block_on(async {
+            for _ in 0..count {
+                let (service, ends) = (service.clone(), Arc::clone(&ends));
+                drop(spawn(async move {
+                    let began = Instant::now();
+                    let is_ok = service.oneshot(()).await.is_ok();
+                    ends.lock().unwrap().push((live, is_ok, began.elapsed()));
+                }));
+            }
+            tokio::task::yield_now().await;
+        });
+    };
+    let mut in_live = 0;
+    for _ in 0..random.below(4) + 2 {
+        let other = &others[random.below(others.len() as u64) as usize];
+        arrive(&other.1, random.below(3), false);
+        let count = random.below(4);
+        arrive(&running, count, true);
+        in_live += count;
+    }
+    let mut parked = Vec::new();
+    let mut revived = Vec::new();
+    for (state, runtime) in others {
+        match state {
+            State::Parked => parked.push(runtime),
+            State::Dropped => drop(runtime),
+            State::Revived => revived.push(runtime),
+        }
+    }
+    running.block_on(async { sleep(ms(random.below(500))).await });
+    for runtime in &revived {
+        runtime.block_on(async { sleep(ms(30)).await });
+    }
+    running.block_on(async { sleep(8 * SECOND).await });
+    let ends = ends.lock().unwrap();
+    let live: Vec<_> = ends.iter().filter(|(live, ..)| *live).collect();
+    assert_eq!(live.len() as u64, in_live, "seed {seed}, {name}: requests without an end");
+    assert!(live.iter().all(|(.., waited)| *waited <= MAX_WAIT + ms(100) + late), "seed {seed}, {name}: {live:?}");
+    // A bucket, a log or a window admits ten in a second, of which each request of another runtime takes one at most.
+    if !name.starts_with("in flight") {
+        let served = live.iter().filter(|(_, is_ok, _)| *is_ok).count();
+        assert_eq!(served, live.len(), "seed {seed}, {name}: {live:?}");
+    }
+    drop(parked);
+}
