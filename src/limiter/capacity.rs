@@ -126,7 +126,9 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
 /// Lets all queues ask at once: a replacement of limits may have added capacity to any key.
 pub(crate) fn capacity_added() {
     let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
-    listeners.iter().for_each(|listener| listener.ask_all());
+    for listener in &listeners {
+        listener.ask_all();
+    }
 }
 
 /// Lets the requests ask that wait for these limits. The caller has released the units before the call. A queue that this
@@ -134,7 +136,9 @@ pub(crate) fn capacity_added() {
 pub(crate) fn capacity_released(limits: impl IntoIterator<Item = u64>) {
     fence(Ordering::SeqCst);
     if any_queue() {
-        limits.into_iter().for_each(|limit| Released::new(limit).pass_on());
+        for limit in limits {
+            Released::new(limit).pass_on();
+        }
     }
 }
 

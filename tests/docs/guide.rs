@@ -1,5 +1,6 @@
 //! The examples of README.md, of the pages of the guide, and of some items, as documentation tests. They need more
 //! dependencies than the library, whose documentation includes these files.
+#![allow(clippy::doc_markdown, reason = "the pages name other crates as their readers know them")]
 
 #[doc = include_str!("../../README.md")]
 mod readme {}

@@ -103,7 +103,7 @@ where
     }
 }
 
-impl<A: Ask> Ask for Arc<A> {
+impl<Inner: Ask> Ask for Arc<Inner> {
     fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
         (**self).acquire(options)
     }

@@ -133,6 +133,6 @@ impl Pace {
 
     /// Returns between 80 and 95 % of a time, so that processes do not ask together.
     fn jittered(&self, time: Duration) -> Duration {
-        time * 19 / 20 - self.random_part_of(time * 3 / 20)
+        (time * 19 / 20).saturating_sub(self.random_part_of(time * 3 / 20))
     }
 }

@@ -218,7 +218,9 @@ impl Queues {
         // Releases held costs, which wakes queues: that locks shards.
         drop(unused);
         wakers.into_iter().for_each(Waker::wake);
-        moved.into_iter().for_each(|moved| self.move_to_queue(moved));
+        for moved in moved {
+            self.move_to_queue(moved);
+        }
         released.into_iter().for_each(Released::pass_on);
     }
 }

@@ -430,7 +430,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         &self,
         context: &AcquireContext<'_, Key, S>,
     ) -> (Decision, Vec<HeldLimit>) {
-        self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
+        self.transact::<Key, L, _>(context, Transaction::acquire)
             .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
@@ -439,7 +439,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         &self,
         context: &AcquireContext<'_, Key, S>,
     ) -> Decision {
-        self.transact::<Key, L, _>(context, |transaction| transaction.peek())
+        self.transact::<Key, L, _>(context, Transaction::peek)
             .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
     }
 

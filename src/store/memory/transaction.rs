@@ -68,7 +68,9 @@ impl<'a> Transaction<'a> {
     ) -> Self {
         let last = lock_all(parts);
         let now = if read_at.as_micros() < last { read_clock(clock) } else { read_at };
-        parts.iter().for_each(|part| part.start(now));
+        for part in parts {
+            part.start(now);
+        }
         Self { parts, steps, options, now, ended }
     }
 

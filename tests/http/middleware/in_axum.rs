@@ -183,7 +183,7 @@ async fn misconfigured_limiter_is_a_bare_500() {
 #[tokio::test]
 async fn rate_limit_info_is_an_argument_of_handlers() {
     let required =
-        async |info: RateLimitInfo| info.decision().and_then(|decision| decision.remaining()).unwrap().to_string();
+        async |info: RateLimitInfo| info.decision().and_then(tower_ratelimit::Decision::remaining).unwrap().to_string();
     let optional = async |info: Option<RateLimitInfo>| format!("{}", info.is_some());
     let app = |handler| Router::<()>::new().route("/", handler);
     let limited = |app: Router, headers| {

@@ -77,7 +77,7 @@ async fn memory_and_redis_agree_on_calendar_windows() {
                 }
                 1 if is_early => clock.advance(Duration::from_micros(random.below(400) * HOUR / 10)),
                 2 if is_early && random.below(4) == 0 => {
-                    clock.advance(Duration::from_micros(random.below(1_500) * HOUR))
+                    clock.advance(Duration::from_micros(random.below(1_500) * HOUR));
                 }
                 3 if random.below(8) == 0 => clock.set(Timestamp::from_micros(now - random.below(60_000_000))),
                 _ => {}

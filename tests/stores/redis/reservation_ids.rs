@@ -55,7 +55,7 @@ async fn repeated_reservation_ids() {
 
 /// Returns a time from one second to 24 hours, each power of two as often.
 fn any_lifetime(random: &mut Random) -> Duration {
-    Duration::from_millis((1_000 + random.below(1_000) << random.below(17)).min(86_400_000))
+    Duration::from_millis(((1_000 + random.below(1_000)) << random.below(17)).min(86_400_000))
 }
 
 /// A key has 10,000 ids with any expiries. The script groups expiries, and the bound of groups is never reached.
@@ -92,13 +92,13 @@ async fn reservation_id_expires_at_most_a_quarter_late() {
         let lifetime = if number < 20 { Duration::from_millis(1 + number) } else { any_lifetime(&mut random) };
         let options = AcquireOptions::cost(1).id("a").expires_in(lifetime);
         assert!(limiter.hold("alice", options).await.expect("an answer").decision.is_allowed());
-        clock.advance(lifetime - Duration::from_micros(1));
+        clock.advance(lifetime.saturating_sub(Duration::from_micros(1)));
         assert!(limiter.hold("alice", options).await.expect("an answer").decision.is_repeat(), "{lifetime:?}");
         clock.advance(lifetime / 4 + Duration::from_micros(1));
         let error = limiter.hold("alice", options).await.expect_err("expired");
         assert!(error.is_already_settled(), "{lifetime:?}");
         // Remembered for as long again.
-        clock.advance(lifetime - lifetime / 4 - Duration::from_micros(1));
+        clock.advance((lifetime * 3 / 4).saturating_sub(Duration::from_micros(1)));
         limiter.settle("alice", "a", 3).await.expect("a remembered id");
         assert_eq!(left(&limiter, "alice").await, LIMIT - 3);
     }

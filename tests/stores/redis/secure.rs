@@ -35,7 +35,7 @@ async fn health_check(limiter: &Redis<u64>) -> Result<(), Error> {
     loop {
         match limiter.health_check().await {
             Err(error) if error.to_string().contains("within 2s") && Instant::now() < deadline => {}
-            result => return result.map(|_| ()),
+            result => return result.map(drop),
         }
     }
 }

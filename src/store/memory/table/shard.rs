@@ -199,10 +199,7 @@ impl<A: Algorithm> Keys<A> {
         if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
             return Some(SlotIndex { set: first, slot });
         }
-        match self.sets.get(second)?.find(fingerprint) {
-            Some(slot) => Some(SlotIndex { set: second, slot }),
-            None => None,
-        }
+        self.sets.get(second)?.find(fingerprint).map(|slot| SlotIndex { set: second, slot })
     }
 
     #[inline(always)]

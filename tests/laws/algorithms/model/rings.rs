@@ -162,7 +162,9 @@ impl Rings {
             let hits = adopted.iter().map(|hit| (hit.time, hit.weight)).collect();
             rings.push(Ring { blocks: self.blocks, hits, first_at: at / self.blocks.width * self.blocks.width });
         }
-        rings.iter_mut().for_each(|ring| ring.charge(at, cost));
+        for ring in &mut rings {
+            ring.charge(at, cost);
+        }
         (self.rings, self.newest) = (rings, at);
     }
 }
