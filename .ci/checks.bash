@@ -75,6 +75,11 @@ linked() {
     return "$broken"
 }
 
+texts() {
+    need python3 python3
+    scripts/texts
+}
+
 # The benchmarks are a separate package. This step builds them only: times mean nothing on a busy machine.
 benchmarks() {
     component fmt rustfmt
@@ -126,7 +131,7 @@ redis_tests_on_other_servers() {
     return "$status"
 }
 
-# `scripts/test` runs 500 of these seeds.
+# `scripts/test` runs 200 of these seeds.
 simulated_client() {
     SIMULATION_SEEDS=5000 cargo test --workspace --all-features --lib simulation_tests::seeds
 }
@@ -155,6 +160,7 @@ server_steps() {
 check_steps() {
     check "Format" formatted
     check "Links" linked
+    check "Texts" texts
     check "No registries, no paths of one machine" impersonal
     # First the steps that mostly use one processor: at the end, nothing else runs.
     check "Each feature alone" each_feature

@@ -1,4 +1,4 @@
-//! An endpoint for operators: show, block and reset a client, and list the clients that use most of the limit.
+//! An endpoint for operators: show, block and reset a client, and the usage of each limit with its busiest keys, as JSON.
 //!
 //! ```text
 //! cargo run --example admin
@@ -18,20 +18,30 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, StatusCode};
 use axum::routing::{get, put};
-use tower_ratelimit::{AcquireOptions, Error, Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{
+    AcquireOptions, Detail, Error, FixedWindow, Gcra, Limit, LimitStatus, Limiter, Memory, PeerIp, Quota,
+    RateLimitLayer,
+};
 
 /// The extractor of the layer. `CLIENT.key_of(address)` is the key that the layer counts by: an IPv6 /64, for example.
 const CLIENT: PeerIp = PeerIp::new();
-/// The name of a limit that was not named.
-const LIMIT: &str = "default";
+const LIMIT: &str = "requests";
+/// A bucket refills while a client is served, so its numbers do not say what the client used. This shadow counts it.
+const USED: &str = "used today";
+/// More than a client can use in a day.
+const MANY: u64 = 1_000_000_000;
 
-type Clients = Memory<IpAddr, Gcra>;
+type Clients = Memory<IpAddr, (Limit<Gcra>, Limit<FixedWindow>)>;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let limiter: Clients = Memory::new(Gcra::new(Quota::new(5, Duration::from_secs(10))));
+    let limiter: Clients = Memory::new((
+        Limit::new(LIMIT, Gcra::new(Quota::new(5, Duration::from_secs(10)))),
+        Limit::new(USED, FixedWindow::new(Quota::per_day(MANY)).aligned_to_clock()).shadow(),
+    ));
     let admin = Router::new()
         .route("/admin", get(top))
         .route("/admin/{address}", get(show).delete(reset))
@@ -50,12 +60,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// `peek` decides without charging.
-async fn show(State(limiter): State<Clients>, Path(address): Path<IpAddr>) -> Result<String, Failure> {
-    let decision = limiter.peek(&CLIENT.key_of(address), AcquireOptions::default()).await?;
-    Ok(match decision.retry_after_secs() {
-        None => format!("{address}: {} requests left\n", decision.remaining().unwrap_or_default()),
-        Some(seconds) => format!("{address}: denied for {seconds} s\n"),
-    })
+async fn show(State(limiter): State<Clients>, Path(address): Path<IpAddr>) -> Result<Json, Failure> {
+    let decision = limiter.peek(&CLIENT.key_of(address), AcquireOptions::default().detail(Detail::All)).await?;
+    let remaining = |name| decision.limits().iter().find(|limit| limit.name() == name).map(LimitStatus::remaining);
+    let (left, used) = (remaining(LIMIT).unwrap_or_default(), MANY - remaining(USED).unwrap_or(MANY));
+    let wait = decision.retry_after_secs().unwrap_or_default();
+    Ok(json(format!(
+        "{{\"client\":\"{address}\",\"used_today\":{used},\"remaining\":{left},\"retry_after\":{wait}}}\n"
+    )))
 }
 
 async fn block(
@@ -73,10 +85,23 @@ async fn reset(State(limiter): State<Clients>, Path(address): Path<IpAddr>) -> R
     Ok(format!("{address}: reset\n"))
 }
 
-/// The table stores hashes of keys. `key_id` returns the id of an address that you know.
-async fn top(State(limiter): State<Clients>) -> Result<String, Failure> {
-    let line = |key: &tower_ratelimit::store::TopKey| format!("{key:?}\n");
-    Ok(limiter.top_keys(LIMIT, 10)?.iter().map(line).collect())
+/// The usage of each limit, and the ids of its busiest keys: the table stores hashes of keys. `key_id` returns the id of an
+/// address that you know.
+async fn top(State(limiter): State<Clients>) -> Result<Json, Failure> {
+    let mut limits = Vec::new();
+    for usage in limiter.usage() {
+        let busiest: Vec<_> = limiter.top_keys(&usage.limit, 10)?.iter().map(|key| format!("\"{}\"", key.id)).collect();
+        let (name, keys, capacity, busiest) = (&usage.limit, usage.live_keys, usage.capacity, busiest.join(","));
+        limits
+            .push(format!("{{\"limit\":\"{name}\",\"keys\":{keys},\"capacity\":{capacity},\"busiest\":[{busiest}]}}"));
+    }
+    Ok(json(format!("[{}]\n", limits.join(","))))
+}
+
+type Json = ([(HeaderName, &'static str); 1], String);
+
+fn json(text: String) -> Json {
+    ([(CONTENT_TYPE, "application/json")], text)
 }
 
 /// The text of an error is for operators: it names the cause and the remedy.

@@ -20,8 +20,9 @@ done
 readonly tested=(--workspace --exclude envoy_rls --exclude postgres --exclude tower-ratelimit-oracle --all-features)
 
 build_tests() {
-    # With the examples, which some tests run.
-    cargo test "${tested[@]}" --no-run
+    # Some tests run the examples. Not all targets of `cargo test`: the programs have no unit tests.
+    cargo build "${tested[@]}" --examples
+    cargo test "${tested[@]}" --no-run "${without_redis[@]}" --test redis
 }
 
 tests_without_redis() {

@@ -67,7 +67,7 @@
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
-//! | `test_util` | tests for a store of your own (feature `test-util`) |
+//! | `test_util` | tests for a store or an algorithm of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
 //! future is dropped.
@@ -112,7 +112,8 @@
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
 //! - **`time-zones`**: `Calendar::zone`, calendar windows in the time zones of the IANA database. Depends on the crate jiff,
 //!   and contains the database.
-//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`]. For dev-dependencies.
+//! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`], and `check_algorithm` checks the
+//!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `waiting::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
@@ -163,7 +164,6 @@ mod runtime;
 mod scratch;
 pub mod store;
 mod sync;
-mod table;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 #[cfg(feature = "timer")]
@@ -201,12 +201,12 @@ pub use crate::store::RedisCell;
 #[cfg(feature = "redis-tls")]
 #[doc(inline)]
 pub use crate::store::RedisTls;
+pub use crate::store::WhenFull;
 #[doc(inline)]
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
-pub use crate::table::WhenFull;
 
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module. `tests/docs` tests the examples, which need more dependencies than this package.
@@ -326,6 +326,7 @@ pub mod guide {
     /// [configuration]: crate::guide::configuration
     /// [metrics]: crate::guide::metrics
     /// [processes]: crate::guide::recipes#several-processes
+    /// [shadow]: crate::guide::limits#shadow-limits
     ///
     #[doc = include_str!("../docs/operating.md")]
     pub mod operating {}

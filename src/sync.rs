@@ -10,30 +10,65 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering,
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
-/// Waits for another thread to release a set of the table: first spins, then yields.
-pub(crate) struct Backoff(u32);
+/// A lock that threads hold for some tens of nanoseconds. A thread that waits spins, and then yields. A panic does not
+/// poison it.
+///
+/// The mutex of `std` takes two atomic operations instead of one, and parks waiting threads: two threads on one key take
+/// twice the time (row "hot key").
+pub(crate) struct SpinLock<T>(spin::lock_api::Mutex<T>);
+
+pub(crate) type SpinGuard<'a, T> = spin::lock_api::MutexGuard<'a, T>;
+
+impl<T> SpinLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(spin::lock_api::Mutex::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+        match self.0.try_lock() {
+            Some(guard) => guard,
+            None => self.wait(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) -> SpinGuard<'_, T> {
+        let mut backoff = Backoff::new();
+        loop {
+            backoff.wait();
+            if let Some(guard) = self.0.try_lock() {
+                return guard;
+            }
+        }
+    }
+}
+
+/// Waits for another thread to release a lock: first spins, then yields.
+struct Backoff(u32);
 
 impl Backoff {
     /// The number of rounds that spin; later rounds yield.
     ///
-    /// A thread holds a set for some tens of nanoseconds, unless the scheduler suspends it: then only yielding helps.
+    /// A thread holds a lock for some tens of nanoseconds, unless the scheduler suspends it: then only yielding helps.
     #[cfg(not(loom))]
     const ROUNDS: u32 = 6;
 
     /// The number of spins in each round.
     ///
-    /// During one round the other thread can lock the set several times. With shorter rounds both threads would fetch
-    /// the set's cache lines from each other for every decision, which takes twice the time.
+    /// During one round the other thread can take the lock several times. With shorter rounds both threads would fetch
+    /// the cache lines from each other for every decision, which takes twice the time.
     #[cfg(not(loom))]
     const SPINS: u32 = 64;
 
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
         Self(0)
     }
 
     #[cfg(not(loom))]
     #[cold]
-    pub(crate) fn wait(&mut self) {
+    fn wait(&mut self) {
         if self.0 < Self::ROUNDS {
             for _ in 0..Self::SPINS {
                 std::hint::spin_loop();
@@ -46,13 +81,13 @@ impl Backoff {
 
     /// The number of rounds that loom explores.
     ///
-    /// loom may schedule two waiting threads alternately without ever running the thread that holds the set. Real
+    /// loom may schedule two waiting threads alternately without ever running the thread that holds the lock. Real
     /// schedulers do not, so loom abandons the execution after this many rounds.
     #[cfg(loom)]
     const ROUNDS: u32 = 6;
 
     #[cfg(loom)]
-    pub(crate) fn wait(&mut self) {
+    fn wait(&mut self) {
         self.0 += 1;
         if self.0 > Self::ROUNDS {
             loom::skip_branch();

@@ -47,7 +47,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// #     fn decide(&self, &[open_at]: &[u64; 1], now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 /// #         if !options.is_forced() && options.cost > 1 { Step::Exceeds }
-/// #         else if !options.is_forced() && !wait.is_zero() && wait <= self.0 { Step::deny_for(wait) }
+/// #         else if !options.is_forced() && !wait.is_zero() && wait <= 2 * self.0 { Step::deny_for(wait) }
 /// #         else {
 /// #             let start = now.saturating_add(options.forced_delay());
 /// #             Step::Allow { next: [start.saturating_add(self.0).as_micros()], delay: 0 }
@@ -66,7 +66,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 ///         local function peek(s, now, max_delay, p)
 ///           if p[2] > 1 then return -1 end
 ///           local wait = s[1] - now
-///           if wait <= 0 or wait > p[1] then return 0 end
+///           if wait <= 0 or wait > 2 * p[1] then return 0 end
 ///           return wait
 ///         end
 ///         local function commit(s, now, delay, p) s[1] = now + delay + p[1] end

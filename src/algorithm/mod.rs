@@ -100,7 +100,6 @@ pub(crate) use self::lua::StateEncoding;
 pub use self::lua::{LuaAlgorithm, LuaScript};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
-pub(crate) use self::state::AtomicState;
 pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit, State};
 use self::state::{KeptFor, Reach};
 use crate::clock::{Timestamp, micros_floor};
@@ -154,7 +153,7 @@ use std::time::Duration;
 ///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         if !options.is_forced() && options.cost > 1 {
 ///             Step::Exceeds
-///         } else if !options.is_forced() && !wait.is_zero() && wait <= self.0 {
+///         } else if !options.is_forced() && !wait.is_zero() && wait <= 2 * self.0 {
 ///             Step::deny_for(wait)
 ///         } else {
 ///             let start = now.saturating_add(options.forced_delay());
@@ -373,6 +372,12 @@ impl ChargeOptions {
     #[must_use]
     pub const fn forced(cost: u64, delay: Duration) -> Self {
         Self { cost, start: Start::After(delay) }
+    }
+
+    /// Creates the options of a request that the caller charges.
+    #[inline]
+    pub(crate) const fn within(cost: u64, max_delay: Option<Duration>) -> Self {
+        Self { cost, start: Start::Within(max_delay) }
     }
 
     /// Returns whether the charge is forced.

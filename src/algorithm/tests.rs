@@ -3,51 +3,30 @@
 use std::fmt::Debug;
 
 use super::*;
-use crate::sync::AtomicU64;
 
-fn zero<A: AtomicState>(atomic: &A) -> A::Snapshot<'_> {
-    let mut zero = A::empty();
-    atomic.read_zero(&mut zero);
-    zero
-}
-
-/// A state that is written to the atomic form is read back, moved and cleared.
-fn assert_atomic_form_keeps_states<S: State, T: Debug + PartialEq>(states: &[S], words: usize, parts: fn(&S) -> T) {
-    for state in states {
-        let (atomic, moved) = (S::AtomicState::new(words), S::AtomicState::new(words));
-        let zero = parts(&zero(&atomic));
-        assert_eq!((&parts(&atomic.snapshot()), atomic.idle_at()), (&zero, 0));
-        *atomic.edit() = state.clone();
-        assert_eq!((parts(&atomic.snapshot()), atomic.idle_at()), (parts(state), state.idle_at()));
-        assert_eq!(parts(&atomic.edit()), parts(state));
-        let mut snapshot = atomic.snapshot();
-        atomic.read_zero(&mut snapshot);
-        assert_eq!(parts(&snapshot), zero);
-        drop(snapshot);
-        moved.copy_from(&atomic);
-        assert_eq!((parts(&moved.snapshot()), moved.idle_at()), (parts(state), state.idle_at()));
-        moved.clear();
-        assert_eq!((parts(&moved.snapshot()), moved.idle_at()), (zero, 0));
-    }
-}
-
-/// The next state is stored, `read` sees it, and a preview of it equals it.
-fn assert_next_state_is_stored<S: State, T: Debug + PartialEq>(
+/// A state gets its words when it is cleared, keeps what is applied, and is the zero state after it is cleared again.
+fn assert_state_is_kept<S: State, T: Debug + PartialEq>(
     before: &S,
     next: impl Fn() -> S::Next,
     words: usize,
     parts: fn(&S) -> T,
 ) {
-    let atomic = S::AtomicState::new(words);
-    *atomic.edit() = before.clone();
-    let mut after = before.clone();
-    after.apply(next());
-    assert!(S::next_state(&next()).is_none_or(|state| parts(state) == parts(&after)));
-    let mut present = atomic.snapshot();
-    assert_eq!(atomic.apply(&mut present, next(), parts), parts(&after));
-    // The snapshot of a log is a lock guard.
-    drop(present);
-    assert_eq!((parts(&atomic.snapshot()), atomic.idle_at()), (parts(&after), after.idle_at()));
+    let mut state = S::empty();
+    assert_eq!((state.idle_at(), state.heap_bytes()), (0, 0));
+    state.clear(words);
+    let zero = parts(&state);
+    assert_eq!(state.idle_at(), 0);
+    state.clone_from(before);
+    state.apply(next());
+    assert!(S::next_state(&next()).is_none_or(|next| parts(next) == parts(&state)));
+    let mut stored = Vec::new();
+    state.to_stored(&mut stored);
+    let mut read = S::from_stored(&stored).expect("numbers of a state");
+    assert!(read.fit(words));
+    assert_eq!((parts(&read), read.idle_at()), (parts(&state), state.idle_at()));
+    let heap = state.heap_bytes();
+    state.clear(words);
+    assert_eq!((parts(&state), state.idle_at(), state.heap_bytes()), (zero, 0, heap));
 }
 
 fn log(idle_at: u64, period: u64, hits: &[(u64, u64)]) -> HitLog {
@@ -63,44 +42,43 @@ fn counters(words: &[u64]) -> Counters {
 }
 
 #[test]
-fn atomic_words_keep_states() {
-    assert_atomic_form_keeps_states(&[[7, 8, 9], [0; 3], [u64::MAX, 1, 2]], 5, |&state| state);
-    assert_next_state_is_stored(&[7, 8, 9], || [4, 5, 6], 5, |&state| state);
+fn words_keep_states() {
+    assert_state_is_kept(&[7, 8, 9], || [4, 5, 6], 5, |&state| state);
     assert_eq!(<[u64; 3]>::next_state(&[4, 5, 6]), Some(&[4, 5, 6]));
-    assert_eq!(<[AtomicU64; 3]>::new(5).heap_bytes(), 0);
+    assert_eq!(<[u64; 3]>::from_stored(&[7, 8]), None);
 }
 
 #[test]
-fn atomic_counters_keep_states() {
-    let parts = |state: &Counters| state.to_vec();
-    // A copy takes four words at a time, and then the rest.
-    for len in 1..=Counters::MAX_WORDS {
-        let words: Vec<_> = (1..=len as u64).map(|word| word * 7).collect();
-        assert_atomic_form_keeps_states(&[counters(&words), counters(&vec![0; len])], len, parts);
-    }
+fn counters_keep_states() {
     let edit = CountersEdit::new([4, 5, 6, 1], |state, words| {
         for (word, more) in state.iter_mut().zip(words) {
             *word += more;
         }
     });
-    assert_next_state_is_stored(&counters(&[7, 8, 9]), || edit, 3, parts);
+    for words in [3, 4, 66] {
+        let before =
+            || Counters::from_numbers(&[7, 8, 9].iter().copied().chain(vec![0; words - 3]).collect::<Vec<_>>());
+        assert_state_is_kept(&before(), || edit, words, |state| state.to_vec());
+    }
     let has_snapshot = |edit| Counters::next_snapshot(&edit).is_some();
     assert!(!has_snapshot(edit) && has_snapshot(edit.with_snapshot(LazySnapshot::EMPTY)));
     // The first word must exist: it is the time at which the key is idle.
     for (words, expected) in [(0, 1), (1, 1), (7, 7), (134, 134), (135, 134)] {
-        let atomic = <Counters as State>::AtomicState::new(words);
-        assert_eq!((zero(&atomic).len(), atomic.heap_bytes()), (expected, expected * size_of::<u64>()));
+        let mut state = <Counters as State>::empty();
+        state.clear(words);
+        assert_eq!((state.len(), state.heap_bytes()), (expected, expected * size_of::<u64>()));
     }
+    assert!(!counters(&[1, 2, 3]).fit(2), "the third word is in use");
     assert_eq!((Counters::zero(0).idle_at(), Counters::zero(140).len()), (0, Counters::MAX_WORDS));
 }
 
 #[test]
-fn atomic_log_keeps_states() {
+fn log_keeps_states() {
     let parts = |state: &HitLog| (state.clone(), state.total_without(0));
     let full = || log(30, 20, &[(7, 1), (8, 2), (10, 3)]);
-    assert_atomic_form_keeps_states(&[full(), HitLog::default()], 1, parts);
     let hit = |expired, hit| HitLogEdit::new(expired, hit, 3, 5, 40);
-    // A new hit, one in the same microsecond as the newest hit, and one for which the full log adds the oldest hit to the next one.
+    // A new hit, one in the same microsecond as the newest hit, and one for which the full log adds the oldest hit to the next
+    // one.
     for (edit, hits, total) in [
         (hit(1, (12, 4)), &[(8, 2), (10, 3), (12, 4)][..], 9),
         (hit(3, (12, 4)), &[(12, 4)], 4),
@@ -108,7 +86,7 @@ fn atomic_log_keeps_states() {
         (hit(2, (10, 4)), &[(10, 7)], 7),
         (hit(0, (12, 4)), &[(8, 3), (10, 3), (12, 4)], 10),
     ] {
-        assert_next_state_is_stored(&full(), || edit, 1, parts);
+        assert_state_is_kept(&full(), || edit, 1, parts);
         let mut state = full();
         state.apply(edit);
         assert_eq!(parts(&state), (HitLog::with_kept(40, kept(5, 3), hits.iter().copied().collect()), total));
@@ -122,21 +100,15 @@ fn atomic_log_keeps_states() {
 #[test]
 fn log_reserves_at_most_its_limit_and_at_least_doubles() {
     for max_hits in [1, 3, 5, 6, 7, 9, 100] {
-        let (atomic, mut growths) = (<HitLog as State>::AtomicState::new(1), 0);
-        assert_eq!(atomic.heap_bytes(), 0);
+        let (mut log, mut growths) = (<HitLog as State>::empty(), 0);
         for hits in 1..=max_hits {
-            let before = atomic.heap_bytes();
-            let edit = HitLogEdit::new(0, (hits as u64, 1), max_hits as u64, 1, 1);
-            let bytes = atomic.apply(&mut atomic.snapshot(), edit, |log| log.hits().capacity() * 16);
-            assert_eq!(atomic.heap_bytes(), bytes);
+            let before = log.heap_bytes();
+            log.apply(HitLogEdit::new(0, (hits as u64, 1), max_hits as u64, 1, 1));
+            let bytes = log.heap_bytes();
             assert!((hits * 16..=max_hits * 16).contains(&bytes), "{bytes} bytes for {hits} of {max_hits} hits");
             growths += u32::from(bytes > before);
         }
         assert!(growths <= 1 + max_hits.div_ceil(4).ilog2() + 1, "{growths} growths for {max_hits} hits");
-        // The next key of the slot uses the allocation again.
-        let before = atomic.heap_bytes();
-        atomic.clear();
-        assert_eq!(atomic.heap_bytes(), before);
     }
 }
 

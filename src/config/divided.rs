@@ -13,17 +13,7 @@ impl Policy {
     /// parts of a guaranteed share and of the limits beside it are rounded apart, so the limits may not be able to serve
     /// all shares: building them returns the error of [`guarantee`](crate::Limit::guarantee).
     ///
-    /// ```
-    /// use tower_ratelimit::config::Policy;
-    ///
-    /// let policy: Policy = serde_json::from_str(
-    ///     r#"{ "name": "api", "algorithm": "gcra", "quota": "100/min", "burst": 20, "by": "user" }"#,
-    /// )?;
-    /// let part = policy.divided_by(8)?;
-    /// assert_eq!(part.quota().unwrap().to_string(), "12/min");
-    /// assert_eq!(part.burst(), Some(2));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("divided.md"))]
     ///
     /// # Errors
     ///

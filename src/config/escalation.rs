@@ -17,27 +17,7 @@ impl Policy {
     ///
     /// The limits that count are those of [`KeyParts::escalation_limits`] or `KeyParts::redis_escalation_limits`.
     ///
-    /// ```
-    /// use tower_ratelimit::Memory;
-    /// use tower_ratelimit::config::{KeyParts, Policy};
-    /// use tower_ratelimit::limiter::{BoxLimiter, Escalating};
-    ///
-    /// let key_parts = KeyParts::new().add("user", |user: &u64| *user);
-    /// let policies: Vec<Policy> = serde_json::from_str(
-    ///     r#"[{
-    ///         "name": "api", "algorithm": "gcra", "quota": "10/s", "by": "user",
-    ///         "escalate": "20/min", "block_for": ["5m", "1h"], "forget_after": "12h"
-    ///     }]"#,
-    /// )?;
-    /// let mut limiter = BoxLimiter::new(Memory::new(key_parts.limits(&policies)?));
-    /// for policy in &policies {
-    ///     if let Some(escalation) = policy.escalation() {
-    ///         let counts = Memory::new(key_parts.escalation_limits(policy)?);
-    ///         limiter = BoxLimiter::new(Escalating::new(limiter, counts, escalation));
-    ///     }
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("escalation.md"))]
     #[must_use]
     pub fn escalation(&self) -> Option<Escalation> {
         self.fields.build_escalation().ok().flatten()

@@ -67,28 +67,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// [`Limit::only_if`](crate::Limit::only_if). A policy with `keep_free = { NAME = UNITS }` keeps units free from these
     /// keys, as with [`Limit::keep_free_by`](crate::Limit::keep_free_by). It replaces an earlier condition of the same name.
     ///
-    /// ```
-    /// use tower_ratelimit::Memory;
-    /// use tower_ratelimit::config::{KeyParts, Policy};
-    ///
-    /// struct Call {
-    ///     user: u64,
-    ///     is_write: bool,
-    /// }
-    ///
-    /// let key_parts =
-    ///     KeyParts::new().add("user", |call: &Call| call.user).add_condition("write", |call: &Call| call.is_write);
-    /// let policies: Vec<Policy> = serde_json::from_str(
-    ///     r#"[
-    ///         { "name": "calls", "algorithm": "gcra", "quota": "50/s", "by": "user" },
-    ///         { "name": "writes", "algorithm": "gcra", "quota": "5/s", "by": "user", "when": "write" }
-    ///     ]"#,
-    /// )?;
-    /// let limiter = Memory::new(key_parts.limits(&policies)?);
-    /// assert_eq!(limiter.check(&Call { user: 7, is_write: false }, 1).remaining(), Some(49));
-    /// assert_eq!(limiter.check(&Call { user: 7, is_write: true }, 1).remaining(), Some(4));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[cfg_attr(not(doctest), doc = include_str!("conditions.md"))]
     #[must_use]
     pub fn add_condition(
         mut self,

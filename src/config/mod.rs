@@ -4,31 +4,7 @@
 //! sub-keys and conditions by name, and builds limits from policies, for memory and for Redis. [`Memory::replace`](crate::Memory::replace)
 //! and `Redis::replace` replace the limits at run time. Each key keeps its usage.
 //!
-//! ```
-//! use tower_ratelimit::config::{KeyParts, Policy};
-//! use tower_ratelimit::{AcquireOptions, Memory};
-//!
-//! struct Caller {
-//!     user: u64,
-//!     organisation: String,
-//! }
-//!
-//! let key_parts = KeyParts::new()
-//!     .add("user", |caller: &Caller| caller.user)
-//!     .add("organisation", |caller: &Caller| caller.organisation.clone());
-//!
-//! let policies: Vec<Policy> = serde_json::from_str(
-//!     r#"[
-//!         { "name": "smooth", "algorithm": "gcra", "quota": "10/s", "burst": 20, "by": "user" },
-//!         { "name": "hourly", "algorithm": "fixed-window", "quota": "1000/h", "by": "organisation" }
-//!     ]"#,
-//! )?;
-//! let limiter = Memory::new(key_parts.limits(&policies)?);
-//!
-//! let caller = Caller { user: 7, organisation: "acme".to_owned() };
-//! assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![cfg_attr(not(doctest), doc = include_str!("policies.md"))]
 //!
 //! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
 //! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.

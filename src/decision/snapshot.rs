@@ -25,7 +25,8 @@ pub struct LimitSnapshot {
     pub remaining: u64,
     /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
-    /// The time until `remaining` increases, zero if `remaining` is at its maximum.
+    /// The time until `remaining` increases, zero if `remaining` is at its maximum. While fewer units are left than are
+    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`.
     pub next_token_after: Duration,
 }
 

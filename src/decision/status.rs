@@ -266,7 +266,8 @@ impl LimitStatus {
         self.snapshot().reset
     }
 
-    /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum.
+    /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum. While fewer units are
+    /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset).
     #[must_use]
     pub fn next_token_after(&self) -> Duration {
         self.snapshot().next_token_after

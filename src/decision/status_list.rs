@@ -25,28 +25,19 @@ impl StatusList {
     /// The maximum capacity of a list that a thread keeps.
     const MAX_CAPACITY: usize = 16;
 
-    /// Returns a list to which limits can be pushed.
-    pub(crate) fn new() -> Self {
+    /// Returns a list to which limits can be added.
+    fn new() -> Self {
         // A thread that ends has no spare list.
         Self(Some(SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default()))
     }
 
     #[inline]
-    pub(super) fn get(&self) -> Option<&[LimitStatus]> {
+    pub(crate) fn get(&self) -> Option<&[LimitStatus]> {
         self.0.as_ref().map(|list| &***list)
     }
 
     pub(super) fn iter_mut(&mut self) -> slice::IterMut<'_, LimitStatus> {
         self.0.as_mut().map_or(&mut [][..], |list| &mut ***list).iter_mut()
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, status: LimitStatus) {
-        self.0.get_or_insert_default().push(status);
-    }
-
-    pub(crate) fn reverse(&mut self) {
-        self.0.iter_mut().for_each(|list| list.reverse());
     }
 
     pub(super) fn retain_mut(&mut self, f: impl FnMut(&mut LimitStatus) -> bool) {

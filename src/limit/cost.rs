@@ -40,6 +40,17 @@ impl LimitCost {
         }
     }
 
+    /// Returns the cost on this limit of a request that holds nothing.
+    // Not as a part of the options, which would then be in memory: row "hot key" of docs/performance.md.
+    #[inline]
+    pub(crate) fn charged(self, options: &AcquireOptions) -> u64 {
+        match self {
+            Self::OfRequest => options.cost,
+            Self::Fixed(cost) => cost,
+            Self::OfUnit(unit) => cost_in(options.units, unit),
+        }
+    }
+
     /// Returns the actual cost on this limit, which has held `held`. A fixed cost is settled apart.
     pub(crate) fn actual(self, actual: &Costs, held: u64) -> u64 {
         match self {

@@ -82,7 +82,7 @@ impl Grpc {
         self.status_after(rejection, self.headers.retry_after(rejection))
     }
 
-    fn status_after(&self, rejection: &Rejection, retry_after: Option<Duration>) -> Status {
+    fn status_after(self, rejection: &Rejection, retry_after: Option<Duration>) -> Status {
         let code = code(rejection);
         if !self.details || matches!(rejection, Rejection::MissingKey(_)) || rejection.is_misconfigured() {
             return Status::new(code, rejection.to_text());
@@ -101,7 +101,7 @@ impl Grpc {
         Status::with_error_details(code, rejection.to_text(), details)
     }
 
-    pub(super) fn reject<B: Default>(&self, answer_type: Option<HeaderValue>, rejection: Rejection) -> Response<B> {
+    pub(super) fn reject<B: Default>(self, answer_type: Option<HeaderValue>, rejection: Rejection) -> Response<B> {
         let retry_after = self.headers.retry_after(&rejection);
         let mut response = self.status_after(&rejection, retry_after).into_http();
         match answer_type {

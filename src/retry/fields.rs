@@ -171,7 +171,7 @@ fn values<T>(headers: &HeaderMap, name: &HeaderName, read: impl Fn(&str) -> Opti
             Some(value) => values.push(Some(value)),
             // Parameters, such as a window, may follow each value.
             None => {
-                values.extend(line.split(',').map(|value| read(value.split(';').next().unwrap_or_default().trim())))
+                values.extend(line.split(',').map(|value| read(value.split(';').next().unwrap_or_default().trim())));
             }
         }
     }

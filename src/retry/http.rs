@@ -26,8 +26,8 @@ use super::reading::Reading;
 /// | a span with units | `2m59.56s`, `PT6M` |
 /// | a date of HTTP, of RFC 3339 or of JavaScript | `2023-11-14T22:14:20Z` |
 ///
-/// Dates and times since 1970 are relative to the response's `Date`, so that the clocks need not agree. Without a time, or
-/// with one that is past, the policy backs off, and the gate closes for a second. Malformed fields are ignored.
+/// Dates and times since 1970 are relative to the response's `Date`, so that the clocks need not agree. Without a time,
+/// or with one that is past, the policy backs off, and the gate closes for a second. Malformed fields are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HttpHint;
 

@@ -43,8 +43,8 @@
 //!     async move { Ok::<_, BoxError>(answer.body(())?) }
 //! });
 //!
-//! // The server allows ten requests per second, and the delay of the network varies by 10 ms: the margin is 10 * 10 ms.
-//! // This example runs in tokio's virtual time, and so does the limiter.
+//! // The server allows ten requests per second, and the delay of the network varies by 10 ms: the margin is
+//! // 10 * 10 ms. This example runs in tokio's virtual time, and so does the limiter.
 //! let quota = Quota::new(10, Duration::from_millis(1_100));
 //! let limiter = Memory::builder(Gcra::new(quota).strict()).clock(TokioClock::new()).build()?;
 //! let mut client = ServiceBuilder::new()

@@ -3,6 +3,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 
 use super::fields::{Statement, is_stored};
+use super::hint::RetryHint;
 
 /// What a response says about the limits of its server: the retry policy and gates read the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,28 +32,24 @@ impl Reading {
                 Self::Rejected(statement.rejected_for())
             }
             StatusCode::SERVICE_UNAVAILABLE if wait.is_some() => Self::Unavailable(wait.unwrap_or_default()),
-            _ => match grpc_rejection(headers) {
-                Some(wait) => Self::Rejected(wait),
-                None if is_stored(headers) => Self::Served { remaining: None, exhausted_for: None },
-                None => Self::Served { remaining: statement.remaining(), exhausted_for: statement.exhausted_for() },
+            _ => match grpc_hint(headers) {
+                RetryHint::After(wait) => Self::Rejected(Some(wait)),
+                RetryHint::Backoff => Self::Rejected(None),
+                RetryHint::None if is_stored(headers) => Self::Served { remaining: None, exhausted_for: None },
+                RetryHint::None => {
+                    Self::Served { remaining: statement.remaining(), exhausted_for: statement.exhausted_for() }
+                }
             },
         }
     }
 }
 
-/// Returns the wait of a gRPC call that may be retried.
 #[cfg(feature = "tonic")]
-fn grpc_rejection(headers: &HeaderMap) -> Option<Option<Duration>> {
-    use super::hint::RetryHint;
-
-    match super::grpc::hint_from_headers(headers) {
-        RetryHint::After(wait) => Some(Some(wait)),
-        RetryHint::Backoff => Some(None),
-        RetryHint::None => None,
-    }
+fn grpc_hint(headers: &HeaderMap) -> RetryHint {
+    super::grpc::hint_from_headers(headers)
 }
 
 #[cfg(not(feature = "tonic"))]
-fn grpc_rejection(_: &HeaderMap) -> Option<Option<Duration>> {
-    None
+fn grpc_hint(_: &HeaderMap) -> RetryHint {
+    RetryHint::None
 }

@@ -21,7 +21,7 @@ enum StatedTime {
 
 /// Reads a time in any of the forms that servers use, relative to the server's time. `None` if it is malformed or past.
 ///
-/// A number is relative, in `unit`, or a time since 1970. The other forms are spans such as `6m0s` or `PT6M`, and dates.
+/// A number is relative, in `unit`, or a time since 1970. The other forms are spans such as `6m0s`, and dates.
 pub(super) fn read_time(text: &str, unit: Unit, headers: &HeaderMap) -> Option<Duration> {
     let time = number(text, unit).or_else(|| span(text)).or_else(|| date(text))?;
     match time {

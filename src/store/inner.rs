@@ -5,7 +5,7 @@
 //! |---|---|
 //! | build: check the limits together, and place their shares | `check_limits`, `LimitFacts`, `Shares`, `Name`, `impl_into_limits` |
 //! | prepare: what each limit costs | `LimitCost` |
-//! | read each state | `Transition`, `ReadMode`, `AtomicState`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
+//! | read each state | `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
 //! | hold by an id | `Remember` |
@@ -13,10 +13,8 @@
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
 //! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
 //! | the limiter's methods | `limiter_methods` |
-//! | machinery below all limits | `sync`, `table`, `runtime`, `with_scratch` |
+//! | machinery below all limits | `sync`, `runtime`, `with_scratch` |
 
-/// Words that threads change at once: the states of a table.
-pub(crate) use crate::algorithm::AtomicState;
 /// A state of a few words, for which the table decides without a lock.
 pub(crate) use crate::algorithm::InLine;
 /// The end of a span of time, up to the latest time that a state can store.
@@ -35,6 +33,8 @@ pub(crate) use crate::decision::LimitNumbers;
 pub(crate) use crate::decision::LimitReading;
 /// The name of a limit, cheap to clone.
 pub(crate) use crate::decision::Name;
+/// What a reading knows of a limit's mark.
+pub(crate) use crate::decision::NearLimit;
 /// The rule: what all limits decide together, and what each of them is charged.
 pub(crate) use crate::decision::Plan;
 /// The id of a call, and what the store remembers of it.
@@ -65,8 +65,6 @@ pub(crate) use crate::limiter::limiter_methods;
 pub(crate) use crate::limiter::{LimitOfKey, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.
 pub(crate) use crate::sync;
-/// The bounded concurrent table, with its own documentation: memory keeps states there.
-pub(crate) use crate::table;
 
 /// Names that only Redis uses.
 #[cfg(feature = "redis")]
@@ -75,8 +73,6 @@ mod of_redis {
     pub(crate) use crate::algorithm::StateEncoding;
     /// The longest period, for the check of durations.
     pub(crate) use crate::clock::MAX_PERIOD_MICROS;
-    /// What a reading knows of a limit's mark.
-    pub(crate) use crate::decision::NearLimit;
     /// Bytes in hexadecimal digits, for secret key names.
     pub(crate) use crate::encode::hex;
     /// The mark of a limit, with the keys that crossed it recently.

@@ -20,7 +20,9 @@ mod redis {
 }
 
 pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
-pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage};
+pub use self::memory::{
+    DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage, WhenFull,
+};
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(all(any(test, fuzzing), feature = "redis"))]

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::traces::{acquire, count};
-use super::{StoreReport, StoreViolation, TestKey};
+use super::{StoreReport, TestKey, Violation};
 use crate::algorithm::{FixedWindow, Gcra};
 use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, Decision, Detail};
@@ -28,7 +28,7 @@ pub(super) async fn check_one_limit<L, F>(
     make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), StoreViolation>
+) -> Result<(), Violation>
 where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,
@@ -44,7 +44,7 @@ where
         }
         let allowed = count_allowed(&decisions);
         if allowed != quota {
-            return Err(StoreViolation::new(format!(
+            return Err(Violation::new(format!(
                 "concurrent calls are not atomic: 40 concurrent calls on one key with a quota of {quota} in ten seconds \
                  and a burst of {quota} were allowed {allowed} times in period {period}; compare and swap the state"
             )));
@@ -62,7 +62,7 @@ pub(super) async fn check_two_limits<L, F>(
     make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), StoreViolation>
+) -> Result<(), Violation>
 where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,
@@ -95,7 +95,7 @@ where
         used.push(remaining);
     }
     if wrong {
-        return Err(StoreViolation::new(format!(
+        return Err(Violation::new(format!(
             "limits are not charged together: 48 concurrent calls of four keys, with {each} for each key and {all} for \
              all of them, were allowed {allowed:?} times instead of {expected} times in total, and {used:?} remain; \
              write the states of all limits or none"
@@ -108,7 +108,7 @@ where
 pub(super) async fn check_dropped_calls<L, F>(
     make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
     seed: u64,
-) -> Result<(), StoreViolation>
+) -> Result<(), Violation>
 where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,
@@ -132,7 +132,7 @@ where
     }
     let allowed = count_allowed(&acquire_all(&limiter, &vec![KEY; 120]).await?);
     if dropped > 0 && !(QUOTA - dropped..=QUOTA).contains(&allowed) {
-        return Err(StoreViolation::new(format!(
+        return Err(Violation::new(format!(
             "dropped calls are charged wrongly: after {dropped} dropped calls, {allowed} of a quota of {QUOTA} were \
              allowed; a dropped call may be charged once or not at all"
         )));

@@ -1,4 +1,11 @@
-//! Tests for a store of your own: its decisions are compared with those of [`Memory`](crate::Memory).
+//! Tests for stores and algorithms of your own.
+//!
+//! [`check_algorithm`] checks the laws of an algorithm, and `check_lua_algorithm` (feature `redis`) compares its Lua
+//! implementation in a Redis server.
+//!
+//! # Stores
+//!
+//! The decisions of a store are compared with those of [`Memory`](crate::Memory).
 //!
 //! [`check_store`] runs them. It needs no test framework and no runtime of its own: call it in an `async` test with the
 //! runtime that your store needs.
@@ -53,10 +60,16 @@
 //! # }
 //! ```
 
+mod algorithm;
 mod concurrency;
+#[cfg(feature = "redis")]
+mod lua_algorithm;
 mod shares;
 mod traces;
 
+pub use self::algorithm::{AlgorithmReport, check_algorithm};
+#[cfg(feature = "redis")]
+pub use self::lua_algorithm::check_lua_algorithm;
 use crate::error::Error;
 use crate::limiter::Limiter;
 use crate::store::StoreLimits;
@@ -96,32 +109,32 @@ pub struct StoreReport {
     pub operations: u64,
 }
 
-/// A difference between a store and [`Memory`](crate::Memory), or an error of the store.
+/// A difference between a store and [`Memory`](crate::Memory), an error of the store, or a broken law of an algorithm.
 #[derive(Debug)]
-pub struct StoreViolation {
+pub struct Violation {
     message: String,
     source: Option<Error>,
 }
 
-impl StoreViolation {
+impl Violation {
     fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), source: None }
     }
 }
 
-impl From<Error> for StoreViolation {
+impl From<Error> for Violation {
     fn from(error: Error) -> Self {
         Self { message: "checking the store failed: the store has returned an error".to_owned(), source: Some(error) }
     }
 }
 
-impl fmt::Display for StoreViolation {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for StoreViolation {
+impl std::error::Error for Violation {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_ref().map(|source| source as &(dyn std::error::Error + 'static))
     }
@@ -139,7 +152,7 @@ impl std::error::Error for StoreViolation {
 /// error of the store.
 pub async fn check_store<L, F>(
     mut make: impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
-) -> Result<StoreReport, StoreViolation>
+) -> Result<StoreReport, Violation>
 where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,

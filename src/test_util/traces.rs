@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::shares::limits_with_share;
-use super::{StoreReport, StoreViolation, TestKey};
+use super::{StoreReport, TestKey, Violation};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, BlockReason, Decision, Detail, LimitStatus};
@@ -89,7 +89,7 @@ impl Trace {
         &self,
         limiter: &L,
         report: &mut StoreReport,
-    ) -> Result<(), StoreViolation> {
+    ) -> Result<(), Violation> {
         let mut random = Random::new(!self.seed);
         let (mut calls, mut last) = (Vec::new(), None);
         for index in 0..CALLS {
@@ -130,10 +130,10 @@ impl Trace {
         Ok(())
     }
 
-    fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> StoreViolation {
+    fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> Violation {
         let limits = self.limits.iter().map(|make| make().2).collect::<Vec<_>>().join("\n  ");
         let calls = calls.iter().map(|call| format!("{call:?}")).collect::<Vec<_>>().join("\n  ");
-        StoreViolation::new(format!(
+        Violation::new(format!(
             "the store decides otherwise than `Memory`: the limits are\n  {limits}\nand the calls are\n  {calls}\n`Memory` \
              returns {expected:#?}\nand the store returns {actual:#?}\ncorrect what the store reads or writes"
         ))

@@ -45,6 +45,14 @@ mod responses {}
 mod testing {}
 #[doc = include_str!("../../docs/testing-your-limits.md")]
 mod testing_your_limits {}
+#[doc = include_str!("../../src/config/conditions.md")]
+mod config_conditions {}
+#[doc = include_str!("../../src/config/divided.md")]
+mod config_divided {}
+#[doc = include_str!("../../src/config/escalation.md")]
+mod config_escalation {}
+#[doc = include_str!("../../src/config/policies.md")]
+mod config_policies {}
 #[doc = include_str!("../../src/response/tonic.md")]
 mod response_tonic {}
 #[doc = include_str!("../../src/retry/gate/hyper.md")]

@@ -162,12 +162,18 @@ fn admin_example_shows_blocks_and_resets_a_client() {
     let (_process, address) = start("admin");
     let ends = |answer: String, text: &str| assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
 
-    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: 5 requests left");
+    let client = |used, remaining, wait| {
+        format!("{{\"client\":\"127.0.0.1\",\"used_today\":{used},\"remaining\":{remaining},\"retry_after\":{wait}}}")
+    };
+    ends(get(address, "/admin/127.0.0.1"), &client(0, 5, 0));
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
-    assert!(get(address, "/admin").contains("TopKey"));
+    let usage = get(address, "/admin");
+    assert!(usage.contains("[{\"limit\":\"requests\",\"keys\":1,\"capacity\":"), "{usage}");
+    assert!(usage.contains("{\"limit\":\"used today\",\"keys\":1,\"capacity\":"), "{usage}");
     ends(request(address, "PUT", "/admin/127.0.0.1/block/3600", ""), "127.0.0.1: blocked for 3600 s");
     assert!(get(address, "/").starts_with("HTTP/1.1 429 "));
-    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: denied for 3600 s");
+    let blocked = get(address, "/admin/127.0.0.1");
+    assert!(blocked.contains("\"used_today\":1,") && blocked.contains("\"retry_after\":3600}"), "{blocked}");
     // The keys of the layer and of the endpoint are equal for a mapped address too.
     ends(request(address, "DELETE", "/admin/::ffff:127.0.0.1", ""), "::ffff:127.0.0.1: reset");
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tower_ratelimit::RedisServer;
 
-use crate::process::{Folder, Process, free_port, wait_until};
+use crate::process::{Folder, Process, TIMEOUT, free_port, wait_until};
 
 pub(crate) struct Server {
     /// `None` if another process has started the server.
@@ -72,7 +72,7 @@ impl Server {
         let process = self.process.insert(Process::start(&mut command));
         // If another process's server took the port, this process ends, because it can't bind.
         let id = format!("process_id:{}\r\n", process.id());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline && self.process.as_mut().is_some_and(|process| process.status().is_none()) {
             if self.try_commands(&[&["INFO", "server"]]).is_ok_and(|reply| reply.contains(&id)) {
                 return true;
@@ -226,7 +226,7 @@ pub(crate) fn program() -> OsString {
 /// Sends commands on a connection of their own.
 pub(crate) fn ask(to: SocketAddr, commands: &[Vec<Vec<u8>>]) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(to)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     for parts in commands {
         request.extend(format!("*{}\r\n", parts.len()).bytes());

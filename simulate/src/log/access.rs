@@ -1,11 +1,13 @@
-//! The common and the combined log format of web servers.
+//! The common and the combined log format of web servers, also with the virtual host in front (`vhost_combined`).
 
+use super::address;
 use super::fields::Fields;
 
 /// The columns of an access log, besides the time.
 pub(super) const COLUMNS: [&str; 4] = ["address", "user", "method", "path"];
 
-/// The parts of a line such as `192.0.2.1 - alice [10/Oct/2000:13:55:36 -0700] "GET /a?b HTTP/1.0" 200 2326`.
+/// The parts of a line such as `192.0.2.1 - alice [10/Oct/2000:13:55:36 -0700] "GET /a?b HTTP/1.0" 200 2326`, or the same
+/// behind `www.example.com:443 `.
 struct Parts<'a> {
     address: &'a str,
     user: &'a str,
@@ -16,7 +18,11 @@ struct Parts<'a> {
 
 /// Returns `None` if the line has no such form.
 fn parts(line: &str) -> Option<Parts<'_>> {
-    let (address, rest) = line.split_once(' ')?;
+    let (mut address, mut rest) = line.split_once(' ')?;
+    let second = rest.split_once(' ').filter(|(second, _)| address::parse(second).is_some());
+    if let Some((second, behind)) = second.filter(|_| address::parse(address).is_none()) {
+        (address, rest) = (second, behind);
+    }
     let (_identity, rest) = rest.split_once(' ')?;
     let (user, rest) = rest.split_once(" [")?;
     let (time, rest) = rest.split_once(']')?;
@@ -37,6 +43,9 @@ pub(super) fn read(line: &str, time: usize, fields: &mut Fields) -> Result<(), S
     fields.set(time, parts.time);
     for (name, text) in COLUMNS.into_iter().zip([parts.address, parts.user, parts.method, parts.path]) {
         if let Some(index) = fields.index_of(name).filter(|_| !matches!(text, "-" | "")) {
+            if name == COLUMNS[0] && address::parse(text).is_none() {
+                return Err(format!("{text:?} is no address"));
+            }
             fields.set(index, text);
         }
     }

@@ -1,6 +1,7 @@
 //! Parsers of recorded traffic: access logs, JSON lines and CSV, one line at a time.
 
 mod access;
+mod address;
 mod csv;
 mod fields;
 mod filter;

@@ -1,6 +1,6 @@
 use super::csv::CsvLines;
 use super::fields::Fields;
-use super::{Filter, access, json, time};
+use super::{Filter, access, address, json, time};
 use crate::Traffic;
 use tower_ratelimit::Error;
 
@@ -8,8 +8,8 @@ use tower_ratelimit::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// The common or the combined log format of web servers. Its columns are `address`, `user`, `method` and
-    /// `path`.
+    /// The common or the combined log format of web servers, also with the virtual host in front. Its columns are
+    /// `address`, `user`, `method` and `path`.
     AccessLog,
     /// One JSON object per line.
     JsonLines,
@@ -62,8 +62,12 @@ pub enum ReadLine {
 /// Parses the lines of a log into the arrivals of [`Traffic`].
 ///
 /// A line has a time, a cost, and a field for each column of the traffic. In JSON lines and CSV the time is the field
-/// `time`: seconds since the Unix epoch with an optional fraction, or a text of RFC 3339. The cost is the field `cost`,
-/// a whole number, and 1 in a line without it. An access log has no costs.
+/// `time`: a text of RFC 3339, or the seconds, milliseconds, microseconds or nanoseconds since the Unix epoch, with an
+/// optional fraction. A time must be between the years 2000 and 2100, so that its unit is known; a number below 100,000,000
+/// is the seconds of a trace that starts at 0. The cost is the field `cost`, a whole number, and 1 in a line without it. An
+/// access log has no costs.
+///
+/// An IPv6 address in a column counts as its /64 network, as the layer counts it.
 ///
 /// ```
 /// use tower_ratelimit_simulate::{LogFormat, LogParser, Traffic};
@@ -169,13 +173,19 @@ impl LogParser {
         let missing = |name: &str| format!("it has no field {name:?}");
         let text = fields.get(self.time).ok_or_else(|| missing(fields.name(self.time)))?;
         let parse = if matches!(self.lines, Lines::AccessLog) { time::parse_access_time } else { time::parse_time };
-        let time = parse(text).ok_or_else(|| format!("{text:?} is no time"))?;
+        let time = parse(text).ok_or_else(|| format!("{text:?} is no time between the years 2000 and 2100"))?;
         let cost = match fields.get(self.cost).map(str::trim) {
             None | Some("") => 1,
             Some(text) => text.parse().map_err(|_| format!("{text:?} is no cost"))?,
         };
         let values = fields.all_up_to(self.columns).map_err(missing)?;
-        traffic.push(time, values, cost);
+        let counted = values.iter().map(|text| address::counted(text));
+        if counted.clone().any(|counted| counted.is_some()) {
+            let values: Vec<_> = counted.zip(values).map(|(own, text)| own.unwrap_or_else(|| text.clone())).collect();
+            traffic.push(time, &values, cost);
+        } else {
+            traffic.push(time, values, cost);
+        }
         Ok(ReadLine::Arrival)
     }
 }

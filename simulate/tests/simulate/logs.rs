@@ -38,11 +38,43 @@ fn access_log_has_addresses_users_and_paths() {
         read(&["address", "path"], &format!("{COMMON}\n\n{COMBINED}\n")),
         [
             (971_211_336_000_000, "192.0.2.1|/apache_pb.gif".to_owned(), 1),
-            (971_211_337_000_000, "2001:db8::1|/".to_owned(), 1),
+            (971_211_337_000_000, "2001:db8::|/".to_owned(), 1),
         ]
     );
     assert_eq!(read(&["user"], COMMON), [(971_211_336_000_000, "alice".to_owned(), 1)]);
     assert_eq!(read(&[], COMBINED), [(971_211_337_000_000, String::new(), 1)]);
+}
+
+/// Neighbouring formats are read rightly or refused: the virtual host in front, host names, and numbers in other units than
+/// seconds; and an address counts as the layer counts it.
+#[test]
+fn lines_of_neighbouring_formats_are_read_rightly_or_refused() {
+    for host in ["www.example.com:443", "localhost:80", "-"] {
+        let log = format!("{host} {COMMON}\n{host} {COMBINED}");
+        let expected = [
+            (971_211_336_000_000, "192.0.2.1|/apache_pb.gif".to_owned(), 1),
+            (971_211_337_000_000, "2001:db8::|/".to_owned(), 1),
+        ];
+        assert_eq!(read(&["address", "path"], &log), expected, "{host}");
+        assert_eq!(read(&["user"], &format!("{host} {COMMON}")), [(971_211_336_000_000, "alice".to_owned(), 1)]);
+    }
+    let name = COMMON.replace("192.0.2.1", "client.example.com");
+    assert!(error(&["address"], LogFormat::AccessLog, "", &name).contains("\"client.example.com\" is no address"));
+    assert_eq!(read(&["user"], &name), [(971_211_336_000_000, "alice".to_owned(), 1)]);
+    let log = r#"{"time": 1700000000123, "client": "2001:db8:0:1:2::3"}
+{"time": 1700000000.5, "client": "2001:db8:0:1::4"}
+{"time": 1700000000600000, "client": "::ffff:192.0.2.1"}
+{"time": 1700000000700000000, "client": "192.0.2.1"}
+{"time": "2023-11-14T22:13:20.8Z", "client": "fe80"}"#;
+    let read = read(&["client"], log).into_iter().map(|(time, client, _)| (time - 1_700_000_000_000_000, client));
+    let network = || "2001:db8:0:1::".to_owned();
+    let expected = [(123_000, network()), (500_000, network()), (600_000, "192.0.2.1".to_owned())];
+    let rest = [(700_000, "192.0.2.1".to_owned()), (800_000, "fe80".to_owned())];
+    assert_eq!(read.collect::<Vec<_>>(), expected.into_iter().chain(rest).collect::<Vec<_>>());
+    for time in ["200000000", "5000000000", "17000000000", "170000000012", "17000000001234567890"] {
+        let line = format!(r#"{{"time": {time}, "client": "a"}}"#);
+        assert!(error(&["client"], LogFormat::JsonLines, "", &line).contains("is no time"), "{time}");
+    }
 }
 
 #[test]
@@ -149,10 +181,10 @@ fn filter_selects_lines_by_columns_and_by_other_fields() {
     let log = format!("{COMMON}\n{COMBINED}");
     let addresses = |only: &[&str], exclude: &[&str]| filtered(filter(only, exclude), &["address"], &log).0;
     assert_eq!(addresses(&["method=GET"], &[]), ["192.0.2.1"]);
-    assert_eq!(addresses(&["path=/"], &[]), ["2001:db8::1"]);
-    assert_eq!(addresses(&[], &["address=192.0.*"]), ["2001:db8::1"]);
+    assert_eq!(addresses(&["path=/"], &[]), ["2001:db8::"]);
+    assert_eq!(addresses(&[], &["address=192.0.*"]), ["2001:db8::"]);
     // The second line has no user, so no rule on the user matches it.
-    assert_eq!(addresses(&[], &["user=*"]), ["2001:db8::1"]);
+    assert_eq!(addresses(&[], &["user=*"]), ["2001:db8::"]);
     assert_eq!(filtered(filter(&["user=alice"], &[]), &["user"], &log).1, 1);
 
     let json = r#"{"time": 1, "user": "a", "time_ms": 5, "route": "/x"}

@@ -1,19 +1,15 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::{AtomicState, State, StateCopy};
+use super::State;
 use crate::decision::LazySnapshot;
-use crate::sync::{AtomicU64, Ordering};
 
 /// A state whose number of words is determined when the limiter is built: see
 /// [`counter_words`](super::super::Algorithm::counter_words).
 ///
 /// `Counters` dereferences to its words.
 #[derive(Clone)]
-pub struct Counters {
-    words: [u64; Self::MAX_WORDS],
-    len: usize,
-}
+pub struct Counters(Vec<u64>);
 
 impl Counters {
     /// The maximum number of words.
@@ -22,28 +18,33 @@ impl Counters {
     /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
     #[must_use]
     pub fn zero(words: usize) -> Self {
-        Self { words: [0; Self::MAX_WORDS], len: words.min(Self::MAX_WORDS) }
+        Self(vec![0; words.min(Self::MAX_WORDS)])
     }
 }
 
 impl Counters {
     /// Makes the state so many words long, at most [`MAX_WORDS`](Self::MAX_WORDS), if it is shorter.
     pub(crate) fn grow(&mut self, words: usize) {
-        self.len = self.len.max(words.min(Self::MAX_WORDS));
+        let words = words.min(Self::MAX_WORDS);
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
     }
 }
 
 impl Deref for Counters {
     type Target = [u64];
 
+    #[inline]
     fn deref(&self) -> &[u64] {
-        &self.words[..self.len]
+        &self.0
     }
 }
 
 impl DerefMut for Counters {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u64] {
-        &mut self.words[..self.len]
+        &mut self.0
     }
 }
 
@@ -81,7 +82,6 @@ impl CountersEdit {
 
 impl State for Counters {
     type Next = CountersEdit;
-    type AtomicState = Box<[AtomicU64]>;
 
     #[inline]
     fn apply(&mut self, next: CountersEdit) {
@@ -98,16 +98,25 @@ impl State for Counters {
         next.snapshot
     }
 
+    #[inline]
     fn idle_at(&self) -> u64 {
         self.first().copied().unwrap_or(0)
     }
 
+    #[inline]
+    fn empty() -> Self {
+        Self(Vec::new())
+    }
+
+    fn clear(&mut self, words: usize) {
+        let words = words.clamp(1, Self::MAX_WORDS);
+        self.0.clear();
+        self.0.reserve_exact(words);
+        self.0.resize(words, 0);
+    }
+
     fn from_numbers(numbers: &[u64]) -> Self {
-        let mut counters = Self::zero(numbers.len());
-        for (word, number) in counters.iter_mut().zip(numbers) {
-            *word = *number;
-        }
-        counters
+        Self(numbers[..numbers.len().min(Self::MAX_WORDS)].to_vec())
     }
 
     fn to_numbers(&self, numbers: &mut Vec<u64>) {
@@ -127,112 +136,15 @@ impl State for Counters {
         numbers.extend(&self[..last]);
     }
 
-    fn fit(&mut self, zero: &Self) -> bool {
-        let fits = self.iter().skip(zero.len).all(|word| *word == 0);
+    fn fit(&mut self, words: usize) -> bool {
+        let fits = self.iter().skip(words).all(|word| *word == 0);
         if fits {
-            self.len = zero.len;
+            self.0.resize(words, 0);
         }
         fits
     }
-}
-
-// The orderings are those of `AtomicState for [AtomicU64; N]`.
-impl AtomicState for Box<[AtomicU64]> {
-    type State = Counters;
-    type Snapshot<'a> = StateCopy<Counters>;
-    type Edit<'a> = CountersGuard<'a>;
-
-    fn new(words: usize) -> Self {
-        (0..words.clamp(1, Counters::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
-    }
-
-    fn empty<'a>() -> StateCopy<Counters>
-    where
-        Self: 'a,
-    {
-        StateCopy(Counters::zero(0))
-    }
-
-    fn read(&self, StateCopy(copy): &mut StateCopy<Counters>) {
-        copy.len = self.len().min(Counters::MAX_WORDS);
-        // Four words at a time: row "sliding window" of docs/performance.md.
-        let (fours, rest) = self.as_chunks::<4>();
-        let (copied_fours, _) = copy.words.as_chunks_mut::<4>();
-        for (copied, words) in copied_fours.iter_mut().zip(fours) {
-            *copied = std::array::from_fn(|word| words[word].load(Ordering::Acquire));
-        }
-        for (copied, word) in copy.words[fours.len() * 4..].iter_mut().zip(rest) {
-            *copied = word.load(Ordering::Acquire);
-        }
-    }
-
-    fn read_zero(&self, StateCopy(copy): &mut StateCopy<Counters>) {
-        *copy = Counters::zero(self.len());
-    }
-
-    fn edit(&self) -> CountersGuard<'_> {
-        let StateCopy(state) = self.snapshot();
-        CountersGuard { words: self, state }
-    }
-
-    #[inline]
-    fn apply<R>(
-        &self,
-        StateCopy(state): &mut StateCopy<Counters>,
-        next: CountersEdit,
-        read: impl FnOnce(&Counters) -> R,
-    ) -> R {
-        state.apply(next);
-        let result = read(state);
-        for (cell, word) in self.iter().zip(&**state) {
-            cell.store(*word, Ordering::Release);
-        }
-        result
-    }
-
-    fn clear(&self) {
-        self.iter().for_each(|word| word.store(0, Ordering::Release));
-    }
-
-    fn copy_from(&self, other: &Self) {
-        for (to, from) in self.iter().zip(other) {
-            to.store(from.load(Ordering::Relaxed), Ordering::Release);
-        }
-    }
-
-    fn idle_at(&self) -> u64 {
-        self[0].load(Ordering::Acquire)
-    }
 
     fn heap_bytes(&self) -> usize {
-        size_of_val(&**self)
-    }
-}
-
-#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct CountersGuard<'a> {
-    words: &'a [AtomicU64],
-    state: Counters,
-}
-
-impl Deref for CountersGuard<'_> {
-    type Target = Counters;
-
-    fn deref(&self) -> &Counters {
-        &self.state
-    }
-}
-
-impl DerefMut for CountersGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Counters {
-        &mut self.state
-    }
-}
-
-impl Drop for CountersGuard<'_> {
-    fn drop(&mut self) {
-        for (atomic, word) in self.words.iter().zip(&*self.state) {
-            atomic.store(*word, Ordering::Release);
-        }
+        self.0.capacity() * size_of::<u64>()
     }
 }

@@ -1,9 +1,7 @@
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 
-use super::{AtomicState, State};
+use super::State;
 use crate::decision::LazySnapshot;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A log of hits, oldest first, each with its time and its weight. It is on the heap.
 ///
@@ -112,7 +110,6 @@ impl HitLogEdit {
 
 impl State for HitLog {
     type Next = HitLogEdit;
-    type AtomicState = AtomicHitLog;
 
     fn apply(&mut self, next: HitLogEdit) {
         let HitLogEdit { expired, hit: (at, mut cost), kept, idle_at } = next;
@@ -155,6 +152,20 @@ impl State for HitLog {
         }
     }
 
+    fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the allocation for the next key. `max_heap_bytes` bounds it.
+    fn clear(&mut self, _words: usize) {
+        self.hits.clear();
+        (self.idle_at, self.kept, self.total) = (0, KeptFor::default(), 0);
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.hits.capacity() * size_of::<(u64, u64)>()
+    }
+
     fn next_state(_next: &HitLogEdit) -> Option<&Self> {
         None
     }
@@ -187,144 +198,5 @@ impl State for HitLog {
         let KeptFor { present, previous, until } = self.kept;
         numbers.extend([self.idle_at, present.period, present.limit, previous.period, previous.limit, until]);
         numbers.extend(self.hits.iter().flat_map(|&(time, weight)| [time, weight]));
-    }
-}
-
-/// A log in the table.
-///
-/// Readers lock the mutex while they read, so a snapshot is never torn. The set's version shows whether the snapshot
-/// belongs to the reader's key: other writers lock the set before the mutex. A decision locks the mutex when it reads,
-/// and keeps the lock until it has charged. It tries to lock the set, and does not wait, so no deadlock is possible.
-#[derive(Debug)]
-#[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
-pub struct AtomicHitLog {
-    idle_at: AtomicU64,
-    log: Mutex<HitLog>,
-}
-
-impl AtomicHitLog {
-    /// Ignores poisoning: after a panic in a custom algorithm every log is still a possible state.
-    fn lock(&self) -> MutexGuard<'_, HitLog> {
-        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-/// A log that no thread can change.
-#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub enum HitLogSnapshot<'a> {
-    Locked(MutexGuard<'a, HitLog>),
-    Zero(HitLog),
-}
-
-impl Deref for HitLogSnapshot<'_> {
-    type Target = HitLog;
-
-    fn deref(&self) -> &HitLog {
-        match self {
-            Self::Locked(log) => log,
-            Self::Zero(log) => log,
-        }
-    }
-}
-
-impl DerefMut for HitLogSnapshot<'_> {
-    fn deref_mut(&mut self) -> &mut HitLog {
-        match self {
-            Self::Locked(log) => log,
-            Self::Zero(log) => log,
-        }
-    }
-}
-
-impl AtomicState for AtomicHitLog {
-    type State = HitLog;
-    type Snapshot<'a> = HitLogSnapshot<'a>;
-    type Edit<'a> = HitLogGuard<'a>;
-
-    fn new(_words: usize) -> Self {
-        Self { idle_at: AtomicU64::new(0), log: Mutex::new(HitLog::default()) }
-    }
-
-    fn empty<'a>() -> HitLogSnapshot<'a>
-    where
-        Self: 'a,
-    {
-        HitLogSnapshot::Zero(HitLog::default())
-    }
-
-    fn read<'a>(&'a self, snapshot: &mut HitLogSnapshot<'a>) {
-        *snapshot = HitLogSnapshot::Locked(self.lock());
-    }
-
-    fn read_zero<'a>(&'a self, snapshot: &mut HitLogSnapshot<'a>) {
-        *snapshot = Self::empty();
-    }
-
-    fn edit(&self) -> HitLogGuard<'_> {
-        HitLogGuard { idle_at: &self.idle_at, log: self.lock() }
-    }
-
-    fn apply<'a, R>(
-        &'a self,
-        present: &mut HitLogSnapshot<'a>,
-        next: HitLogEdit,
-        read: impl FnOnce(&HitLog) -> R,
-    ) -> R {
-        if matches!(present, HitLogSnapshot::Zero(_)) {
-            // An absent key: nothing was read from this slot.
-            *present = HitLogSnapshot::Locked(self.lock());
-        }
-        present.apply(next);
-        self.idle_at.store(present.idle_at, Ordering::Release);
-        read(present)
-    }
-
-    fn clear(&self) {
-        self.idle_at.store(0, Ordering::Release);
-        // Keeps the allocation for the next key of the slot. `max_heap_bytes` bounds it.
-        let mut log = self.lock();
-        log.hits.clear();
-        (log.idle_at, log.kept, log.total) = (0, KeptFor::default(), 0);
-    }
-
-    fn copy_from(&self, other: &Self) {
-        // One mutex after the other: a reader of one log never waits for the other one.
-        let moved = std::mem::take(&mut *other.lock());
-        self.idle_at.store(moved.idle_at, Ordering::Release);
-        *self.lock() = moved;
-    }
-
-    fn idle_at(&self) -> u64 {
-        self.idle_at.load(Ordering::Acquire)
-    }
-
-    fn heap_bytes(&self) -> usize {
-        self.lock().hits.capacity() * size_of::<(u64, u64)>()
-    }
-}
-
-#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct HitLogGuard<'a> {
-    idle_at: &'a AtomicU64,
-    log: MutexGuard<'a, HitLog>,
-}
-
-impl Deref for HitLogGuard<'_> {
-    type Target = HitLog;
-
-    fn deref(&self) -> &HitLog {
-        &self.log
-    }
-}
-
-impl DerefMut for HitLogGuard<'_> {
-    fn deref_mut(&mut self) -> &mut HitLog {
-        &mut self.log
-    }
-}
-
-impl Drop for HitLogGuard<'_> {
-    fn drop(&mut self) {
-        self.idle_at.store(self.log.idle_at, Ordering::Release);
     }
 }

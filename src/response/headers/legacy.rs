@@ -88,8 +88,8 @@ pub(super) fn is_shared(headers: &HeaderMap) -> bool {
 
 /// Adds `Connection: close` if the request is of HTTP/1 and has a body.
 ///
-/// The server does not read the body of a rejected request, and closes the connection behind the response. A client that
-/// has not been told so sends its next request on that connection (RFC 9112, section 9.6).
+/// The server does not read the body of a rejected request, and closes the connection behind the response. A client
+/// that does not know this sends its next request on that connection (RFC 9112, section 9.6).
 pub(in crate::response) fn close_if_unread(headers: &mut HeaderMap, version: Version, request: &HeaderMap) {
     let is_empty = request.get(header::CONTENT_LENGTH).is_none_or(|length| length.as_bytes() == b"0");
     if version <= Version::HTTP_11 && (!is_empty || request.contains_key(header::TRANSFER_ENCODING)) {

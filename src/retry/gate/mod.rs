@@ -11,9 +11,10 @@
 //! | any other response | stays as it is |
 //!
 //! A gate is open while no request waits and no time is in force. Otherwise requests wait in order of arrival. After a
-//! pause one request starts, and its response lets two start, then four, as far as the server states that more remains: so
-//! a server that still rejects requests rejects one. If the server does not state that more remains, and no time, requests
-//! start at a distance that the gate learns from rejections. A response that arrives late changes nothing: a pause only gets longer.
+//! pause one request starts, and its response lets two start, then four, as far as the server states that more remains:
+//! so a server that still rejects requests rejects one. If the server does not state that more remains, and no time,
+//! requests start at a distance that the gate learns from rejections. A response that arrives late changes nothing: a
+//! pause only gets longer.
 //!
 //! ```
 //! use http::{Request, Response};

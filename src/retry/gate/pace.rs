@@ -6,8 +6,8 @@ use crate::runtime::Instant;
 
 /// The spacing of requests that wait, while nothing remains and the server states no time.
 ///
-/// A server whose limit refills within a second states no time. The gate searches the spacing: rejections double it until
-/// requests are served, then each round trip shortens it, down to a fifth above the longest that was rejected.
+/// A server whose limit refills within a second states no time. The gate searches the spacing: rejections double it
+/// until requests are served, then each round trip shortens it, down to a fifth above the longest that was rejected.
 #[derive(Debug, Default)]
 pub(super) struct Spacing {
     /// Zero until the first rejection.
@@ -28,8 +28,8 @@ impl Spacing {
     const FIRST: Duration = Duration::from_millis(50);
     /// Servers state longer times.
     pub(super) const MAX: Duration = Duration::from_secs(1);
-    /// After so many served requests and this time without a rejection, the gate tries a shorter interval: other clients
-    /// may have left.
+    /// After so many served requests and this time without a rejection, the gate tries a shorter interval: other
+    /// clients may have left.
     const TRIED_AGAIN_AFTER: (u32, Duration) = (200, Duration::from_secs(30));
 
     pub(super) fn interval(&self) -> Duration {
@@ -72,8 +72,8 @@ pub(super) struct StatedZero {
 
 /// How long before the end of a stated time requests start.
 ///
-/// A server states whole seconds, so that a time may be up to a second too long. A request that arrives while none waits
-/// starts if the time may be over. Requests that wait start at its end at first, then earlier and earlier, until one is
+/// A server states whole seconds, so that a time may be up to a second too long. A request that arrives while none
+/// waits starts if the time may be over. Requests that wait start at its end at first, then earlier and earlier, until one is
 /// rejected.
 #[derive(Debug)]
 pub(super) struct Lead {

@@ -13,8 +13,8 @@ pub enum GateSignal {
     ServedLast(Duration),
     /// The server rejected the request for this time, or for an unknown time.
     Rejected(Option<Duration>),
-    /// The server rejected the request, and more is available in less than a second. The gate spaces the requests instead
-    /// of closing.
+    /// The server rejected the request, and more is available in less than a second. The gate spaces the requests
+    /// instead of closing.
     TooFast,
 }
 

@@ -21,11 +21,11 @@ pub(super) const UNUSED_START: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     hasher: RandomState,
-    gates: Mutex<ByKey>,
+    gates: Mutex<AllGates>,
 }
 
 #[derive(Debug)]
-struct ByKey {
+struct AllGates {
     by_key: HashMap<u64, OneGate>,
     /// The number of gates from which on the next insertion removes those that nothing needs.
     full_at: usize,
@@ -35,7 +35,7 @@ struct ByKey {
     arrivals: u64,
 }
 
-impl Default for ByKey {
+impl Default for AllGates {
     fn default() -> Self {
         Self { by_key: HashMap::new(), full_at: KEPT_GATES, pauses: 0, arrivals: 0 }
     }
@@ -146,13 +146,13 @@ impl Gates {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut ByKey) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut AllGates) -> T) -> T {
         // A panic cannot leave the state half changed: only a waker can panic, and wakers are called without the lock.
         f(&mut self.gates.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl ByKey {
+impl AllGates {
     fn gate(&mut self, key: u64, now: Instant) -> &mut OneGate {
         if self.by_key.len() >= self.full_at && !self.by_key.contains_key(&key) {
             self.by_key.retain(|_, gate| !gate.is_idle(now));

@@ -8,10 +8,10 @@ use super::limiter::Memory;
 use super::limits::MemoryLimits;
 use super::save::{Restore, SavedCounts};
 use super::transaction_limit::{Capacity, read_clock};
+use super::when_full::WhenFull;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::store::inner::Remember;
-use crate::table::WhenFull;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]

@@ -1,6 +1,6 @@
 //! Calls with an id: holds and their settlement by the id, and requests that are charged once.
 
-use super::limiter::{Memory, Shared};
+use super::limiter::{Memory, Shared, table_full};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
 use super::transaction_limit::{Charge, HeldLimit, read_clock};
@@ -8,7 +8,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
 use crate::limiter::Outcome;
-use crate::store::inner::{Remember, table::LookupError};
+use crate::store::inner::Remember;
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Holds the cost under an id, unless the id is remembered.
@@ -22,7 +22,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         records.forget_old(context.now);
         let Some(record) = self.record_key(key, reserve) else {
             // No limit applies to the key.
-            return Ok(L::peek(&shared.tables, context).into());
+            return Ok(shared.peek::<Key, L>(&context).into());
         };
         match records.repeat(record, options.costs()).transpose()? {
             None => {}
@@ -30,16 +30,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 return Ok(Decision::denied_repeat(context.now, until.saturating_since(context.now)).into());
             }
             Some(Repeat::Allowed) => {
-                let peeked = L::peek(&shared.tables, self.context(key, options.without_cost()));
+                let peeked = shared.peek::<Key, L>(&self.context(key, options.without_cost()));
                 return Ok(peeked.into_repeat().into());
             }
         }
         if !shared.reservations.make_room(&mut records, record.0, true) {
-            let decision = L::peek(&shared.tables, context);
+            let decision = shared.peek::<Key, L>(&context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
         }
-        let (decision, limits) = L::acquire(&shared.tables, context, LookupError::NotApplicable);
+        let (decision, limits) = shared.acquire::<Key, L>(&context);
         if decision.is_allowed() {
             records.insert(record, reserve, context.now, options.costs(), limits);
             shared.reservations.publish(&records);
@@ -65,17 +65,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 shared.settle_limits::<Key, L>(&limits, &charge)
             }
             Settlement::Excess(limits) => {
-                let charged = |limit: HeldLimit| {
-                    let excess = charge.on(&limit).saturating_sub(limit.held);
-                    let nothing_held = HeldLimit { held: 0, expired_at: None, ..limit };
-                    if excess == 0 {
-                        Ok(())
-                    } else {
-                        shared.settle_limits::<Key, L>(&[nothing_held], &Charge::Number(excess))
+                let (context, mut settled) = (self.context(key, AcquireOptions::default()), Ok(()));
+                L::for_each(&shared.tables, &mut |table| {
+                    let of_table = limits.iter().filter(|limit| limit.table == table.table_id());
+                    let excess = of_table.map(|limit| charge.on(limit).saturating_sub(limit.held));
+                    // Charges every limit, also after one has failed. Returns the first error.
+                    for excess in excess.filter(|excess| *excess > 0) {
+                        settled = settled.and(table.surcharge(&context, excess));
                     }
-                };
-                // Charges every limit, also after one has failed. Returns the first error.
-                limits.into_iter().map(charged).fold(Ok(()), Result::and)
+                });
+                settled.map_err(table_full)
             }
         }
     }
@@ -98,7 +97,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let record = self.record_key(key, once);
         let credit = record.and_then(|record| records.repeatable(record));
         context.credit = credit.as_ref();
-        let (decision, limits) = L::acquire(&shared.tables, context, LookupError::NotApplicable);
+        let (decision, limits) = shared.acquire::<Key, L>(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };

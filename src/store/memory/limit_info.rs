@@ -2,20 +2,17 @@
 
 use std::any::Any;
 use std::io;
-use std::time::Duration;
 
-use super::limit_table::{CellOf, LimitTable, clamp_to_horizon, is_ahead_of_clock};
+use super::limit_table::LimitTable;
 use super::save::{FileWriter, SavedLimit, SavedNames};
+use super::table::TableFull;
 use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::{
-    Name,
-    table::{LockToken, SlotIndex, Table, TableFull},
-};
+use crate::store::inner::Name;
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
@@ -38,66 +35,61 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
-    fn is_share(&self) -> bool {
-        self.limit.share_count().is_some()
-    }
-
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        let read_at = read_clock(clock);
+        let mut keys = self.table.lock(limit.hash);
+        let now = keys.decide_at(read_at, clock);
         if limit.until_end {
-            self.end_hold(limit.hash, read_clock(clock), |token| {
-                let remove = |deadline| self.deadlines.remove(limit.hash, deadline, token);
-                if limit.deadline.is_none_or(remove) { limit.held } else { 0 }
-            });
+            keys.end_request(limit.hash, limit.held, limit.deadline);
             return Ok(());
         }
-        let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
-        let now = read_clock(clock);
-        let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
-        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64, token: &LockToken| {
-            table.end_hold(slot, limit.held, token);
-            if limit.algorithm.is_some() && table.held(limit.hash, token) == 0 {
-                self.held_algorithms.remove(limit.hash, token);
+        let own = keys.end_hold(limit.hash, limit.held, limit.algorithm);
+        match own.as_ref().or_else(|| self.limit.algorithm().fixed()) {
+            // A hold that has expired is charged as of its expiry, whenever that is.
+            Some(algorithm) if actual > 0 => {
+                self.charge(limit.hash, actual, limit.expired_at.unwrap_or(now), &mut keys, algorithm)
             }
-            if actual > 0 {
-                let idle_at = table.idle_at(slot).max(horizon);
-                // A state that was charged after the expiry is charged now.
-                let expired_at = limit.expired_at.filter(|at| !is_ahead_of_clock(idle_at, *at, algorithm));
-                let now = expired_at.unwrap_or_else(|| effective_now(idle_at, now, clock, algorithm));
-                let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
-                algorithm.charge(&mut table.edit(slot, token), now, Duration::ZERO, actual);
-            }
-        };
-        // Only a charge needs a slot, if the key has none.
-        let eviction = (actual > 0).then(|| self.eviction_policy(algorithm, now));
-        let settled = self.table.update(limit.hash, now.as_micros(), eviction.as_ref(), end);
-        // A shadow for whose key there is no slot counts nothing.
-        if self.limit.is_shadow() { Ok(()) } else { settled }
+            _ => Ok(()),
+        }
     }
 
     fn usage(&self, clock: &dyn Clock) -> Usage {
         let now = read_clock(clock);
-        self.end_due_holds_of_others(now, clock, usize::MAX);
-        let (held_keys, held) = self.table.holds();
-        Usage {
+        let mut usage = Usage {
             limit: self.limit.name().to_owned(),
-            live_keys: self.table.count_live(now.as_micros()),
+            live_keys: 0,
             capacity: self.table.capacity(),
-            bytes: self.table.bytes() + self.blocks.bytes() + self.deadlines.bytes() + self.held_algorithms.bytes(),
-            evicted: self.table.evicted(),
-            held_keys,
-            held,
+            bytes: self.table.bytes(),
+            evicted: 0,
+            held_keys: 0,
+            held: 0,
+        };
+        let mut ended = Vec::new();
+        for mut keys in self.table.locked_shards() {
+            if C::Algorithm::HELD_UNTIL_END {
+                ended.extend(keys.end_due(now));
+            }
+            let (held_keys, held) = keys.held_totals();
+            usage.live_keys += keys.count_live(now.as_micros());
+            usage.evicted += keys.evicted();
+            usage.held_keys += held_keys;
+            usage.held = usage.held.saturating_add(held);
         }
+        self.announce(&ended);
+        usage
     }
 
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey> {
         let algorithm = self.limit.algorithm().fixed();
-        let mut keys = Vec::new();
-        self.table.for_each_live(now.as_micros(), |id, idle_at, state| {
-            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
-            let reset = Timestamp::from_micros(idle_at).saturating_since(now);
-            keys.push(TopKey { id: KeyId::new(id), reset, figures });
-        });
-        heaviest(keys, max)
+        let mut found = Vec::new();
+        for keys in self.table.locked_shards() {
+            keys.for_each_live(now.as_micros(), |id, state| {
+                let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
+                let reset = Timestamp::from_micros(state.idle_at()).saturating_since(now);
+                found.push(TopKey { id: KeyId::new(id), reset, figures });
+            });
+        }
+        heaviest(found, max)
     }
 
     fn save(&self, names: &SavedNames, now: Timestamp, file: &mut FileWriter<'_>) -> io::Result<()> {
@@ -113,7 +105,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
     }
 
     fn clear(&self) {
-        self.table.clear_all();
+        self.table.locked_shards().for_each(|mut keys| keys.clear());
     }
 }
 
@@ -122,15 +114,4 @@ fn heaviest(mut keys: Vec<TopKey>, max: usize) -> Vec<TopKey> {
     keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
     keys.truncate(max);
     keys
-}
-
-/// Returns the time that was read before the lock, unless that is so long ago that the state seems to be from
-/// a clock that was ahead.
-fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
-    if !is_ahead_of_clock(idle_at, before, algorithm) {
-        return before;
-    }
-    // No thread has charged the key later than this time.
-    let now = read_clock(clock);
-    if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
 }

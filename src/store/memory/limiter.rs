@@ -6,10 +6,13 @@ use std::sync::Arc;
 use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
 use super::hold_by_id::ChargedFor;
+use super::limits::INLINE_LIMITS;
 use super::limits::MemoryLimits;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
-use super::transaction_limit::{AcquireContext, Capacity, Charge, HeldLimit, TransactionLimit, read_clock};
+use super::table::TableFull;
+use super::transaction::{LimitStep, Transaction};
+use super::transaction_limit::{AcquireContext, Capacity, Charge, HeldLimit, NotDecided, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -18,10 +21,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{
-    capacity_added, capacity_released, limit_id, limiter_methods,
-    table::{LookupError, TableFull},
-};
+use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -193,8 +193,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     #[inline]
     pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+        self.context_at(key, options, self.now())
+    }
+
+    #[inline]
+    fn context_at<'a>(&'a self, key: &'a Key, options: AcquireOptions, now: Timestamp) -> AcquireContext<'a, Key, S> {
         let Shared { hasher, clock, .. } = &*self.shared;
-        AcquireContext { hasher, key, now: self.now(), options, clock, credit: None }
+        AcquireContext { hasher, key, now, options, clock, credit: None }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
@@ -222,18 +227,29 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            Err(_) if self.check_units(options).is_err() => Decision::by_policy(context.now, Verdict::ExceedsLimit),
-            Err(error) => {
-                self.shared.end_due::<Key, L>();
+            Err(_) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
                 // too. Row "hot key" of docs/performance.md.
-                let (decision, held) = L::acquire(&self.shared.tables, context, error);
-                if !held.is_empty() {
-                    unexpected(held);
-                }
+                let (decision, holds) = self.check_slow(key, options, context.now);
+                debug_assert_eq!(holds, 0, "without a guard, nothing is held");
                 decision
             }
         }
+    }
+
+    /// Decides what the fast path does not handle.
+    #[inline(never)]
+    fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
+        if self.check_units(options).is_err() {
+            return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
+        }
+        let context = self.context_at(key, options, now);
+        if let Some(decision) = L::try_complete(&self.shared.tables, context) {
+            return (decision, 0);
+        }
+        self.shared.end_due::<Key, L>();
+        let (decision, held) = self.shared.acquire::<Key, L>(&context);
+        (decision, held.len())
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
@@ -271,7 +287,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Returns up to `max` keys with the most usage of the limit with this name, in descending order. The order is by
     /// the used part of the limit. If the algorithm is chosen by the key, it is by the time until the key is idle.
     ///
-    /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
+    /// Reads the whole table, one part after the other: a decision waits for the part of its key.
     ///
     /// # Errors
     ///
@@ -303,13 +319,18 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, error: LookupError) -> Result<Outcome, Error>
+    fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
     where
         S: Send + Sync + 'static,
     {
         let &AcquireContext { key, options, .. } = context;
         self.check_units(options)?;
-        if !options.until_end && L::is_held_until_end(&self.shared.tables) {
+        if not_decided == NotDecided::Uncommon
+            && let Some(decision) = L::try_complete(&self.shared.tables, *context)
+        {
+            return Ok(decision.into());
+        }
+        if !options.until_end && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
@@ -321,12 +342,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return Ok(Outcome::of_store(decision, held));
         }
         self.shared.end_due::<Key, L>();
-        if error == LookupError::NotApplicable
-            && let Some((decision, limit)) = L::try_hold(&self.shared.tables, context)
-        {
+        if let Some((decision, limit)) = L::try_hold(&self.shared.tables, context) {
             return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
         }
-        let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
+        if let Some(decision) = L::try_complete(&self.shared.tables, *context) {
+            return Ok(decision.into());
+        }
+        let (decision, limits) = self.shared.acquire::<Key, L>(context);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
         Ok(Outcome::of_store(decision, held))
     }
@@ -403,6 +425,66 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 }
 
 impl<R, C: Clock, S> Shared<R, C, S> {
+    /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
+    pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+    ) -> (Decision, Vec<HeldLimit>) {
+        self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
+            .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
+    }
+
+    /// Decides by a transaction, and changes nothing.
+    pub(super) fn peek<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+    ) -> Decision {
+        self.transact::<Key, L, _>(context, |transaction| transaction.peek())
+            .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
+    }
+
+    /// Runs `decide` on the limits that apply. Always returns a value.
+    fn transact<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>, T>(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        decide: fn(Transaction<'_>) -> T,
+    ) -> Option<T> {
+        let (mut decided, mut ended) = (None, Vec::new());
+        L::with_parts(&self.tables, context, &mut |parts| {
+            let (mut few, mut some, mut many);
+            // A step is large, so a few limits initialize no more than they need.
+            let steps: &mut [LimitStep] = match parts.len() {
+                0..=2 => {
+                    few = [LimitStep::EMPTY; 2];
+                    &mut few[..parts.len()]
+                }
+                3..=INLINE_LIMITS => {
+                    some = [LimitStep::EMPTY; INLINE_LIMITS];
+                    &mut some[..parts.len()]
+                }
+                _ => {
+                    many = vec![LimitStep::EMPTY; parts.len()];
+                    &mut many
+                }
+            };
+            let transaction = Transaction::new(parts, steps, context.options, context.now, context.clock, &mut ended);
+            decided = Some(decide(transaction));
+        });
+        if !ended.is_empty() {
+            capacity_released(ended.into_iter().map(limit_id));
+        }
+        decided
+    }
+
+    pub(super) fn any_limit<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
+        &self,
+        is_such: fn(&dyn TransactionLimit<Key, S>) -> bool,
+    ) -> bool {
+        let mut any = false;
+        L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
+        any
+    }
+
     /// Ends the hold of a guard, after the holds with an id that have expired before.
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
@@ -461,15 +543,7 @@ fn take_out(limits: Vec<HeldLimit>, belongs: fn(&HeldLimit) -> bool) -> (Vec<Hel
     if limits.iter().any(belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
-/// Drops what a decision without a guard holds: nothing. Without this call, the decision of the fast path would be in
-/// memory: 145 instructions instead of 136 for row "hot key" of docs/performance.md.
-#[cold]
-fn unexpected(held: Vec<HeldLimit>) {
-    debug_assert!(held.is_empty(), "without a guard, nothing is held");
-    drop(held);
-}
-
-fn table_full(full: TableFull) -> Error {
+pub(super) fn table_full(full: TableFull) -> Error {
     Error::unavailable(if full.all_held {
         "key table full: all keys in the place of the key have held costs or requests in flight; raise `max_keys`"
     } else {
@@ -490,7 +564,7 @@ where
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let context = self.context(key, options);
         let decided = if options.remember.is_some() {
-            Err(LookupError::NotApplicable)
+            Err(NotDecided::NotApplicable)
         } else {
             L::try_acquire(&self.shared.tables, &context)
         };
@@ -502,7 +576,7 @@ where
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         self.shared.end_due::<Key, L>();
-        let peeked = self.check_units(options).map(|()| L::peek(&self.shared.tables, self.context(key, options)));
+        let peeked = self.check_units(options).map(|()| self.shared.peek::<Key, L>(&self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
 

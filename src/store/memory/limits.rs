@@ -1,14 +1,13 @@
 use std::hash::{BuildHasher, Hash};
 
-use super::decide::{self, Prepared};
-use super::limit_table::{CellOf, LimitTable};
-use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
-use crate::algorithm::Algorithm;
+use super::limit_table::LimitTable;
+use super::part::{LimitPart, Part};
+use super::plain::{self, PlainLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit, read_clock};
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{AtomicState, check_limits, table::LookupError};
+use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::check_limits;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
@@ -26,30 +25,22 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
 
-    /// Returns whether a limit [holds](Algorithm::HELD_UNTIL_END) every cost until the request ends.
-    fn is_held_until_end(tables: &Self::Tables) -> bool;
-
     /// Decides on the fast path. An error charges nothing.
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
 
-    /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the
-    /// cost is held as well.
+    /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
-    fn acquire(
-        tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
-        error: LookupError,
-    ) -> (Decision, Vec<HeldLimit>);
+    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision>;
 
-    /// Holds the cost of a request, if there is one limit and it needs no transaction. `None` leaves the request to
-    /// [`acquire`](Self::acquire).
+    /// Holds the cost of a request, if there is one limit and it needs no transaction.
     fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
         let _ = (tables, context);
         None
     }
 
-    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision;
+    /// Runs `f` on the parts of the limits that apply, in their order.
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part]));
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
@@ -71,22 +62,14 @@ where
         LimitTable::new(limit.beside(shares), capacity)
     }
 
-    fn is_held_until_end(_tables: &Self::Tables) -> bool {
-        <L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END
-    }
-
     // Row "hot key" of docs/performance.md.
     #[inline(always)]
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
-        decide::try_acquire::<false, _, _, _, _>(tables, context)
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
+        plain::try_acquire(tables, context)
     }
 
-    fn acquire(
-        tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
-        error: LookupError,
-    ) -> (Decision, Vec<HeldLimit>) {
-        decide::acquire_slow(tables, context, error)
+    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+        plain::try_complete(tables, &context)
     }
 
     #[inline]
@@ -94,10 +77,11 @@ where
         tables.try_hold(context)
     }
 
-    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-        let (mut limits, mut steps) = ([tables], [LimitStep::EMPTY]);
-        let limits = transaction::applying(&mut limits, &context);
-        transaction::peek(limits, &mut steps[..limits.len()], &context)
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part])) {
+        match LimitPart::new(tables, context) {
+            Some(part) => f(&[&part]),
+            None => f(&[]),
+        }
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -105,8 +89,34 @@ where
     }
 }
 
+/// Charges the limits of a tuple that apply, unless one of them does not allow the request immediately. Returns the time, and
+/// what was charged.
+macro_rules! charge_plain {
+    ($shadows:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
+        // Functions of users run before any lock.
+        $(let $limit = PlainLimit::new::<$shadows>(&$tables.$index, $context).ok_or($error)?;)+
+        $(let mut $keys = $limit.as_ref().map(|limit| limit.lock());)+
+        let mut last = 0;
+        $(last = last.max($keys.as_ref().map_or(0, |keys| keys.last_decided_at()));)+
+        let read = $context.now;
+        let now = if read.as_micros() < last { read_clock($context.clock) } else { read };
+        $(if let Some(keys) = &mut $keys { keys.set_last_decided_at(now); })+
+        $(let $charged = match (&$limit, &mut $keys) {
+            (Some(limit), Some(keys)) => Some(limit.decide(keys, now).ok_or($error)?),
+            _ => None,
+        };)+
+        $(let $charged = match (&$limit, $charged) {
+            (Some(limit), Some(allowed)) => Some(limit.charge::<$shadows>(allowed, now)),
+            _ => None,
+        };)+
+        // All limits stay locked until all are charged.
+        $(drop($keys);)+
+        (now, ($($charged,)+))
+    }};
+}
+
 macro_rules! tuple {
-    ($count:literal: $($L:ident $table:ident $index:tt),+) => {
+    ($count:literal: $($L:ident $limit:ident $keys:ident $charged:ident $index:tt),+) => {
         impl<Key, S, $($L: IntoLimit),+> MemoryLimits<Key, S> for ($($L,)+)
         where
             Key: ?Sized,
@@ -119,14 +129,11 @@ macro_rules! tuple {
         {
             type Tables = ($(LimitTable<$L::Selector, $L::SubKeyFn>,)+);
 
+            // In the order of the tuple, so that the ids of the tables have this order.
             fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 let shares = check_limits(&[$(limits.$index.facts::<Key>()),+])?;
                 Ok(($(LimitTable::new(limits.$index.beside(shares), capacity)?,)+))
-            }
-
-            fn is_held_until_end(_tables: &Self::Tables) -> bool {
-                false $(|| <$L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END)+
             }
 
             // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
@@ -134,67 +141,55 @@ macro_rules! tuple {
             fn try_acquire(
                 tables: &Self::Tables,
                 context: &AcquireContext<'_, Key, S>,
-            ) -> Result<Decision, LookupError> {
-                let (now, options) = (context.now, context.options);
+            ) -> Result<Decision, NotDecided> {
+                let options = context.options;
                 if options.detail == Detail::All || options.hold || options.has_units() {
-                    return Err(LookupError::NotApplicable);
+                    return Err(NotDecided::NotApplicable);
                 }
-                let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
-                $(let $table =
-                    Prepared::new::<false, _, _, _, _>(&tables.$index, context, &mut states.$index).ok_or(LookupError::NotApplicable)?;)+
-                $(let $table = $table.lock().ok_or(LookupError::NotApplicable)?;)+
-                // All limits stay locked until all are charged.
-                $(let $table = $table.charge(now, &mut states.$index);)+
-                $(let $table = { drop($table.0); $table.1 };)+
-                let supports_scheduling = true $(&& $table.supports_scheduling)+;
+                let (now, charged) = charge_plain!(false, tables, context, NotDecided::NotApplicable,
+                    $($limit $keys $charged $index),+);
+                let ($($charged,)+) = charged;
+                let supports_scheduling = true
+                    $(&& $charged.as_ref().is_none_or(|charged| charged.supports_scheduling))+;
                 // The most restrictive limit has the least remaining. Of equals, it is the first one. Compared one by
                 // one: row "three limits" of docs/performance.md, 518 instructions instead of 586 with an array.
-                let mut least = (0, u64::MAX);
+                let mut least = (usize::MAX, u64::MAX);
                 $(
-                    let remaining = $table.remaining();
-                    if remaining < least.1 {
-                        least = ($index, remaining);
+                    if let Some(charged) = &$charged {
+                        let remaining = charged.remaining();
+                        if least.0 == usize::MAX || remaining < least.1 {
+                            least = ($index, remaining);
+                        }
                     }
                 )+
                 let status = match least.0 {
-                    $($index => $table.status(),)+
-                    _ => unreachable!("there are no more limits"),
+                    $($index => $charged.map(|charged| charged.status()),)+
+                    _ => None,
                 };
+                // Without a limit that applies, the transaction exempts the request.
+                let status = status.ok_or(NotDecided::NotApplicable)?;
                 Ok(Decision::from_store(now, supports_scheduling, status))
             }
 
-            fn acquire(
-                tables: &Self::Tables,
-                context: AcquireContext<'_, Key, S>,
-                _error: LookupError,
-            ) -> (Decision, Vec<HeldLimit>) {
-                // Apart from the fast path, which keeps its limits in registers: row "three limits" of docs/performance.md.
-                let lists_all = $count > 1 && context.options.lists_all(Verdict::Allowed);
+            fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+                let options = context.options;
+                let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
                 let lists = lists_all $(|| tables.$index.limit.is_shadow())+;
-                let (now, options) = (context.now, context.options);
-                if lists && !(options.hold || options.has_units() || context.credit.is_some()) {
-                    let mut states = ($(CellOf::<$L::Selector>::empty(),)+);
-                    let charged = (|| {
-                        $(let $table = Prepared::new::<true, _, _, _, _>(&tables.$index, &context, &mut states.$index)?;)+
-                        $(let $table = $table.lock()?;)+
-                        Some(($($table,)+))
-                    })();
-                    if let Some(($($table,)+)) = charged {
-                        $(let $table = $table.charge(now, &mut states.$index);)+
-                        $(let $table = { drop($table.0); $table.1 };)+
-                        let supports_scheduling = true $(&& $table.supports_scheduling)+;
-                        return (decide::listed(&[$($table),+], now, supports_scheduling, lists_all), Vec::new());
-                    }
+                if !lists || options.hold || options.has_units() {
+                    return None;
                 }
-                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                let limits = transaction::applying(&mut limits, &context);
-                transaction::acquire(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
+                let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, &context, (),
+                    $($limit $keys $charged $index),+)))();
+                let (now, ($($charged,)+)) = charged.ok()?;
+                plain::listed([$($charged),+].into_iter().flatten(), now, lists_all)
             }
 
-            fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-                let mut limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
-                let limits = transaction::applying(&mut limits, &context);
-                transaction::peek(limits, &mut [LimitStep::EMPTY; $count][..limits.len()], &context)
+            fn with_parts(
+                tables: &Self::Tables,
+                context: &AcquireContext<'_, Key, S>,
+                f: &mut dyn FnMut(&[&dyn Part]),
+            ) {
+                with_parts_of(&[$(&tables.$index),+], context, None, f);
             }
 
             fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -204,11 +199,63 @@ macro_rules! tuple {
     };
 }
 
-tuple!(1: A a 0);
-tuple!(2: A a 0, B b 1);
-tuple!(3: A a 0, B b 1, C c 2);
-tuple!(4: A a 0, B b 1, C c 2, D d 3);
-tuple!(5: A a 0, B b 1, C c 2, D d 3, E e 4);
-tuple!(6: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5);
-tuple!(7: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5, G g 6);
-tuple!(8: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5, G g 6, H h 7);
+tuple!(1: A a a_keys a_charged 0);
+tuple!(2: A a a_keys a_charged 0, B b b_keys b_charged 1);
+tuple!(3: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2);
+tuple!(4: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3);
+tuple!(5: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
+    E e e_keys e_charged 4);
+tuple!(6: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
+    E e e_keys e_charged 4, F f f_keys f_charged 5);
+tuple!(7: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
+    E e e_keys e_charged 4, F f f_keys f_charged 5, G g g_keys g_charged 6);
+tuple!(8: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
+    E e e_keys e_charged 4, F f f_keys f_charged 5, G g g_keys g_charged 6, H h h_keys h_charged 7);
+
+/// The parts of some limits, the last one first. They are on the stack, each in a call of [`with_parts_of`].
+#[derive(Clone, Copy)]
+pub(super) struct PartList<'a> {
+    part: &'a dyn Part,
+    before: Option<&'a PartList<'a>>,
+    count: usize,
+}
+
+/// The maximum number of limits of a decision that allocates nothing.
+pub(super) const INLINE_LIMITS: usize = 8;
+
+/// Runs `f` on the parts `before`, and those of the `limits` that apply.
+pub(super) fn with_parts_of<Key: ?Sized, S>(
+    limits: &[&dyn TransactionLimit<Key, S>],
+    context: &AcquireContext<'_, Key, S>,
+    before: Option<&PartList<'_>>,
+    f: &mut dyn FnMut(&[&dyn Part]),
+) {
+    let Some((first, rest)) = limits.split_first() else {
+        let Some(last) = before else { return f(&[]) };
+        return with_slice(last, f);
+    };
+    let applies = first.with_part(context, &mut |part| {
+        let list = PartList { part, before, count: 1 + before.map_or(0, |before| before.count) };
+        with_parts_of(rest, context, Some(&list), &mut *f);
+    });
+    if !applies {
+        with_parts_of(rest, context, before, f);
+    }
+}
+
+fn with_slice(last: &PartList<'_>, f: &mut dyn FnMut(&[&dyn Part])) {
+    let (mut few, mut many);
+    let parts: &mut [&dyn Part] = if last.count <= INLINE_LIMITS {
+        few = [last.part; INLINE_LIMITS];
+        &mut few[..last.count]
+    } else {
+        many = vec![last.part; last.count];
+        &mut many
+    };
+    let mut next = Some(last);
+    for part in parts.iter_mut().rev() {
+        let Some(list) = next else { break };
+        (*part, next) = (list.part, list.before);
+    }
+    f(parts);
+}

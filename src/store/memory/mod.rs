@@ -1,15 +1,9 @@
 //! The store in this process's memory.
 //!
-//! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a
-//! `transaction`.
+//! A decision locks what it reads, decides and writes: see `table`. Limits whose types are known, and that only their states
+//! determine, take the plain case. All else is a `transaction`.
 
-mod algorithm_eviction;
-mod blocks;
 mod builder;
-mod deadlines;
-mod decide;
-mod due_holds;
-mod flights;
 mod hasher;
 mod hold;
 mod hold_by_id;
@@ -17,12 +11,16 @@ mod limit_info;
 mod limit_table;
 mod limiter;
 mod limits;
+mod part;
+mod plain;
 mod replace;
 mod reservations;
 mod save;
+mod table;
 mod transaction;
 mod transaction_limit;
 mod usage;
+mod when_full;
 
 pub use self::builder::MemoryBuilder;
 pub use self::hasher::DefaultHashBuilder;
@@ -30,10 +28,7 @@ pub use self::limiter::Memory;
 pub use self::limits::MemoryLimits;
 pub use self::replace::DynLimit;
 pub use self::usage::{KeyId, TopKey, Usage};
+pub use self::when_full::WhenFull;
 
-#[cfg(all(test, not(loom)))]
-mod lock_tests;
-#[cfg(all(test, loom))]
-mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod map_store_tests;

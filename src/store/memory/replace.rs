@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use super::decide::Charges;
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
-use super::limits::MemoryLimits;
-use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitStep, TransactionLimit};
-use crate::decision::{Decision, Verdict};
+use super::limits::{INLINE_LIMITS, MemoryLimits, with_parts_of};
+use super::part::Part;
+use super::transaction::Transaction;
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{LimitFacts, Shares, check_limits, table::LookupError};
+use crate::store::inner::{LimitFacts, Shares, check_limits};
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
 ///
@@ -101,9 +101,6 @@ type DynLimitTable<Key, S> = Arc<dyn TransactionLimit<Key, S>>;
 
 struct DynTables<Key: ?Sized, S> {
     tables: Vec<DynLimitTable<Key, S>>,
-    /// Without a condition every limit applies, and no decision needs to ask each of them.
-    has_conditions: bool,
-    has_shadows: bool,
 }
 
 /// The present limits.
@@ -133,14 +130,12 @@ fn build<Key: ?Sized, S: BuildHasher>(
     previous: &[DynLimitTable<Key, S>],
 ) -> Result<DynTables<Key, S>, Error> {
     let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
-    let has_conditions = facts.iter().any(|limit| limit.is_conditional);
-    let has_shadows = facts.iter().any(|limit| limit.is_shadow);
     let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
     let build = |limit: DynLimit<Key, S>| {
         let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
-    Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()?, has_conditions, has_shadows })
+    Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()? })
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for Vec<DynLimit<Key, S>> {
@@ -154,51 +149,40 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         })
     }
 
-    fn is_held_until_end(tables: &Self::Tables) -> bool {
-        tables.now.load().tables.iter().any(|table| table.is_held_until_end())
-    }
-
     #[inline]
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
         let tables = tables.now.load();
-        match (&*tables.tables, context.options) {
-            ([one], _) if !tables.has_conditions => one.try_acquire(context),
-            ([first, rest @ ..], options)
-                if rest.len() < INLINE_LIMITS && !tables.has_conditions && !(options.hold || options.has_units()) =>
-            {
-                let lists_all = options.lists_all(Verdict::Allowed);
-                let mut charges = Charges::none(lists_all || tables.has_shadows);
-                // `first` only fills the array.
-                let mut others = [&**first; INLINE_LIMITS];
-                for (other, limit) in others.iter_mut().zip(rest) {
-                    *other = &**limit;
-                }
-                let is_charged = first.try_charge(context, &others[..rest.len()], &mut charges);
-                let decision = if is_charged { charges.into_decision(context.now, lists_all) } else { None };
-                decision.ok_or(LookupError::NotApplicable)
-            }
-            _ => Err(LookupError::NotApplicable),
+        if let [one] = &*tables.tables {
+            return one.try_acquire(context);
         }
+        if context.options.hold || context.options.has_units() {
+            return Err(NotDecided::NotApplicable);
+        }
+        let mut decided = None;
+        with_parts(&tables.tables, context, &mut |parts| {
+            // The plain case ends no overdue requests.
+            let (options, ended) = (context.options, &mut Vec::new());
+            decided = Transaction::new(parts, &mut [], options, context.now, context.clock, ended).try_plain();
+        });
+        decided.ok_or(NotDecided::NotApplicable)
     }
 
-    fn acquire(
-        tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
-        _error: LookupError,
-    ) -> (Decision, Vec<HeldLimit>) {
-        with_limit_refs(&tables.now.load(), &context, |limits, steps| transaction::acquire(limits, steps, &context))
-    }
-
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
-        let tables = tables.now.load();
-        match &*tables.tables {
-            [one] if !tables.has_conditions => one.try_hold(context),
+    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+        match &*tables.now.load().tables {
+            [one] => one.try_complete(&context),
             _ => None,
         }
     }
 
-    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
-        with_limit_refs(&tables.now.load(), &context, |limits, steps| transaction::peek(limits, steps, &context))
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+        match &*tables.now.load().tables {
+            [one] => one.try_hold(context),
+            _ => None,
+        }
+    }
+
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part])) {
+        with_parts(&tables.now.load().tables, context, f);
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -206,38 +190,24 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     }
 }
 
-/// The maximum number of dynamic limits that a decision reads without an allocation.
-const INLINE_LIMITS: usize = 8;
-
-/// Runs `f` with references to the limits that apply to the key, and with one empty step for each.
+/// Runs `f` on the parts of the limits that apply, in their order.
 #[inline]
-fn with_limit_refs<Key: ?Sized, S, T>(
-    tables: &DynTables<Key, S>,
+fn with_parts<Key: ?Sized, S>(
+    tables: &[DynLimitTable<Key, S>],
     context: &AcquireContext<'_, Key, S>,
-    f: impl FnOnce(&[&dyn TransactionLimit<Key, S>], &mut [LimitStep]) -> T,
-) -> T {
-    let &DynTables { ref tables, has_conditions, .. } = tables;
-    let count = tables.len();
-    let Some(first) = tables.first() else { return f(&[], &mut []) };
-    if count > INLINE_LIMITS {
-        let mut limits: Vec<&dyn TransactionLimit<Key, S>> = tables.iter().map(|table| &**table).collect();
-        let limits = transaction::applying(&mut limits, context);
-        return f(limits, &mut vec![LimitStep::EMPTY; limits.len()]);
-    }
-    let mut limits: [&dyn TransactionLimit<Key, S>; INLINE_LIMITS] = [&**first; INLINE_LIMITS];
-    for (limit, table) in limits.iter_mut().zip(tables) {
-        *limit = &**table;
-    }
-    let mut steps: [LimitStep; INLINE_LIMITS];
-    let mut few_steps: [LimitStep; INLINE_LIMITS / 2];
-    // A step is large, so a few limits initialize no more than they need.
-    let steps: &mut [LimitStep] = if count <= INLINE_LIMITS / 2 {
-        few_steps = [LimitStep::EMPTY; INLINE_LIMITS / 2];
-        &mut few_steps
+    f: &mut dyn FnMut(&[&dyn Part]),
+) {
+    let Some(first) = tables.first() else { return f(&[]) };
+    let (mut few, many): (_, Vec<_>);
+    let limits: &[&dyn TransactionLimit<Key, S>] = if tables.len() <= INLINE_LIMITS {
+        few = [&**first; INLINE_LIMITS];
+        for (limit, table) in few.iter_mut().zip(tables) {
+            *limit = &**table;
+        }
+        &few[..tables.len()]
     } else {
-        steps = [LimitStep::EMPTY; INLINE_LIMITS];
-        &mut steps
+        many = tables.iter().map(|table| &**table).collect();
+        &many
     };
-    let limits = if has_conditions { transaction::applying(&mut limits[..count], context) } else { &limits[..count] };
-    f(limits, &mut steps[..limits.len()])
+    with_parts_of(limits, context, None, f);
 }

@@ -1,111 +1,244 @@
 //! The decision over any number of limits, of any types: all limits allow, or none is charged.
 //!
-//! # Protocol
-//!
-//! An optimistic transaction reads every limit without a lock. To deny, it validates that all readings were valid at
-//! one moment. To charge, it locks exactly what it read, in the limits' order, and starts again if anything has
-//! changed. All locks are held before the first charge, and until the last one. So no other thread sees a part of the
-//! charges. A lock that is not free is not waited for, so there is no deadlock. The common order of limits and of sets
-//! lets one of two transactions succeed.
+//! All limits are locked, in the order of their tables. Then the transaction decides on their states, and charges or holds,
+//! while no other thread sees any of them.
 
 use std::convert::Infallible;
-use std::hash::BuildHasher;
-use std::marker::PhantomData;
 use std::time::Duration;
 
-pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitStep};
-use super::transaction_limit::{LimitCharge, TransactionLimit};
-use crate::clock::Timestamp;
-use crate::decision::{Decision, LimitStatus, Verdict};
-use crate::store::inner::{
-    Counting, DecisionPart, LimitReading, Plan, ReadMode, ShareRole,
-    sync::Backoff,
-    table::{LockToken, TableFull},
-};
+use super::part::Part;
+use super::plain;
+use super::table::TableFull;
+use super::transaction_limit::{HeldLimit, read_clock};
+use crate::clock::{Clock, Timestamp};
+use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
+use crate::store::inner::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole};
 
-/// Decides over all limits, and charges or holds the cost if all of them allow.
-///
-/// `limits` are those that apply, and `steps` has one element for each of them. Returns the limits on which the cost is held as well.
-#[inline]
-pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &mut [LimitStep],
-    context: &AcquireContext<'_, Key, S>,
-) -> (Decision, Vec<HeldLimit>) {
-    let (mut context, mut backoff) = (*context, Backoff::new());
-    let plan = loop {
-        let plan = read_all(limits, steps, &mut context, ReadMode::IfDenied);
-        let context = &context;
-        if plan.verdict.is_allowed()
-            && readings(steps).any(|reading| reading.counting == Counting::DecidesOnly)
-            // Such a limit charges nothing, so `LockedLimits::plan` asks for no slot, and would not notice that there
-            // is none.
-            && let Some(full) = find_full(limits, steps, context, |reading| reading.counting == Counting::DecidesOnly)
-        {
-            return (table_full_decision(full, context.now), Vec::new());
-        }
-        if readings(steps).all(|reading| plan.charge_of(reading).is_none()) {
-            if is_consistent(limits, steps) {
-                break plan;
-            }
-        } else {
-            let charged = LockedLimits::lock(limits, steps).map(|mut locked| {
-                locked.plan(&plan, context)?;
-                locked.charge(context);
-                Ok(())
-            });
-            match charged {
-                Some(Ok(())) => break plan,
-                Some(Err(LimitFull { index })) => {
-                    // The locks were dropped with `locked`. `make_space` waits for locks, so it must be called without
-                    // any.
-                    if let Err(full) = limits[index].make_space(context, &steps[index].read) {
-                        let reading = &steps[index].read.reading;
-                        // Without a slot in the table of shares, the request borrows.
-                        if !reading.shadow && reading.share != ShareRole::Share {
-                            return (table_full_decision(full, context.now), Vec::new());
-                        }
-                        steps[index].has_no_slot = true;
-                    }
-                    // No other thread holds a set, so nothing is waited for (floods in benches/NOTES.md).
-                    continue;
-                }
-                None => {}
-            }
-        }
-        backoff.wait();
-    };
-    let held = if plan.holds { held_limits(limits, steps, &plan, &context) } else { Vec::new() };
-    (decide(limits, steps, &plan, &context), held)
+/// One limit of a decision: what was read, and the numbers after a charge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LimitStep {
+    reading: LimitReading,
+    /// `None` if nothing was charged.
+    numbers: Option<LimitNumbers>,
+    /// The limit is a shadow or a share, and its table has no slot for the key.
+    has_no_slot: bool,
 }
 
-/// Moves the limits that apply to the front, in their order, and returns them: those over which to decide.
-#[inline]
-pub(super) fn applying<'a, 'l, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &'a mut [&'l L],
-    context: &AcquireContext<'_, Key, S>,
-) -> &'a [&'l L] {
-    let mut count = 0;
-    for index in 0..limits.len() {
-        if limits[index].applies_to(context.key) {
-            limits.swap(count, index);
-            count += 1;
+impl LimitStep {
+    pub(super) const EMPTY: Self = Self { reading: LimitReading::EMPTY, numbers: None, has_no_slot: false };
+
+    /// Returns the numbers after the decision.
+    #[inline]
+    fn numbers(&self) -> LimitNumbers {
+        self.numbers.unwrap_or(self.reading.numbers())
+    }
+}
+
+impl HasReading for LimitStep {
+    #[inline]
+    fn reading(&self) -> &LimitReading {
+        &self.reading
+    }
+
+    #[inline]
+    fn reading_mut(&mut self) -> &mut LimitReading {
+        &mut self.reading
+    }
+}
+
+/// A decision over the limits that apply: their parts, with one step for each.
+pub(super) struct Transaction<'a> {
+    parts: &'a [&'a dyn Part],
+    steps: &'a mut [LimitStep],
+    options: AcquireOptions,
+    now: Timestamp,
+    /// The limits and keys whose overdue requests have ended. The caller announces their capacity without the locks.
+    ended: &'a mut Vec<(u64, u64)>,
+}
+
+impl<'a> Transaction<'a> {
+    /// Locks all parts. `read_at` is the time that was read before.
+    pub(super) fn new(
+        parts: &'a [&'a dyn Part],
+        steps: &'a mut [LimitStep],
+        options: AcquireOptions,
+        read_at: Timestamp,
+        clock: &dyn Clock,
+        ended: &'a mut Vec<(u64, u64)>,
+    ) -> Self {
+        let last = lock_all(parts);
+        let now = if read_at.as_micros() < last { read_clock(clock) } else { read_at };
+        parts.iter().for_each(|part| part.start(now));
+        Self { parts, steps, options, now, ended }
+    }
+
+    /// Decides, and charges or holds the cost if all limits allow. Returns the limits on which the cost is held as well.
+    pub(super) fn acquire(mut self) -> (Decision, Vec<HeldLimit>) {
+        if let Some(decision) = self.try_plain() {
+            return (decision, Vec::new());
+        }
+        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
+        let plan = loop {
+            let plan = self.read_all(ReadMode::IfDenied);
+            if plan.verdict.is_allowed() && self.readings().any(|reading| reading.counting == Counting::DecidesOnly)
+                // Such a limit charges nothing, so no slot is searched for.
+                && let Some(full) = self.find_full(|reading| reading.counting == Counting::DecidesOnly)
+            {
+                return (table_full_decision(full, self.now), Vec::new());
+            }
+            match self.ensure_slots(&plan) {
+                Ok(true) => break plan,
+                Ok(false) => {}
+                Err(full) => return (table_full_decision(full, self.now), Vec::new()),
+            }
+        };
+        for (part, step) in self.parts.iter().zip(&*self.steps) {
+            if let Some(delay) = plan.charge_of(&step.reading) {
+                part.prepare(&step.reading, delay);
+            }
+        }
+        for (part, step) in self.parts.iter().zip(&mut *self.steps) {
+            step.numbers = plan.charge_of(&step.reading).map(|_| part.commit(&step.reading));
+        }
+        let decision = self.decide(&plan);
+        let held = if plan.holds { self.take_holds(&plan) } else { Vec::new() };
+        (decision, held)
+    }
+
+    /// Charges the plain case of all limits: see [`Part::decide_plain`].
+    // Row "three limits, dynamic" of docs/performance.md: five times as long without.
+    #[inline]
+    pub(super) fn try_plain(&self) -> Option<Decision> {
+        let has = |share| self.parts.iter().any(|part| part.share() == share);
+        // A request to which the share does not apply borrows.
+        let borrows = || has(ShareRole::Common) && !has(ShareRole::Share);
+        if self.options.hold || borrows() || !self.parts.iter().all(|part| part.decide_plain(self.now)) {
+            return None;
+        }
+        let lists_all = self.options.lists_all(Verdict::Allowed);
+        let charged = self.parts.iter().map(|part| part.charge_plain(self.now));
+        if lists_all || self.parts.iter().any(|part| part.is_shadow()) {
+            return plain::listed(charged, self.now, lists_all);
+        }
+        let (mut supports_scheduling, mut least) = (true, None);
+        for charged in charged {
+            supports_scheduling &= charged.supports_scheduling;
+            let remaining = if self.parts.len() > 1 { charged.remaining() } else { 0 };
+            if least.as_ref().is_none_or(|(least, _)| remaining < *least) {
+                least = Some((remaining, charged));
+            }
+        }
+        Some(Decision::from_store(self.now, supports_scheduling, least?.1.status()))
+    }
+
+    /// Returns the decision of [`acquire`](Self::acquire) without charging.
+    pub(super) fn peek(mut self) -> Decision {
+        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
+        loop {
+            let plan = self.read_all(ReadMode::Snapshot);
+            if let Some(index) = self.share_without_slot(&plan) {
+                self.steps[index].has_no_slot = true;
+                continue;
+            }
+            let full = if plan.verdict.is_allowed() { self.find_full(|_| true) } else { None };
+            return full.map_or_else(|| self.decide(&plan), |full| table_full_decision(full, self.now));
         }
     }
-    &limits[..count]
+
+    fn readings(&self) -> impl Iterator<Item = &LimitReading> {
+        self.steps.iter().map(|step| &step.reading)
+    }
+
+    /// Reads all limits, and returns what they decide together.
+    #[inline]
+    fn read_all(&mut self, mode: ReadMode) -> Plan {
+        let (parts, now) = (self.parts, self.now);
+        let mode = if parts.len() > 1 { ReadMode::Together } else { mode };
+        for (part, step) in parts.iter().zip(&mut *self.steps) {
+            step.reading = part.read(now, mode);
+            if step.has_no_slot {
+                step.reading = step.reading.without_slot();
+            }
+        }
+        let read_later = |_: &mut [LimitStep], blocked| {
+            let later = now.saturating_add(blocked);
+            Ok::<_, Infallible>(parts.iter().map(|part| part.read(later, ReadMode::Together)).collect())
+        };
+        let Ok(plan) = Plan::of(self.steps, self.options, read_later);
+        plan
+    }
+
+    /// Finds a slot for each key that the plan charges. Returns `false` if the limits must be read again, because a shadow or
+    /// a share has no slot.
+    ///
+    /// If a later limit has no free slot, the slots of the earlier ones are idle, and so free.
+    #[inline]
+    fn ensure_slots(&mut self, plan: &Plan) -> Result<bool, TableFull> {
+        for (part, step) in self.parts.iter().zip(&mut *self.steps) {
+            if plan.charge_of(&step.reading).is_some()
+                && let Err(full) = part.ensure_slot()
+            {
+                // Without a slot in the table of shares, the request borrows.
+                if !step.reading.shadow && step.reading.share != ShareRole::Share {
+                    return Err(full);
+                }
+                step.has_no_slot = true;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the limits on which the cost is held.
+    #[cold]
+    fn take_holds(&self, plan: &Plan) -> Vec<HeldLimit> {
+        let holding = |step: &LimitStep| step.reading.holds && plan.counts(&step.reading);
+        let held = self.parts.iter().zip(&*self.steps).filter(|(_, step)| holding(step));
+        held.map(|(part, step)| part.take_hold(&step.reading)).collect()
+    }
+
+    /// Returns an error if the table of an enforced limit has no slot for the key, of those that are `selected`.
+    #[cold]
+    fn find_full(&self, selected: impl Fn(&LimitReading) -> bool) -> Option<TableFull> {
+        let is_selected = |reading: &LimitReading| {
+            reading.cost > 0 && !reading.shadow && reading.share != ShareRole::Share && selected(reading)
+        };
+        let mut selected = self.parts.iter().zip(&*self.steps).filter(|(_, step)| is_selected(&step.reading));
+        selected.find_map(|(part, _)| part.is_full().err())
+    }
+
+    /// Returns the index of a share whose table has no slot for the key: the request borrows.
+    fn share_without_slot(&self, plan: &Plan) -> Option<usize> {
+        let is_charged =
+            |step: &LimitStep| step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some();
+        let index = self.steps.iter().position(is_charged)?;
+        self.parts[index].is_full().is_err().then_some(index)
+    }
+
+    /// Builds the decision.
+    #[inline]
+    fn decide(&self, plan: &Plan) -> Decision {
+        let parts = self.parts.iter().zip(&*self.steps).map(|(&part, step)| DecidedLimit { part, step, plan });
+        plan.decide(self.now, self.options, parts)
+    }
 }
 
-/// Returns the limits on which the cost is held.
-#[cold]
-fn held_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &[LimitStep],
-    plan: &Plan,
-    context: &AcquireContext<'_, Key, S>,
-) -> Vec<HeldLimit> {
-    let is_holding = |step: &LimitStep| step.read.reading.holds && plan.counts(&step.read.reading);
-    let holding = limits.iter().zip(steps).filter(|(_, step)| is_holding(step));
-    holding.map(|(limit, step)| limit.held_limit(context, &step.read, step.result.as_ref())).collect()
+/// Locks all parts in the order of their tables: two lists of limits may have the same tables in another order, after a
+/// replacement. Returns the time of the last decision in any of them.
+#[inline]
+pub(super) fn lock_all(parts: &[&dyn Part]) -> u64 {
+    if parts.is_sorted_by_key(|part| part.table_id()) {
+        return parts.iter().map(|part| part.lock()).max().unwrap_or(0);
+    }
+    let (mut last, mut locked) = (0, None);
+    for _ in parts {
+        let rest = parts.iter().filter(|part| locked.is_none_or(|locked| part.table_id() > locked));
+        if let Some(next) = rest.min_by_key(|part| part.table_id()) {
+            last = next.lock().max(last);
+            locked = Some(next.table_id());
+        }
+    }
+    last
 }
 
 /// Denies a key for which the table has no slot.
@@ -118,169 +251,27 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(true)
 }
 
-/// Returns an error if the table of an enforced limit has no slot for the key, of those that are `selected`.
-#[cold]
-fn find_full<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &[LimitStep],
-    context: &AcquireContext<'_, Key, S>,
-    selected: impl Fn(&LimitReading) -> bool,
-) -> Option<TableFull> {
-    let is_selected = |reading: &LimitReading| {
-        reading.cost > 0 && !reading.shadow && reading.share != ShareRole::Share && selected(reading)
-    };
-    let mut selected = limits.iter().zip(steps).filter(|(_, step)| is_selected(&step.read.reading));
-    selected.find_map(|(limit, step)| limit.is_full_for(context, &step.read).err())
-}
-
-/// Returns the decision of [`acquire`] without charging.
-pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &mut [LimitStep],
-    context: &AcquireContext<'_, Key, S>,
-) -> Decision {
-    let (mut context, mut backoff) = (*context, Backoff::new());
-    loop {
-        let plan = read_all(limits, steps, &mut context, ReadMode::Snapshot);
-        let context = &context;
-        if is_consistent(limits, steps) {
-            if let Some(index) = share_without_slot(limits, steps, &plan, context) {
-                steps[index].has_no_slot = true;
-                continue;
-            }
-            let full = if plan.verdict.is_allowed() { find_full(limits, steps, context, |_| true) } else { None };
-            return full
-                .map_or_else(|| decide(limits, steps, &plan, context), |full| table_full_decision(full, context.now));
-        }
-        backoff.wait();
-    }
-}
-
-/// Returns the index of a share whose table has no slot for the key: the request borrows.
-fn share_without_slot<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &[LimitStep],
-    plan: &Plan,
-    context: &AcquireContext<'_, Key, S>,
-) -> Option<usize> {
-    let charged =
-        |step: &LimitStep| step.read.reading.share == ShareRole::Share && plan.charge_of(&step.read.reading).is_some();
-    let index = steps.iter().position(charged)?;
-    limits[index].is_full_for(context, &steps[index].read).is_err().then_some(index)
-}
-
-#[inline]
-fn readings(steps: &[LimitStep]) -> impl Iterator<Item = &LimitReading> + Clone {
-    steps.iter().map(|step| &step.read.reading)
-}
-
-/// Reads all limits, and returns what they decide together.
-#[inline]
-fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &mut [LimitStep],
-    context: &mut AcquireContext<'_, Key, S>,
-    mode: ReadMode,
-) -> Plan {
-    let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
-    read_all_fresh(limits, steps, context, mode);
-    let read_later =
-        |steps: &mut [LimitStep], blocked| Ok::<_, Infallible>(read_later(limits, steps, context, blocked));
-    let Ok(plan) = Plan::of(steps, context.options, read_later);
-    plan
-}
-
-/// Reads all limits as of the end of a block.
-#[cold]
-fn read_later<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &mut [LimitStep],
-    context: &AcquireContext<'_, Key, S>,
-    blocked: Duration,
-) -> Vec<LimitReading> {
-    let end = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
-    let read = limits.iter().zip(steps).map(|(limit, step)| {
-        let later = limit.read(&end, ReadMode::Together);
-        // The last reading is the one that is validated.
-        step.read.location = later.location;
-        later.reading
-    });
-    read.collect()
-}
-
-/// Reads all limits soon after the clock was read.
-///
-/// A thread can be descheduled between the two. By then other threads can have charged at times so far ahead that the
-/// states seem to be from a clock that stepped back. Decided like that, the charges of the other threads would be
-/// dropped.
-#[inline]
-fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &mut [LimitStep],
-    context: &mut AcquireContext<'_, Key, S>,
-    mode: ReadMode,
-) {
-    // If a limit's maximum reset is a few microseconds, no reading may be fast enough.
-    const MAX_TRIES: u32 = 100;
-    for _ in 0..MAX_TRIES {
-        for (limit, step) in limits.iter().zip(&mut *steps) {
-            step.read = limit.read(context, mode);
-            if step.has_no_slot {
-                step.read.reading = step.read.reading.without_slot();
-            }
-        }
-        let Some(max_reset) = steps.iter().map(|step| step.read.ahead_by).filter(|ahead_by| *ahead_by > 0).min() else {
-            return;
-        };
-        let now = context.read_clock();
-        // The first time was fresh: the states really are from a clock that was ahead, and do not count.
-        if now.saturating_since(context.now) <= Duration::from_micros(max_reset) {
-            return;
-        }
-        context.now = now;
-    }
-}
-
-/// Returns whether all readings were valid at one moment. One reading is consistent by itself.
-fn is_consistent<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limits: &[&L], steps: &[LimitStep]) -> bool {
-    limits.len() == 1 || limits.iter().zip(steps).all(|(limit, step)| limit.is_current(&step.read))
-}
-
-/// Builds the decision.
-#[inline]
-fn decide<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
-    limits: &[&L],
-    steps: &[LimitStep],
-    plan: &Plan,
-    context: &AcquireContext<'_, Key, S>,
-) -> Decision {
-    let key = PhantomData;
-    let parts = limits.iter().zip(steps).map(|(&limit, step)| DecidedLimit { limit, step, plan, key });
-    plan.decide(context.now, context.options, parts)
-}
-
 /// One limit of a decision that was made.
-struct DecidedLimit<'a, Key: ?Sized, S, L: ?Sized> {
-    limit: &'a L,
+struct DecidedLimit<'a> {
+    part: &'a dyn Part,
     step: &'a LimitStep,
     plan: &'a Plan,
-    key: PhantomData<fn(&Key, &S)>,
 }
 
-impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for DecidedLimit<'_, Key, S, L> {
+impl DecisionPart for DecidedLimit<'_> {
     #[inline]
     fn is_shadow(&self) -> bool {
-        self.step.read.reading.shadow
+        self.step.reading.shadow
     }
 
     #[inline]
     fn is_borrowing(&self) -> bool {
-        self.step.read.reading.borrows
+        self.step.reading.borrows
     }
 
     #[inline]
     fn verdict(&self) -> Verdict {
-        self.plan.verdict_of(&self.step.read.reading)
+        self.plan.verdict_of(&self.step.reading)
     }
 
     #[inline]
@@ -290,78 +281,11 @@ impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> DecisionPart for Deci
 
     #[inline]
     fn into_status(self) -> LimitStatus {
-        let (numbers, name) = (self.step.numbers(), self.limit.name().clone());
+        let (numbers, name) = (self.step.numbers(), self.part.name().clone());
         LimitStatus::from_verdict(name, self.verdict(), numbers.snapshot, self.is_shadow())
-            .with_block(self.step.read.reading.block())
+            .with_block(self.step.reading.block())
             .with_borrowing(self.is_borrowing())
             .with_uncounted(self.step.has_no_slot && self.is_shadow())
             .with_near(numbers.near)
-    }
-}
-
-/// The locks on all that was read. Dropping unlocks, also if an algorithm panics.
-struct LockedLimits<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> {
-    limits: &'a [&'a L],
-    steps: &'a mut [LimitStep],
-    /// The token of all locks.
-    token: LockToken,
-    key: PhantomData<fn(&Key, &S)>,
-}
-
-/// The index of a limit whose table is full.
-struct LimitFull {
-    index: usize,
-}
-
-impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, Key, S, L> {
-    /// Returns `None`, with nothing locked, if anything has changed since the readings.
-    #[inline]
-    fn lock(limits: &'a [&'a L], steps: &'a mut [LimitStep]) -> Option<Self> {
-        let mut token = None;
-        for (index, (limit, step)) in limits.iter().zip(&*steps).enumerate() {
-            let Some(locked) = limit.lock(&step.read) else {
-                for (limit, step) in limits.iter().zip(&*steps).take(index) {
-                    limit.unlock_unchanged(&step.read, token.as_ref()?);
-                }
-                return None;
-            };
-            token = Some(locked);
-        }
-        // Without limits there is no token, and nothing to charge.
-        Some(Self { limits, steps, token: token?, key: PhantomData })
-    }
-
-    /// Plans what each limit is charged, and finds a slot for its key.
-    ///
-    /// If a later limit has no free slot, the slots of the earlier ones are idle, and so free.
-    #[inline]
-    fn plan(&mut self, plan: &Plan, context: &AcquireContext<'_, Key, S>) -> Result<(), LimitFull> {
-        for (index, (limit, LimitStep { read, charge, .. })) in self.limits.iter().zip(&mut *self.steps).enumerate() {
-            *charge = match plan.charge_of(&read.reading) {
-                None => None,
-                Some(delay) => {
-                    let slot = read.location.slot().or_else(|| limit.ensure_slot(context, read, &self.token));
-                    Some(LimitCharge { slot: slot.ok_or(LimitFull { index })?, delay })
-                }
-            };
-        }
-        Ok(())
-    }
-
-    /// Charges each limit as planned.
-    #[inline]
-    fn charge(&mut self, context: &AcquireContext<'_, Key, S>) {
-        for (limit, LimitStep { read, charge, result, .. }) in self.limits.iter().zip(&mut *self.steps) {
-            *result = charge.map(|charge| limit.charge(context, read, charge, &self.token));
-        }
-    }
-}
-
-impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> Drop for LockedLimits<'_, Key, S, L> {
-    #[inline]
-    fn drop(&mut self) {
-        for (limit, step) in self.limits.iter().zip(&*self.steps) {
-            limit.unlock(&step.read, &self.token);
-        }
     }
 }

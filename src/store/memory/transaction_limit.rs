@@ -2,22 +2,17 @@
 
 use std::any::Any;
 use std::io;
-use std::time::Duration;
 
-use super::deadlines::Deadline;
-use super::decide::Charges;
+use super::part::Part;
 use super::save::{FileWriter, SavedLimit, SavedNames};
+use super::table::{Deadline, TableFull};
 use super::usage::{KeyId, TopKey, Usage};
+use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
-use crate::limit::{AlgorithmSelector, Limit, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::store::inner::{
-    HasReading, LimitCost, LimitNumbers, LimitReading, Name, ReadMode, Transition,
-    table::{Location, LockToken, LookupError, SlotIndex, TableFull},
-};
-use crate::table::WhenFull;
+use crate::store::inner::{LimitCost, Name};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -36,65 +31,22 @@ impl Capacity {
 
 /// One limit of a transaction.
 pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
-    /// Returns whether the limit applies to `key`. The other methods are for keys to which it does.
+    /// Returns whether the limit applies to `key`.
     fn applies_to(&self, key: &Key) -> bool;
     /// Decides alone on the fast path. An error charges nothing.
-    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
-
+    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
+    /// Decides alone, on a present or absent key, if only its state determines the decision.
+    fn try_complete(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision>;
     /// Holds the cost alone, without the transaction. `None`, with nothing held, leaves the request to the transaction.
     fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>;
-
-    /// Charges this limit and `rest` on the fast path, and adds them to `charges`. Returns `false`, with nothing charged,
-    /// unless all of them allow the request immediately.
-    ///
-    /// Each limit is locked before the next one is read, so all are locked before the first is charged.
-    fn try_charge<'a>(
-        &'a self,
-        context: &AcquireContext<'_, Key, S>,
-        rest: &[&'a dyn TransactionLimit<Key, S>],
-        charges: &mut Charges<'a>,
-    ) -> bool;
-
-    /// Reads the state and decides.
-    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode) -> LimitRead;
-    /// Returns whether nothing has changed since the reading.
-    fn is_current(&self, read: &LimitRead) -> bool;
-
-    /// Locks what was read. Returns `None`, with nothing locked, if anything has changed since the reading.
-    fn lock(&self, read: &LimitRead) -> Option<LockToken>;
-    fn unlock_unchanged(&self, read: &LimitRead, token: &LockToken);
-    fn unlock(&self, read: &LimitRead, token: &LockToken);
-
-    /// Returns the key's slot. An absent key gets a free slot; `None` if there is none.
-    fn ensure_slot(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-        read: &LimitRead,
-        token: &LockToken,
-    ) -> Option<SlotIndex>;
-    /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
-    fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
-    /// Returns an error if an absent key would be denied because the table is full.
-    fn is_full_for(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull>;
-    /// Charges the key, or holds the cost on it, as the reading says.
-    fn charge(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-        read: &LimitRead,
-        charge: LimitCharge,
-        token: &LockToken,
-    ) -> LimitResult;
-    /// Returns what the settlement of the hold needs.
-    fn held_limit(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-        read: &LimitRead,
-        result: Option<&LimitResult>,
-    ) -> HeldLimit;
+    /// Runs `f` on the limit's part in a decision. Returns `false` if the limit does not apply to the key.
+    fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool;
     /// Removes the key's state.
     fn reset(&self, context: &AcquireContext<'_, Key, S>);
     /// Makes the key's state the one after a charge of `used` on a never-seen key.
     fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull>;
+    /// Charges `cost` without asking.
+    fn surcharge(&self, context: &AcquireContext<'_, Key, S>, cost: u64) -> Result<(), TableFull>;
     /// Blocks the key until this time. A time that is not in the future removes the block.
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
@@ -102,6 +54,18 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>);
     /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.
     fn saved_names(&self) -> SavedNames;
+}
+
+/// Why the fast path has not decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// As wide as a word of a decision: in a `Result`, a smaller error would split the word into pieces (row "hot key").
+#[repr(u64)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum NotDecided {
+    /// The key is absent, or the complete case must decide.
+    Uncommon,
+    /// The transaction must decide.
+    NotApplicable,
 }
 
 /// The operations on a limit that need no key.
@@ -115,8 +79,6 @@ pub trait LimitInfo: Send + Sync {
     fn unit(&self) -> Option<&'static str>;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
-    /// Returns whether the limit is a guaranteed share.
-    fn is_share(&self) -> bool;
     /// Ends a hold, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, clock: &dyn Clock) -> Usage;
@@ -132,12 +94,12 @@ pub trait LimitInfo: Send + Sync {
 }
 
 /// A limit with a held cost: what its settlement needs in place of the key.
-#[allow(missing_debug_implementations, reason = "the algorithm is of any type")]
+#[derive(Clone, Copy, Debug)]
 pub struct HeldLimit {
     pub(super) table: u64,
     pub(super) hash: u64,
-    /// The algorithm, if it is chosen by the key.
-    pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
+    /// The number of the algorithm that charges the cost, if the key chooses it, otherwise zero.
+    pub(super) algorithm: u64,
     /// The held cost.
     pub(super) held: u64,
     /// The kind of the cost. A fixed one is settled apart from the request's.
@@ -158,7 +120,6 @@ pub(super) enum Charge {
     Held,
     /// The actual costs of the request, beyond what was charged for it before.
     Actual(Costs),
-    Number(u64),
 }
 
 impl Charge {
@@ -168,7 +129,6 @@ impl Charge {
             Self::Nothing => 0,
             Self::Held => limit.held,
             Self::Actual(actual) => limit.cost.actual_beyond(limit.credit, actual, limit.held),
-            Self::Number(charge) => *charge,
         }
     }
 }
@@ -185,31 +145,6 @@ pub struct AcquireContext<'a, Key: ?Sized, S> {
     pub(super) credit: Option<&'a Costs>,
 }
 
-impl<Key: ?Sized, S> AcquireContext<'_, Key, S> {
-    /// Returns the part of a limit in the decision, with the algorithm for the key.
-    #[inline]
-    pub(super) fn transition<'a, C, P>(
-        &self,
-        limit: &Limit<C, P>,
-        algorithm: &'a C::Algorithm,
-    ) -> Transition<'a, C::Algorithm>
-    where
-        C: AlgorithmSelector,
-        P: SubKeyOf<Key>,
-    {
-        let transition = limit.transition(algorithm, self.key, self.options);
-        match self.credit {
-            None => transition,
-            Some(charged) => transition.less(limit.credit_of(*charged)),
-        }
-    }
-
-    /// Reads the clock again. The time can be long after [`now`](Self::now) if the thread was descheduled.
-    pub(super) fn read_clock(&self) -> Timestamp {
-        read_clock(self.clock)
-    }
-}
-
 /// Reads a clock, up to the latest time that a state can store.
 #[inline]
 pub(super) fn read_clock(clock: &(impl Clock + ?Sized)) -> Timestamp {
@@ -223,73 +158,3 @@ impl<Key: ?Sized, S> Clone for AcquireContext<'_, Key, S> {
 }
 
 impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
-
-/// One limit of a decision: what was read, what is planned, and what resulted. Each part is made once, by the function
-/// that its type names, and in this order.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LimitStep {
-    pub(super) read: LimitRead,
-    /// `None` before the plan, and if nothing is charged.
-    pub(super) charge: Option<LimitCharge>,
-    /// `None` before the charge, and if nothing is charged.
-    pub(super) result: Option<LimitResult>,
-    /// The limit is a shadow or a share, and its table has no slot for the key. This holds for all later readings.
-    pub(super) has_no_slot: bool,
-}
-
-/// What was read of one limit: made by [`TransactionLimit::read`].
-#[derive(Clone, Copy, Debug)]
-pub struct LimitRead {
-    pub(super) location: Location,
-    /// The time of the decision: the clock's, or for an absent key the horizon if that is later.
-    pub(super) now: Timestamp,
-    /// The algorithm's maximum reset in microseconds, if the state is further ahead of the clock than that, otherwise
-    /// zero. Either the clock has stepped back, or it was read too long ago.
-    pub(super) ahead_by: u64,
-    pub(super) reading: LimitReading,
-}
-
-/// What one limit is charged: made after locking, from the [`Plan`](crate::decision::Plan) of all readings.
-#[derive(Clone, Copy, Debug)]
-pub struct LimitCharge {
-    /// The slot of the key.
-    pub(super) slot: SlotIndex,
-    /// The time until the start of the request.
-    pub(super) delay: Duration,
-}
-
-/// What the charge of one limit has resulted in: made by [`TransactionLimit::charge`].
-#[derive(Clone, Copy, Debug)]
-pub struct LimitResult {
-    /// The numbers after the charge.
-    pub(super) numbers: LimitNumbers,
-    /// The time at which the hold ends at the latest, if there is one.
-    pub(super) deadline: Option<Deadline>,
-}
-
-impl HasReading for LimitStep {
-    #[inline]
-    fn reading(&self) -> &LimitReading {
-        &self.read.reading
-    }
-
-    #[inline]
-    fn reading_mut(&mut self) -> &mut LimitReading {
-        &mut self.read.reading
-    }
-}
-
-impl LimitStep {
-    pub(super) const EMPTY: Self = Self {
-        read: LimitRead { location: Location::EMPTY, now: Timestamp::EPOCH, ahead_by: 0, reading: LimitReading::EMPTY },
-        charge: None,
-        result: None,
-        has_no_slot: false,
-    };
-
-    /// Returns the numbers after the decision.
-    #[inline]
-    pub(super) fn numbers(&self) -> LimitNumbers {
-        self.result.map_or(self.read.reading.numbers(), |result| result.numbers)
-    }
-}

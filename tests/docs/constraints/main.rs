@@ -1,5 +1,5 @@
 //! Constraints on the whole crate: allocations of a decision, memory of waiting requests, dependencies between modules,
-//! messages of the compiler, hidden items, the names in the documentation, and the one generator of random numbers.
+//! messages of the compiler, and hidden items. `scripts/texts` checks what texts say.
 //!
 //! This binary has a counting global allocator, which `allocation_counter` installs.
 
@@ -9,10 +9,6 @@ mod extension_points;
 mod hidden_items;
 mod ids;
 mod messages;
-mod prose;
-mod random_numbers;
-mod readme;
-mod testing_page;
 mod waiting;
 
 /// The root of the repository.

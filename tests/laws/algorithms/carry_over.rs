@@ -17,7 +17,7 @@ use crate::span::{micros, ticks};
 type Charge = (bool, u64, u64);
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(cases(80))]
 
     #[test]
     fn carry_over_of_a_bucket_is_exact(quota in small_quota(), burst in 1u64..20, charges in charges()) {

@@ -19,7 +19,7 @@ use crate::schedule::{Op, blocks, log_uniform, start};
 use crate::span::{micros, ticks};
 
 proptest! {
-    #![proptest_config(cases(75))]
+    #![proptest_config(cases(30))]
 
     #[test]
     fn retry_after_is_exact_with_changing_tiers_gcra(

@@ -13,7 +13,7 @@ use crate::model::Spec;
 use crate::schedule::{Op, Step, bucket, one_tier_schedule, plain_schedule, schedule, start, tiers, window};
 
 proptest! {
-    #![proptest_config(cases(60))]
+    #![proptest_config(cases(25))]
 
     #[test]
     fn buckets_agree_with_the_model(

@@ -30,7 +30,7 @@ enum Action {
 }
 
 proptest! {
-    #![proptest_config(cases(1_000))]
+    #![proptest_config(cases(400))]
 
     #[test]
     fn bucket_does_not_panic_on_any_state(

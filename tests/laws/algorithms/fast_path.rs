@@ -14,7 +14,7 @@ use crate::span::{micros, ticks};
 type Request = (usize, i64, u64, Option<u64>);
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(cases(60))]
 
     #[test]
     fn fixed_window_common_case_equals_the_complete_case(tiers in vec((quota(), any::<bool>()), 1..=2), steps in steps()) {

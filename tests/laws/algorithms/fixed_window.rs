@@ -18,7 +18,7 @@ use crate::span::ticks;
 const SECOND: u64 = 1_000_000;
 
 proptest! {
-    #![proptest_config(cases(125))]
+    #![proptest_config(cases(50))]
 
     #[test]
     fn fixed_window_agrees_with_the_model(spec in window(), start in start(), steps in plain_schedule(60)) {

@@ -12,7 +12,7 @@ use crate::model::MAX_PERIOD;
 use crate::span::ticks;
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(cases(60))]
 
     /// Admit if `cost + H <= max`; `remaining = max - H`.
     #[test]

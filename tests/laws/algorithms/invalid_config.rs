@@ -161,7 +161,7 @@ fn error_suggests_the_largest_quota_when_no_valid_one_is_near() {
 }
 
 proptest! {
-    #![proptest_config(cases(100))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn suggested_quota_fits_and_is_the_nearest(

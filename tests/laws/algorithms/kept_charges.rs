@@ -315,7 +315,7 @@ fn quota() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
-    #![proptest_config(cases(100))]
+    #![proptest_config(cases(40))]
 
     #[test]
     fn kept_charges_conform_gcra(quota in quota(), burst in 1u64..20, moves in moves()) {

@@ -15,7 +15,7 @@ use crate::model::Combined;
 use crate::schedule::{Op, attack, bucket, plain_schedule, resolve, start};
 
 proptest! {
-    #![proptest_config(cases(80))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn each_key_agrees_with_a_model_of_its_own(

@@ -17,7 +17,7 @@ use crate::span::{micros, ticks};
 type Charges = Vec<(u64, u64, u64)>;
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(cases(80))]
 
     #[test]
     fn bucket_parameters_equal_the_definition(quota in quota(), burst in 1u64..100, cost in 0u64..120) {

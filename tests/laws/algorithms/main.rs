@@ -18,6 +18,7 @@ mod in_flight;
 mod invalid_config;
 mod kept_charges;
 mod keys;
+mod law_checks;
 mod lua_numbers;
 mod model;
 mod options;

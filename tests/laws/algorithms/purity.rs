@@ -9,7 +9,7 @@ use crate::harness::{Pair, Subject};
 use crate::schedule::{Op, bucket, schedule, start, tiers, window};
 
 proptest! {
-    #![proptest_config(cases(75))]
+    #![proptest_config(cases(30))]
 
     /// The reference limiter receives only the allowed requests, and no peeks between them.
     #[test]

@@ -38,7 +38,7 @@ fn any_quota() -> impl Strategy<Value = Quota> {
 }
 
 proptest! {
-    #![proptest_config(cases(2_000))]
+    #![proptest_config(cases(800))]
 
     #[test]
     fn quota_text_parses_to_an_equal_quota(quota in any_quota()) {

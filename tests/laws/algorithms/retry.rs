@@ -15,7 +15,7 @@ use crate::schedule::{
 use crate::span::{micros, ticks};
 
 proptest! {
-    #![proptest_config(cases(75))]
+    #![proptest_config(cases(30))]
 
     #[test]
     fn retry_after_and_reset_of_a_bucket_are_exact(

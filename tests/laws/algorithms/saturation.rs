@@ -16,7 +16,7 @@ use crate::schedule::quota;
 use crate::span::{micros, ticks};
 
 proptest! {
-    #![proptest_config(cases(1_000))]
+    #![proptest_config(cases(400))]
 
     /// Also in the last microseconds of the clock, where sums of times exceed 64 bits.
     #[test]

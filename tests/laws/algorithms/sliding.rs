@@ -15,7 +15,7 @@ use crate::schedule::{Op, Step, blocks, charging_schedule, log, start, tiers};
 use crate::span::ticks;
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(cases(80))]
 
     #[test]
     fn sliding_window_agrees_with_the_model(spec in blocks(), start in start(), steps in charging_schedule(60)) {

@@ -14,7 +14,7 @@ use crate::schedule::{Op, Step, attack, start};
 use crate::span::{micros, ticks};
 
 proptest! {
-    #![proptest_config(cases(75))]
+    #![proptest_config(cases(30))]
 
     #[test]
     fn bucket_bound_is_not_exceeded(

@@ -109,7 +109,7 @@ fn seen(decision: &Decision) -> Expected {
 #[test]
 fn escalating_decides_as_the_model() {
     let (mut blocks, mut longest) = (0, 0);
-    for seed in 0..60 {
+    for seed in 0..20 {
         let mut random = Random(seed);
         let clock = ManualClock::new();
         let mut span = |seconds: u64| Duration::from_millis(1_000 + random.below(seconds * 1_000));
@@ -169,7 +169,7 @@ fn escalating_decides_as_the_model() {
             }
         }
     }
-    assert!(blocks > 1_000 && longest > 100, "{blocks} blocks, of which {longest} last longest");
+    assert!(blocks > 300 && longest > 30, "{blocks} blocks, of which {longest} last longest");
 }
 
 /// Beside a client that floods another key, and with the shortest patience that the escalation can have.
@@ -241,7 +241,7 @@ fn escalation_blocks_longer_each_time_and_is_forgotten_after_a_day() {
 fn concurrent_denials_escalate_once_per_step() {
     const THREADS: usize = 8;
 
-    for round in 0..40 {
+    for round in 0..12 {
         let clock = ManualClock::new();
         let escalation = Escalation::new("api", Quota::per_minute(3));
         let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");

@@ -29,13 +29,13 @@ fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow, ManualClo
 #[tokio::test]
 async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
-    for seed in 0..400 {
+    for seed in 0..130 {
         let clock = clock();
         let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
-        assert!(seen.get(result).copied().unwrap_or(0) > 75, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 20, "{result}: {seen:?}");
     }
     println!("{seen:?}");
 }
@@ -205,7 +205,7 @@ async fn idempotency_of_held_costs_charges_the_greatest_actual_cost() {
 async fn idempotency_keeps_the_bound_of_the_bucket() {
     const BURST: u64 = 50;
     let (mut repeats, mut charged) = (0_u64, 0_u64);
-    for seed in 0..300 {
+    for seed in 0..100 {
         let (mut random, clock) = (Random::new(seed), ManualClock::new());
         let limiter = Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).clock(clock.clone());
         let limiter: Memory<str, _, _> = limiter.build().expect("limits");
@@ -246,7 +246,7 @@ async fn idempotency_keeps_the_bound_of_the_bucket() {
             }
         }
     }
-    assert!(repeats > 3_000 && charged > 5_000, "{repeats}, {charged}");
+    assert!(repeats > 1_000 && charged > 1_600, "{repeats}, {charged}");
 }
 
 /// 100,000 ids of one key take the memory of 10,000, and no other key's ids or quota.

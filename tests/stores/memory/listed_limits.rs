@@ -34,7 +34,7 @@ macro_rules! limits {
 #[test]
 fn listed_limits_equal_the_transaction() {
     let (mut listed, mut shadow_denials, mut denials) = (0, 0, 0);
-    for seed in 0..200 {
+    for seed in 0..70 {
         let mut random = Random::new(seed);
         let shadows = [0; 3].map(|_| random.below(2) == 0);
         let quotas = [0; 3].map(|_| 2 + random.below(20));
@@ -64,7 +64,7 @@ fn listed_limits_equal_the_transaction() {
             }
         }
     }
-    assert!(listed > 3_000 && shadow_denials > 1_000 && denials > 3_000, "{listed}, {shadow_denials}, {denials}");
+    assert!(listed > 1_000 && shadow_denials > 300 && denials > 1_000, "{listed}, {shadow_denials}, {denials}");
 }
 
 /// The lists of dropped decisions are used again, and those of kept decisions are not.

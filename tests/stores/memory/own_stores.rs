@@ -8,7 +8,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::store::{StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
-use tower_ratelimit::test_util::{StoreReport, StoreViolation, TestKey, check_store};
+use tower_ratelimit::test_util::{StoreReport, TestKey, Violation, check_store};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LazySnapshot, Limit,
     LimitSnapshot, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
@@ -130,7 +130,7 @@ impl Limiter<TestKey> for MapStore {
     }
 }
 
-fn check(mistake: Mistake) -> Result<StoreReport, StoreViolation> {
+fn check(mistake: Mistake) -> Result<StoreReport, Violation> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(check_store(|limits, clock| {
         let (limits, rows) = (Arc::new(limits), Arc::default());

@@ -143,7 +143,7 @@ fn check_bound(starts: &[Start], (limit, period): (u64, u64), allowed: impl Fn(u
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
     fn bucket_starts_keep_to_the_bound_when_some_are_cancelled((quota, burst, steps) in scenario()) {
@@ -260,7 +260,7 @@ fn several(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
     fn starts_under_several_limits_keep_to_each_bound(

@@ -84,7 +84,7 @@ fn compare<A: Algorithm + Clone>(seed: u64, algorithm: &A, is_in_flight: bool) -
 #[test]
 fn holds_of_one_limit_equal_the_transaction() {
     let mut total = [0, 0];
-    for seed in 0..60 {
+    for seed in 0..20 {
         for counts in [
             compare(seed, &Gcra::new(Quota::per_second(3)).burst(8), false),
             compare(seed, &FixedWindow::new(Quota::new(9, Duration::from_secs(2))), false),
@@ -95,5 +95,5 @@ fn holds_of_one_limit_equal_the_transaction() {
             total = [total[0] + counts[0], total[1] + counts[1]];
         }
     }
-    assert!(total[0] > 15_000 && total[1] > 5_000, "{total:?}");
+    assert!(total[0] > 5_000 && total[1] > 1_600, "{total:?}");
 }

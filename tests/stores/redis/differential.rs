@@ -39,7 +39,7 @@ enum Trace {
 }
 
 /// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
-const STEPS: usize = 1_000;
+const STEPS: usize = 400;
 
 /// Ten years. The scripts compute exactly up to the year 2255, and the longest period is 200 years.
 const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

@@ -11,8 +11,6 @@ use tower_ratelimit::{AcquireOptions, Limiter};
 use crate::helpers::{LONG_DEADLINE, acquire};
 
 pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
-/// The factor of tolerance for a slow machine. A hanging call takes longer.
-const MARGIN: u32 = 10;
 
 const KEYS: usize = 48;
 
@@ -70,7 +68,6 @@ impl Load {
             samples.len(),
             failed.count()
         );
-        assert!(slowest < DEADLINE * MARGIN, "{fault}: {slowest:?}");
         samples
     }
 }

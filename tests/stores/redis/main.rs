@@ -45,6 +45,7 @@ mod ids;
 mod in_flight;
 mod kept_charges;
 mod keys;
+mod law_checks;
 mod lease_audit;
 mod lease_chaos;
 mod lease_cluster;

@@ -9,10 +9,8 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::table::{EvictionPolicy, SavedItem};
-use crate::store::memory::algorithm_eviction::AlgorithmEviction;
 use crate::store::memory::limit_table::{LimitTable, StateOf};
-use crate::table::WhenFull;
+use crate::store::memory::table::{Block, Eviction, SavedItem};
 
 /// What identifies a limit in a file.
 #[derive(Debug)]
@@ -62,43 +60,35 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         file: &mut FileWriter<'_>,
     ) -> io::Result<()> {
         file.limit(names, self.table.set_count())?;
-        // The state of a request in flight ends with the process.
-        if !C::Algorithm::HELD_UNTIL_END {
-            let (zero, mut charged) = (self.table.zero_state(), Vec::new());
-            self.table.read_all(now.as_micros(), |item| match item {
-                SavedItem::Key { fingerprint, held: 0, words } => file.key(fingerprint, words),
-                SavedItem::Key { fingerprint, held, words } => {
-                    self.charge_held(fingerprint, held, (words, &zero), now, &mut charged);
-                    file.key(fingerprint, &charged)
-                }
-                SavedItem::Debt { set, words } => file.debt(set, words),
-            })?;
-        }
-        self.blocks.save(now, |fingerprint, block| file.block(fingerprint, block))?;
+        let mut charged = Vec::new();
+        self.table.read_all(now.as_micros(), |item| match item {
+            // The state of a request in flight ends with the process.
+            SavedItem::Key { .. } | SavedItem::Debt { .. } if C::Algorithm::HELD_UNTIL_END => Ok(()),
+            SavedItem::Key { fingerprint, held: 0, words } => file.key(fingerprint, words),
+            SavedItem::Key { fingerprint, held, words } => {
+                self.charge_held(fingerprint, held, words, now, &mut charged);
+                file.key(fingerprint, &charged)
+            }
+            SavedItem::Debt { set, words } => file.debt(set, words),
+            SavedItem::Block { fingerprint, block } => file.block(fingerprint, [block.until, block.duration]),
+        })?;
         file.end_limit();
         Ok(())
     }
 
     /// Writes the words of a state after a charge of what is held on its key.
-    fn charge_held(
-        &self,
-        fingerprint: u64,
-        held: u64,
-        (words, zero): (&[u64], &StateOf<C>),
-        now: Timestamp,
-        charged: &mut Vec<u64>,
-    ) {
+    fn charge_held(&self, fingerprint: u64, held: u64, words: &[u64], now: Timestamp, charged: &mut Vec<u64>) {
         charged.clear();
         let mut charge = |algorithm: &C::Algorithm| {
             let mut state = StateOf::<C>::from_stored(words)?;
-            state.fit(zero);
+            state.fit(self.table.info().words);
             algorithm.charge(&mut state, now, Duration::ZERO, held);
             state.to_stored(charged);
             Some(())
         };
         let done = match self.limit.algorithm().fixed() {
             Some(algorithm) => charge(algorithm),
-            None => self.held_algorithms.with(fingerprint, charge).flatten(),
+            None => self.table.lock(fingerprint).with_held_algorithm(fingerprint, charge).flatten(),
         };
         // The hold has ended since the reading, which charged less than it held.
         if done.is_none() {
@@ -113,8 +103,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns an error if a state is not one of the algorithm, or does not fit, or finds no slot.
     pub(in crate::store::memory) fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
         let algorithm = self.limit.algorithm().fixed();
-        let policy = RestorePolicy(algorithm.map(|algorithm| self.eviction_policy(algorithm, now)), self.when_full());
-        let zero = self.table.zero_state();
+        let policy = Eviction { algorithm, now, when_full: self.when_full() };
+        let zero = self.table.info().zero.clone();
         let mut all_debts = zero.clone();
         let same_sets = saved.limit.sets == self.table.set_count();
         let mut idle_before = saved.counts.time.as_micros();
@@ -122,12 +112,14 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             match record {
                 Record::Key { fingerprint, words } => {
                     if let Some(state) = self.restore_state(&words, &zero, now, &mut idle_before, saved)? {
-                        self.table.insert(fingerprint, &state, now.as_micros(), &policy).map_err(|_| {
+                        let mut keys = self.table.lock(fingerprint);
+                        let slot = keys.insert(fingerprint, now, &policy, self.table.info()).map_err(|_| {
                             saved.failed(
                                 "the table has no slot for each saved key, and eviction is disabled \
                                  (`WhenFull::Deny`); raise `max_keys`",
                             )
                         })?;
+                        *keys.state_mut(slot) = state;
                     }
                 }
                 Record::Debt { set, words } => {
@@ -146,7 +138,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
         // The file leaves out keys that were idle when it was written: if the clock steps back behind that time, they
         // must not decide as if they had never been charged.
-        self.table.raise_horizons(idle_before);
+        self.table.locked_shards().for_each(|mut keys| keys.raise_horizon(idle_before));
         Ok(())
     }
 
@@ -167,7 +159,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             *idle_before = state.idle_at().max(*idle_before);
             return Ok(None);
         }
-        if state.fit(zero) {
+        if state.fit(self.table.info().words) {
             return Ok(Some(state));
         }
         // A window with more blocks has written the state: the algorithm counts its usage in its own blocks.
@@ -182,30 +174,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     pub(in crate::store::memory) fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp) {
         for record in saved.records() {
             if let Record::Block { fingerprint, until, duration } = record {
-                self.blocks.restore(&self.table, fingerprint, [until, duration], now, self.capacity().max_keys);
+                let block = Block { until, duration };
+                if Timestamp::from_micros(until) > now {
+                    self.table.lock(fingerprint).set_block(fingerprint, Some(block), now, self.table.info());
+                }
             }
         }
-    }
-}
-
-/// The eviction policy of a restored table: that of the algorithm, unless the key chooses the algorithm. Then it measures
-/// usage by the time at which the key is idle.
-struct RestorePolicy<'a, A>(Option<AlgorithmEviction<'a, A>>, WhenFull);
-
-impl<A: Algorithm> EvictionPolicy<A::State> for RestorePolicy<'_, A> {
-    fn usage_rank(&self, state: &A::State) -> (u64, u64) {
-        self.0.as_ref().map_or((0, state.idle_at()), |policy| policy.usage_rank(state))
-    }
-
-    fn carry_over(&self, state: &mut A::State, from: &A::State) {
-        match &self.0 {
-            Some(policy) => policy.carry_over(state, from),
-            None if from.idle_at() > state.idle_at() => state.clone_from(from),
-            None => {}
-        }
-    }
-
-    fn when_full(&self) -> WhenFull {
-        self.1
     }
 }

@@ -14,7 +14,6 @@
 //! decided no earlier than at the time of the save, as keys whose idle state was dropped.
 
 mod file;
-mod held_algorithms;
 mod limit;
 mod restore;
 #[allow(clippy::module_inception, reason = "the method that names the module")]
@@ -23,6 +22,5 @@ mod seed;
 mod type_name;
 
 pub(super) use self::file::{FileWriter, SavedCounts};
-pub(super) use self::held_algorithms::HeldAlgorithms;
 pub(super) use self::limit::{SavedLimit, SavedNames};
 pub(super) use self::restore::Restore;

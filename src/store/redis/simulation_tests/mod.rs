@@ -340,7 +340,7 @@ fn number_from_environment(name: &str) -> Option<u64> {
 
 #[test]
 fn seeds_obey_the_laws() {
-    let count = number_from_environment("SIMULATION_SEEDS").unwrap_or(500);
+    let count = number_from_environment("SIMULATION_SEEDS").unwrap_or(200);
     let failures = check_seeds(number_from_environment("SIMULATION_FIRST").unwrap_or(0), count);
     if let Some((seed, _)) = failures.first() {
         let summary: Vec<_> = failures.iter().map(|(seed, broken)| format!("seed {seed}: {}", broken[0])).collect();

@@ -38,7 +38,7 @@ const CHANGING_CALLERS: Traffic =
 /// The number of histories of each kind.
 fn rounds() -> u64 {
     let asked = std::env::var("HISTORY_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.unwrap_or(if cfg!(debug_assertions) { 2 } else { 20 })
+    asked.unwrap_or(if cfg!(debug_assertions) { 1 } else { 20 })
 }
 
 /// Five per second.

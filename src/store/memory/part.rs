@@ -1,0 +1,326 @@
+//! One limit of a decision, without the types of its algorithm and its key.
+
+use std::borrow::Borrow;
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
+
+use super::limit_table::{LimitTable, StateOf};
+use super::plain::{self, Charged};
+use super::table::{Deadline, ShardGuard, SlotIndex, TableFull, fingerprint};
+use super::transaction_limit::{AcquireContext, HeldLimit};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, LazySnapshot};
+use crate::limit::{SelectAlgorithm, SubKeyOf};
+use crate::store::inner::{
+    InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
+};
+
+/// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
+/// Under the lock only the algorithm runs.
+#[allow(private_interfaces, reason = "named by a hidden trait only")]
+pub trait Part {
+    fn name(&self) -> &Name;
+    fn is_shadow(&self) -> bool;
+    fn share(&self) -> ShareRole;
+    /// The identity of the limit's table. Locks are taken in this order, whatever the order of the limits is.
+    fn table_id(&self) -> u64;
+    /// Locks the key's shard until the part is dropped. Returns the time of the last decision there.
+    fn lock(&self) -> u64;
+    /// Starts the decision, after all parts are locked.
+    fn start(&self, now: Timestamp);
+    /// Ends the holds in the shard whose requests last longer than the maximum. Adds the table and the key of each to `ended`.
+    fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>);
+    /// Decides the plain case: only the state of a present key determines the decision, and the limit allows the request
+    /// immediately. A mark is not reached, and the units that are kept free are left. Returns `false` in any other case.
+    fn decide_plain(&self, now: Timestamp) -> bool;
+    /// Charges the plain case, after all limits have allowed it.
+    fn charge_plain(&self, now: Timestamp) -> Charged<'_>;
+    /// Reads the state and decides as of `now`.
+    fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading;
+    /// Finds a slot for the key.
+    fn ensure_slot(&self) -> Result<(), TableFull>;
+    /// Returns an error if an absent key would be denied because the table is full.
+    fn is_full(&self) -> Result<(), TableFull>;
+    /// Decides what a charge for a start after `delay` stores. Changes nothing: an algorithm that panics leaves nothing
+    /// charged.
+    fn prepare(&self, reading: &LimitReading, delay: Duration);
+    /// Charges what was prepared, or holds the cost. Returns the numbers after it.
+    fn commit(&self, reading: &LimitReading) -> LimitNumbers;
+    /// Returns what the settlement of the hold needs. From here on, the caller ends the hold.
+    fn take_hold(&self, reading: &LimitReading) -> HeldLimit;
+}
+
+pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
+    limit: &'a LimitTable<C, P>,
+    hash: u64,
+    chosen: C::Selected<'a>,
+    /// The algorithm once more, for a hold, if the key chooses it.
+    own: Cell<Option<C::Algorithm>>,
+    kept_free: Option<u64>,
+    /// The options of the decision.
+    options: &'a AcquireOptions,
+    /// What was charged for the request before.
+    credit: u64,
+    locked: RefCell<Option<Locked<'a, C::Algorithm>>>,
+}
+
+struct Locked<'a, A: Algorithm> {
+    keys: ShardGuard<'a, A>,
+    slot: Option<SlotIndex>,
+    /// The time of the decision in this limit: for an absent key the horizon, if that is later.
+    now: Timestamp,
+    next: Option<<A::State as State>::Next>,
+    /// In the plain case, the snapshot of the next state.
+    preview: Option<LazySnapshot>,
+    /// What is held, until the caller takes it: the amount, the deadline, the number of the algorithm.
+    placed: Option<(u64, Option<Deadline>, u64)>,
+}
+
+impl<'a, Key, C, P> LimitPart<'a, Key, C, P>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+{
+    /// Returns the part of a limit that applies to the key.
+    pub(super) fn new(
+        limit: &'a LimitTable<C, P>,
+        context: &'a AcquireContext<'_, Key, impl BuildHasher>,
+    ) -> Option<Self> {
+        let AcquireContext { key, options, .. } = context;
+        let hash = fingerprint(limit.key_hash(key, context.hasher)?);
+        let holds = options.hold && !C::Algorithm::HELD_UNTIL_END;
+        Some(Self {
+            limit,
+            hash,
+            chosen: limit.limit.algorithm().select(key),
+            own: Cell::new(if holds { limit.limit.algorithm().select_owned(key) } else { None }),
+            kept_free: limit.limit.kept_free(key),
+            options,
+            credit: context.credit.map_or(0, |charged| limit.limit.credit_of(*charged)),
+            locked: RefCell::new(None),
+        })
+    }
+}
+
+impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
+    fn algorithm(&self) -> &C::Algorithm {
+        self.chosen.borrow()
+    }
+
+    #[inline]
+    fn transition(&self) -> Transition<'_, C::Algorithm> {
+        let transition = self.limit.limit.transition_keeping_free(self.algorithm(), self.kept_free, *self.options);
+        if self.credit == 0 { transition } else { transition.less(self.credit) }
+    }
+
+    /// Runs `f` on the locked shard.
+    #[inline]
+    fn with_locked<R>(&self, f: impl FnOnce(&mut Locked<'a, C::Algorithm>) -> R) -> Option<R> {
+        self.locked.borrow_mut().as_mut().map(f)
+    }
+}
+
+#[allow(private_interfaces, reason = "named by a hidden trait only")]
+impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for LimitPart<'_, Key, C, P> {
+    fn name(&self) -> &Name {
+        self.limit.limit.name_handle()
+    }
+
+    fn is_shadow(&self) -> bool {
+        self.limit.limit.is_shadow()
+    }
+
+    fn share(&self) -> ShareRole {
+        self.limit.limit.share()
+    }
+
+    fn table_id(&self) -> u64 {
+        self.limit.table.id()
+    }
+
+    fn lock(&self) -> u64 {
+        let keys = self.limit.table.lock(self.hash);
+        let last = keys.last_decided_at();
+        let (slot, now) = (None, Timestamp::EPOCH);
+        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, next: None, preview: None, placed: None });
+        last
+    }
+
+    fn start(&self, now: Timestamp) {
+        self.with_locked(|locked| {
+            locked.keys.set_last_decided_at(now);
+            locked.slot = locked.keys.find(self.hash);
+            let is_absent = locked.slot.is_none();
+            locked.now = if is_absent { locked.keys.time_of_absent(now, self.algorithm()) } else { now };
+        });
+    }
+
+    fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>) {
+        if C::Algorithm::HELD_UNTIL_END {
+            let due = self.with_locked(|locked| locked.keys.end_due(now)).unwrap_or_default();
+            ended.extend(due.into_iter().map(|hash| (self.table_id(), hash)));
+        }
+    }
+
+    #[inline]
+    fn decide_plain(&self, now: Timestamp) -> bool {
+        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
+        let kept_free = if limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 };
+        let cost = limit.cost().charged(self.options);
+        if C::Algorithm::HELD_UNTIL_END || cost == 0 || self.credit > 0 {
+            return false;
+        }
+        let max_delay = if self.kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
+        let decided = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
+            let state = keys.state((*slot)?);
+            if !keys.is_plain(self.hash) {
+                return None;
+            }
+            let allows =
+                |cost| match algorithm.decide_in_line(state, now, ChargeOptions::within(cost, max_delay), InLine) {
+                    Some(Step::Allow { next, delay: 0 }) => Some(next),
+                    Some(_) => None,
+                    None => match algorithm.decide(state, now, ChargeOptions::within(cost, max_delay)) {
+                        Step::Allow { next, delay: 0 } => Some(next),
+                        _ => None,
+                    },
+                };
+            if kept_free > 0 {
+                allows(cost.checked_add(kept_free)?)?;
+            }
+            let allowed = allows(cost)?;
+            *preview = plain::preview(algorithm, &allowed, now);
+            if let Some(keys) = limit.warn_keys() {
+                let snapshot = (*preview)?.keeping_free(Some(kept_free));
+                (!keys.warn_at.level(&snapshot).has(NearLimit::NEAR)).then_some(())?;
+            }
+            *next = Some(allowed);
+            Some(())
+        });
+        decided.flatten().is_some()
+    }
+
+    #[inline]
+    fn charge_plain(&self, now: Timestamp) -> Charged<'_> {
+        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
+        let (is_shadow, is_beside_share) = (limit.is_shadow(), limit.share() != ShareRole::None);
+        let snapshot = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
+            let state = keys.state_mut((*slot)?);
+            state.apply(next.take()?);
+            let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
+            Some(if is_beside_share { snapshot } else { snapshot.keeping_free(self.kept_free) })
+        });
+        let supports_scheduling =
+            is_shadow || !is_beside_share && self.kept_free.is_none() && algorithm.supports_scheduling();
+        let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
+        let snapshot = snapshot.flatten().unwrap_or(LazySnapshot::EMPTY);
+        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
+    }
+
+    #[inline]
+    fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading {
+        let reading = self.with_locked(|Locked { keys, slot, .. }| {
+            let (block, held, transition) = (keys.block(self.hash, now), keys.held(self.hash), self.transition());
+            if let Some(slot) = *slot {
+                return transition.read(keys.state(slot), held, block, now, mode);
+            }
+            let now = keys.time_of_absent(now, self.algorithm());
+            let policy = self.limit.eviction_policy(self.algorithm(), now);
+            let info = self.limit.table.info();
+            let debt = keys.inherited_debt(self.hash, &policy, info);
+            transition.read(debt.as_ref().unwrap_or(&info.zero), held, block, now, mode)
+        });
+        reading.unwrap_or(LimitReading::EMPTY)
+    }
+
+    fn ensure_slot(&self) -> Result<(), TableFull> {
+        let slot = self.with_locked(|Locked { keys, slot, now, .. }| {
+            if slot.is_none() {
+                let policy = self.limit.eviction_policy(self.algorithm(), *now);
+                *slot = Some(keys.insert(self.hash, *now, &policy, self.limit.table.info())?);
+            }
+            Ok(())
+        });
+        slot.unwrap_or(Ok(()))
+    }
+
+    fn is_full(&self) -> Result<(), TableFull> {
+        let is_full = self.with_locked(|Locked { keys, now, .. }| {
+            keys.is_full_for(self.hash, *now, self.limit.when_full(), self.limit.table.info())
+        });
+        is_full.unwrap_or(Ok(()))
+    }
+
+    #[inline]
+    fn prepare(&self, reading: &LimitReading, delay: Duration) {
+        self.with_locked(|Locked { keys, slot, now, next, .. }| {
+            if let Some(slot) = slot.filter(|_| !reading.holds) {
+                *next = self.transition().charge(keys.state(slot), reading, *now, delay);
+            }
+        });
+    }
+
+    #[inline]
+    fn commit(&self, reading: &LimitReading) -> LimitNumbers {
+        let numbers = self.with_locked(|Locked { keys, slot, now, next, placed, .. }| {
+            let Some(slot) = *slot else { return reading.numbers() };
+            let transition = self.transition();
+            let held = if reading.holds {
+                let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
+                let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
+                let (deadline, algorithm) = keys.hold(self.hash, reading.cost, max_duration, self.own.take());
+                *placed = Some((reading.cost, deadline, algorithm));
+                reading.held.saturating_add(reading.cost)
+            } else {
+                let Some(next) = next.take() else { return reading.numbers() };
+                let snapshot = if reading.held == 0 { StateOf::<C>::next_snapshot(&next) } else { None };
+                keys.state_mut(slot).apply(next);
+                if let Some(snapshot) = snapshot {
+                    return reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now);
+                }
+                reading.held
+            };
+            let snapshot = transition.snapshot(keys.state(slot), held, *now);
+            reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now)
+        });
+        numbers.unwrap_or(reading.numbers())
+    }
+
+    fn take_hold(&self, reading: &LimitReading) -> HeldLimit {
+        let placed = self.with_locked(|Locked { keys, placed, .. }| {
+            placed.take().or_else(|| {
+                // A cost of zero is not held, but its settlement may charge the key.
+                let own = self.own.take()?;
+                Some((0, None, keys.hold(self.hash, 0, None, Some(own)).1))
+            })
+        });
+        let (held, deadline, algorithm) = placed.flatten().unwrap_or((reading.cost, None, 0));
+        HeldLimit {
+            table: self.limit.table.id(),
+            hash: self.hash,
+            algorithm,
+            held,
+            cost: self.limit.limit.cost(),
+            credit: self.credit,
+            until_end: C::Algorithm::HELD_UNTIL_END,
+            deadline,
+            expired_at: None,
+        }
+    }
+}
+
+/// Ends a hold that nobody has taken: an algorithm has panicked.
+impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> {
+    fn drop(&mut self) {
+        let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
+        match placed {
+            Some((amount, Some(deadline), _)) => keys.end_request(self.hash, amount, Some(deadline)),
+            Some((amount, None, algorithm)) => drop(keys.end_hold(self.hash, amount, algorithm)),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The plain cases: limits that only their states determine, of one type each. All else is a transaction.
+//!
+//! Rows "hot key" and "three limits" of docs/performance.md: the transaction takes 6.5 and 9.3 times as long.
+
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+use std::marker::PhantomData;
+
+use super::limit_table::LimitTable;
+use super::table::{Keys, ShardGuard, fingerprint};
+use super::transaction_limit::{AcquireContext, NotDecided};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::store::inner::{InLine, Name, NearLimit, ShareRole, StatusList};
+
+/// Decides one request on a present key: one that is allowed immediately, or denied. An error charges nothing.
+///
+/// This function has no loop, and lends nothing to a function that is not in line. So all that it reads stays in
+/// registers, and the decision is written once, where the caller needs it.
+// Without inlining, row "hot key" of docs/performance.md takes 1.55 times as long.
+#[inline(always)]
+pub(super) fn try_acquire<Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+) -> Result<Decision, NotDecided>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    if !is_plain::<Key, _, _>(limit, &context.options) {
+        return Err(NotDecided::NotApplicable);
+    }
+    let hash = fingerprint(limit.key_hash(context.key, context.hasher).ok_or(NotDecided::NotApplicable)?);
+    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
+    let chosen = limit.limit.algorithm().select(context.key);
+    let algorithm: &C::Algorithm = chosen.borrow();
+    let mut keys = limit.table.lock(hash);
+    let now = keys.decide_at(context.now, context.clock);
+    if !keys.is_plain(hash) {
+        return Err(NotDecided::NotApplicable);
+    }
+    let slot = keys.find(hash).ok_or(NotDecided::Uncommon)?;
+    let state = keys.state_mut(slot);
+    let step = algorithm.decide_in_line(state, now, options, InLine).ok_or(NotDecided::Uncommon)?;
+    let (wait, snapshot) = match step {
+        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(state, next, algorithm, now)),
+        // `from_wait` reads zero as allowed, and an algorithm of a user's own may deny for no time.
+        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
+        _ => return Err(NotDecided::Uncommon),
+    };
+    drop(keys);
+    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of docs/performance.md.
+    let status = LimitStatus::from_wait(limit.limit.name_handle().clone(), wait, snapshot);
+    Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
+}
+
+/// Decides any request on one limit, on a present or absent key. `None` leaves the request to the transaction.
+// Apart from `try_acquire`: the call of the complete case, though not made, costs the common case its registers.
+#[inline(never)]
+pub(super) fn try_complete<Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    if !is_plain::<Key, _, _>(limit, &context.options) {
+        return None;
+    }
+    let hash = fingerprint(limit.key_hash(context.key, context.hasher)?);
+    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
+    let chosen = limit.limit.algorithm().select(context.key);
+    let algorithm: &C::Algorithm = chosen.borrow();
+    let mut keys = limit.table.lock(hash);
+    let now = keys.decide_at(context.now, context.clock);
+    let slot = keys.find(hash);
+    if !keys.is_plain(hash) || slot.is_none() && !keys.starts_idle(now) {
+        return None;
+    }
+    let state = slot.map_or(&limit.table.info().zero, |slot| keys.state(slot));
+    let step = algorithm.decide(state, now, options);
+    let verdict = step.verdict();
+    let snapshot = match step {
+        Step::Allow { next, .. } if options.cost > 0 => {
+            let policy = limit.eviction_policy(algorithm, now);
+            let slot = match slot {
+                Some(slot) => slot,
+                // If the table is full, the transaction denies.
+                None => keys.insert(hash, now, &policy, limit.table.info()).ok()?,
+            };
+            store(keys.state_mut(slot), next, algorithm, now)
+        }
+        _ => algorithm.snapshot(state, now),
+    };
+    drop(keys);
+    let status = LimitStatus::from_verdict(limit.limit.name_handle().clone(), verdict, snapshot, false);
+    Some(Decision::from_store(now, algorithm.supports_scheduling(), status))
+}
+
+/// Stores the next state. Returns its snapshot.
+#[inline(always)]
+fn store<A: Algorithm>(
+    state: &mut A::State,
+    next: <A::State as State>::Next,
+    algorithm: &A,
+    now: Timestamp,
+) -> LazySnapshot {
+    // Before the state is stored: the compiler then knows that it is of this quota, and drops a snapshot that is not used.
+    // Row "hot key" of docs/performance.md.
+    match preview(algorithm, &next, now) {
+        Some(snapshot) => {
+            state.apply(next);
+            snapshot
+        }
+        None => {
+            state.apply(next);
+            algorithm.snapshot(state, now)
+        }
+    }
+}
+
+/// Returns the snapshot of the next state, unless it can be taken only after the edit.
+#[inline(always)]
+pub(super) fn preview<A: Algorithm>(
+    algorithm: &A,
+    next: &<A::State as State>::Next,
+    now: Timestamp,
+) -> Option<LazySnapshot> {
+    match A::State::next_state(next) {
+        Some(state) => Some(algorithm.snapshot(state, now)),
+        None => A::State::next_snapshot(next),
+    }
+}
+
+/// Returns whether the limit is enforced, decides by its states alone, and signals nothing.
+#[inline(always)]
+fn is_plain<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(
+    limit: &LimitTable<C, P>,
+    options: &AcquireOptions,
+) -> bool {
+    !options.hold && !options.has_units() && limit.is_plain && decides_by_states::<Key, _, _>(limit)
+}
+
+#[inline(always)]
+pub(super) fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(limit: &LimitTable<C, P>) -> bool {
+    // A request that all limits allow now is within its share, and so needs no free units beside a share.
+    !C::Algorithm::HELD_UNTIL_END && (!limit.limit.sub_key().keeps_free() || limit.limit.share() == ShareRole::Common)
+}
+
+/// One limit of several, before the locks.
+pub(super) struct PlainLimit<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
+    limit: &'a LimitTable<C, P>,
+    hash: u64,
+    options: ChargeOptions,
+    chosen: C::Selected<'a>,
+    key: PhantomData<fn(&Key)>,
+}
+
+impl<'a, Key, C, P> PlainLimit<'a, Key, C, P>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+{
+    /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
+    #[inline(always)]
+    pub(super) fn new<const SHADOWS: bool>(
+        limit: &'a LimitTable<C, P>,
+        context: &AcquireContext<'_, Key, impl BuildHasher>,
+    ) -> Option<Option<Self>> {
+        let is_plain = if SHADOWS { !limit.has_mark } else { limit.is_plain };
+        if !is_plain || !decides_by_states::<Key, _, _>(limit) {
+            return None;
+        }
+        let Some(hash) = limit.key_hash(context.key, context.hasher) else {
+            // A request to which the share does not apply borrows.
+            return (limit.limit.share() != ShareRole::Share).then_some(None);
+        };
+        let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
+        let chosen = limit.limit.algorithm().select(context.key);
+        (options.cost > 0).then_some(Some(Self { limit, hash: fingerprint(hash), options, chosen, key: PhantomData }))
+    }
+}
+
+impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
+    #[inline(always)]
+    pub(super) fn lock(&self) -> ShardGuard<'a, C::Algorithm> {
+        self.limit.table.lock(self.hash)
+    }
+
+    /// Decides on a present key. `None` unless the limit allows the request immediately.
+    #[inline(always)]
+    pub(super) fn decide<'k>(
+        &self,
+        keys: &'k mut Keys<C::Algorithm>,
+        now: Timestamp,
+    ) -> Option<Allowed<'k, C::Algorithm>> {
+        if !keys.is_plain(self.hash) {
+            return None;
+        }
+        let slot = keys.find(self.hash)?;
+        let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
+        match algorithm.decide_in_line(state, now, self.options, InLine) {
+            Some(Step::Allow { next, delay: 0 }) => {
+                // As in `store`: row "three limits" of docs/performance.md.
+                let preview = preview(algorithm, &next, now);
+                Some(Allowed { state, next, preview })
+            }
+            _ => None,
+        }
+    }
+
+    /// Charges the limit.
+    // Row "three limits" of docs/performance.md: 1181 instructions without, as all numbers are then computed.
+    #[inline(always)]
+    pub(super) fn charge<const SHADOWS: bool>(
+        &self,
+        allowed: Allowed<'_, C::Algorithm>,
+        now: Timestamp,
+    ) -> Charged<'a> {
+        let (Allowed { state, next, preview }, algorithm): (_, &C::Algorithm) = (allowed, self.chosen.borrow());
+        state.apply(next);
+        let snapshot = match preview {
+            Some(snapshot) => snapshot,
+            None => algorithm.snapshot(state, now),
+        };
+        let limit = &self.limit.limit;
+        let is_shadow = SHADOWS && limit.is_shadow();
+        // A share, and the limits beside a share, schedule nothing. A shadow does not prevent the others from it.
+        let supports_scheduling = is_shadow || limit.share() == ShareRole::None && algorithm.supports_scheduling();
+        let near = NearLimit::NONE;
+        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
+    }
+}
+
+/// One limit of several that allows the request immediately. No limit is charged before all allow it.
+pub(super) struct Allowed<'k, A: Algorithm> {
+    state: &'k mut A::State,
+    next: <A::State as State>::Next,
+    preview: Option<LazySnapshot>,
+}
+
+/// One limit of several, charged.
+pub(super) struct Charged<'a> {
+    pub(super) name: &'a Name,
+    pub(super) snapshot: LazySnapshot,
+    pub(super) is_shadow: bool,
+    pub(super) supports_scheduling: bool,
+    pub(super) near: NearLimit,
+}
+
+impl Charged<'_> {
+    #[inline(always)]
+    pub(super) fn remaining(&self) -> u64 {
+        self.snapshot.compute().remaining
+    }
+
+    #[inline(always)]
+    pub(super) fn status(&self) -> LimitStatus {
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
+            .with_near(self.near)
+    }
+}
+
+/// Builds the decision of limits that were charged, and that the decision lists: all, or as there are shadows.
+/// `None` if no limit applies.
+pub(super) fn listed<'a>(
+    charged: impl Iterator<Item = Charged<'a>>,
+    now: Timestamp,
+    lists_all: bool,
+) -> Option<Decision> {
+    let mut supports_scheduling = true;
+    let statuses: StatusList = charged
+        .map(|charged| {
+            supports_scheduling &= charged.supports_scheduling;
+            charged.status()
+        })
+        .collect();
+    let count = statuses.get().map_or(0, <[_]>::len);
+    (count > 0).then(|| Decision::of_listed(now, supports_scheduling, statuses, lists_all && count > 1))
+}

@@ -1,0 +1,550 @@
+//! A shard: the keys under one lock.
+
+use std::ops::{Deref, DerefMut, Range};
+use std::time::Duration;
+
+use super::TableInfo;
+use super::deadlines::Deadline;
+use super::eviction::{Eviction, TableFull};
+use super::extras::{Block, Extra, Extras};
+use super::set::{SLOTS, Set, SlotIndex, candidate_sets};
+use crate::algorithm::{Algorithm, State};
+use crate::clock::{Clock, Timestamp};
+use crate::decision::BlockReason;
+use crate::store::inner::sync::{SpinGuard, SpinLock};
+use crate::store::memory::transaction_limit::read_clock;
+
+/// The lock is in the cache line of all that a decision reads of the shard itself.
+#[repr(align(128))]
+pub(super) struct Shard<A: Algorithm>(SpinLock<Keys<A>>);
+
+/// The lock on a shard. A panic unlocks it.
+pub(in super::super) struct ShardGuard<'a, A: Algorithm>(SpinGuard<'a, Keys<A>>);
+
+impl<A: Algorithm> Deref for ShardGuard<'_, A> {
+    type Target = Keys<A>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Keys<A> {
+        &self.0
+    }
+}
+
+impl<A: Algorithm> DerefMut for ShardGuard<'_, A> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Keys<A> {
+        &mut self.0
+    }
+}
+
+/// The keys of a shard.
+pub(in super::super) struct Keys<A: Algorithm> {
+    pub(super) sets: Vec<Set<A::State>>,
+    /// The time of the last decision.
+    last_decided_at: u64,
+    /// The latest time at which a dropped state became idle.
+    pub(super) horizon: u64,
+    /// The number of changes by which keys move to other slots.
+    pub(super) moves: u64,
+    /// The number of evicted live keys.
+    pub(super) evicted: u64,
+    /// Some keys have extras.
+    has_extras: bool,
+    /// What few keys have besides a state. Created with the first extra, and kept.
+    extras: Option<Box<Extras<A>>>,
+    /// For each set at the bound, at least the usage of every key that was evicted there. Empty before the first eviction.
+    pub(super) debts: Vec<A::State>,
+}
+
+/// What the reading of a table finds. The words are those of [`State::to_stored`].
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum SavedItem<'a> {
+    /// A key that is not idle, or has a held amount.
+    Key {
+        fingerprint: u64,
+        held: u64,
+        words: &'a [u64],
+    },
+    /// A debt that new keys of a set inherit.
+    Debt {
+        set: usize,
+        words: &'a [u64],
+    },
+    Block {
+        fingerprint: u64,
+        block: Block,
+    },
+}
+
+impl<A: Algorithm> Shard<A> {
+    pub(super) fn new() -> Self {
+        Self(SpinLock::new(Keys {
+            sets: Vec::new(),
+            last_decided_at: 0,
+            horizon: 0,
+            moves: 0,
+            evicted: 0,
+            has_extras: false,
+            extras: None,
+            debts: Vec::new(),
+        }))
+    }
+
+    #[inline(always)]
+    pub(super) fn lock(&self) -> ShardGuard<'_, A> {
+        ShardGuard(self.0.lock())
+    }
+
+    /// Reads the shard in parts, as [`Table::read_all`](super::Table::read_all) describes. `first_set` is the number of its
+    /// first set in the table.
+    ///
+    /// A key that moves between two parts could be in neither, so the reading starts again. After a few times it takes the
+    /// whole shard at once.
+    pub(super) fn read_all<E>(
+        &self,
+        first_set: usize,
+        now: u64,
+        f: &mut impl FnMut(SavedItem<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        /// The number of sets that a part has: the lock is held for some microseconds.
+        const PART: usize = 64;
+        const MAX_STARTS: usize = 4;
+        let mut found = Found::default();
+        for start in 1.. {
+            let (mut next, mut moves) = (0, None);
+            loop {
+                found.clear();
+                let keys = self.lock();
+                if moves.is_some_and(|moves| moves != keys.moves) {
+                    break;
+                }
+                moves = Some(keys.moves);
+                let part = if start < MAX_STARTS { PART } else { usize::MAX };
+                let end = next.max(keys.sets.len()).min(next.saturating_add(part));
+                keys.read_sets(next..end, now, &mut found);
+                let is_last = end >= keys.sets.len();
+                if is_last {
+                    keys.read_rest(first_set, now, &mut found);
+                }
+                drop(keys);
+                found.items().try_for_each(&mut *f)?;
+                if is_last {
+                    return Ok(());
+                }
+                next = end;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one hold of the lock has read.
+#[derive(Default)]
+struct Found {
+    words: Vec<u64>,
+    keys: Vec<(u64, u64, Range<usize>)>,
+    debts: Vec<(usize, Range<usize>)>,
+    blocks: Vec<(u64, Block)>,
+}
+
+impl Found {
+    fn clear(&mut self) {
+        self.words.clear();
+        self.keys.clear();
+        self.debts.clear();
+        self.blocks.clear();
+    }
+
+    fn add(&mut self, state: &impl State) -> Range<usize> {
+        let start = self.words.len();
+        state.to_stored(&mut self.words);
+        start..self.words.len()
+    }
+
+    fn items(&self) -> impl Iterator<Item = SavedItem<'_>> {
+        let words = |range: &Range<usize>| self.words.get(range.clone()).unwrap_or_default();
+        let keys = self.keys.iter().map(move |(fingerprint, held, range)| SavedItem::Key {
+            fingerprint: *fingerprint,
+            held: *held,
+            words: words(range),
+        });
+        let debts = self.debts.iter().map(move |(set, range)| SavedItem::Debt { set: *set, words: words(range) });
+        let blocks = self.blocks.iter().map(|&(fingerprint, block)| SavedItem::Block { fingerprint, block });
+        keys.chain(debts).chain(blocks)
+    }
+}
+
+impl<A: Algorithm> Keys<A> {
+    /// Returns the time of the decision, of which the caller has read the clock before it has locked. See "Time" in the
+    /// parent module.
+    #[inline(always)]
+    pub(in super::super) fn decide_at(&mut self, read: Timestamp, clock: &(impl Clock + ?Sized)) -> Timestamp {
+        let now = if read.as_micros() < self.last_decided_at { read_clock_again(clock) } else { read };
+        self.last_decided_at = now.as_micros();
+        now
+    }
+
+    pub(in super::super) fn last_decided_at(&self) -> u64 {
+        self.last_decided_at
+    }
+
+    pub(in super::super) fn set_last_decided_at(&mut self, now: Timestamp) {
+        self.last_decided_at = now.as_micros();
+    }
+
+    /// Finds the slot of a key.
+    #[inline(always)]
+    pub(in super::super) fn find(&self, fingerprint: u64) -> Option<SlotIndex> {
+        let [first, second] = candidate_sets(fingerprint, self.sets.len());
+        if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
+            return Some(SlotIndex { set: first, slot });
+        }
+        match self.sets.get(second)?.find(fingerprint) {
+            Some(slot) => Some(SlotIndex { set: second, slot }),
+            None => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(in super::super) fn state(&self, slot: SlotIndex) -> &A::State {
+        &self.sets[slot.set].states[slot.slot]
+    }
+
+    #[inline(always)]
+    pub(in super::super) fn state_mut(&mut self, slot: SlotIndex) -> &mut A::State {
+        &mut self.sets[slot.set].states[slot.slot]
+    }
+
+    /// Returns whether nothing but its state determines the decision on a present key.
+    #[inline(always)]
+    pub(in super::super) fn is_plain(&self, fingerprint: u64) -> bool {
+        !self.has_extras || self.extra(fingerprint).is_none()
+    }
+
+    /// Returns whether an absent key starts with the zero state, and is decided at `now`.
+    pub(in super::super) fn starts_idle(&self, now: Timestamp) -> bool {
+        self.horizon <= now.as_micros() && self.debts.is_empty()
+    }
+
+    /// Returns the time at which to decide an absent key: the horizon if that is later than `now`, unless it is so far ahead
+    /// that the clock must have stepped back.
+    pub(in super::super) fn time_of_absent(&self, now: Timestamp, algorithm: &A) -> Timestamp {
+        let horizon = Timestamp::from_micros(self.horizon);
+        if horizon > now && horizon.saturating_since(now) <= algorithm.max_reset() { horizon } else { now }
+    }
+
+    /// Returns the state that an absent key starts with, if it inherits any usage.
+    pub(in super::super) fn inherited_debt(
+        &self,
+        fingerprint: u64,
+        policy: &Eviction<'_, A>,
+        info: &TableInfo<A::State>,
+    ) -> Option<A::State> {
+        let debts = candidate_sets(fingerprint, info.max_sets).map(|set| self.debts.get(set));
+        let [Some(first), Some(second)] = debts else { return None };
+        let mut state = first.clone();
+        policy.carry_over(&mut state, second);
+        Some(state)
+    }
+
+    pub(super) fn inherit_debt(
+        &mut self,
+        set: Option<usize>,
+        debt: &A::State,
+        policy: &Eviction<'_, A>,
+        info: &TableInfo<A::State>,
+    ) {
+        if self.debts.is_empty() {
+            self.debts.resize(info.max_sets, info.zero.clone());
+        }
+        let sets = set.map_or(0..self.debts.len(), |set| set..set + 1);
+        for own in self.debts.get_mut(sets).unwrap_or_default() {
+            policy.carry_over(own, debt);
+        }
+    }
+
+    /// Finds the slot of a key. An absent key gets a free slot; if there is none, the shard grows, keys are moved, or the
+    /// policy decides.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the shard is full, and no key can be evicted.
+    pub(in super::super) fn insert(
+        &mut self,
+        fingerprint: u64,
+        now: Timestamp,
+        policy: &Eviction<'_, A>,
+        info: &TableInfo<A::State>,
+    ) -> Result<SlotIndex, TableFull> {
+        if let Some(slot) = self.find(fingerprint) {
+            return Ok(slot);
+        }
+        let slot = loop {
+            if let Some(slot) = self.free_slot(fingerprint, now.as_micros(), info) {
+                break slot;
+            }
+            if self.sets.len() < info.max_sets {
+                self.grow(info);
+            } else {
+                self.make_space(fingerprint, now.as_micros(), policy, info)?;
+            }
+        };
+        self.claim(slot, fingerprint, info);
+        if let Some(debt) = self.inherited_debt(fingerprint, policy, info) {
+            *self.state_mut(slot) = debt;
+        }
+        Ok(slot)
+    }
+
+    /// Finds a free slot for an absent key.
+    ///
+    /// A shard that can grow does so before keys are in their second sets: a decision then reads one set, and predicts its
+    /// slot (row "1000 keys" of docs/performance.md).
+    fn free_slot(&self, fingerprint: u64, now: u64, info: &TableInfo<A::State>) -> Option<SlotIndex> {
+        let [first, second] = candidate_sets(fingerprint, self.sets.len());
+        let in_first = self.free_slot_in(first, now);
+        if in_first.is_some() || self.sets.len() < info.max_sets { in_first } else { self.free_slot_in(second, now) }
+    }
+
+    /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any time, as
+    /// the first word of its state is zero.
+    pub(super) fn free_slot_in(&self, set: usize, now: u64) -> Option<SlotIndex> {
+        let states = &self.sets.get(set)?.states;
+        let slot = (0..SLOTS).find(|&slot| states[slot].idle_at() <= now && !self.is_held(SlotIndex { set, slot }))?;
+        Some(SlotIndex { set, slot })
+    }
+
+    pub(super) fn fingerprint(&self, slot: SlotIndex) -> u64 {
+        self.sets[slot.set].fingerprints[slot.slot]
+    }
+
+    /// Gives a free slot to a key, in the zero state.
+    pub(super) fn claim(&mut self, slot: SlotIndex, fingerprint: u64, info: &TableInfo<A::State>) {
+        let set = &mut self.sets[slot.set];
+        self.horizon = self.horizon.max(set.states[slot.slot].idle_at());
+        set.fingerprints[slot.slot] = fingerprint;
+        set.states[slot.slot].clear(info.words);
+    }
+
+    /// Doubles the number of sets. A key stays in its set, or goes to the same slot of one other set.
+    #[cold]
+    fn grow(&mut self, info: &TableInfo<A::State>) {
+        const MIN_SETS: usize = 4;
+        let before = self.sets.len();
+        let after = (before * 2).max(MIN_SETS).min(info.max_sets);
+        self.sets.reserve_exact(after - before);
+        self.sets.resize_with(after, Set::empty);
+        self.moves += 1;
+        for set in 0..before {
+            for slot in 0..SLOTS {
+                let from = SlotIndex { set, slot };
+                let fingerprint = self.fingerprint(from);
+                let which = usize::from(candidate_sets(fingerprint, before)[0] != set);
+                let to = SlotIndex { set: candidate_sets(fingerprint, after)[which], slot };
+                if fingerprint != 0 && to.set != set {
+                    self.move_state(from, to);
+                }
+            }
+        }
+    }
+
+    /// Moves a key to an empty slot.
+    pub(super) fn move_state(&mut self, from: SlotIndex, to: SlotIndex) {
+        let fingerprint = std::mem::take(&mut self.sets[from.set].fingerprints[from.slot]);
+        let state = std::mem::replace(self.state_mut(from), A::State::empty());
+        self.sets[to.set].fingerprints[to.slot] = fingerprint;
+        *self.state_mut(to) = state;
+    }
+
+    /// Empties a slot, without raising the horizon: the usage is dropped on purpose, or kept as an inherited debt.
+    pub(super) fn clear_slot(&mut self, slot: SlotIndex, info: &TableInfo<A::State>) {
+        self.sets[slot.set].fingerprints[slot.slot] = 0;
+        self.state_mut(slot).clear(info.words);
+    }
+
+    /// Removes a key. A hold keeps its slot.
+    pub(in super::super) fn remove(&mut self, fingerprint: u64, info: &TableInfo<A::State>) {
+        if let Some(slot) = self.find(fingerprint) {
+            if self.held(fingerprint) == 0 {
+                self.clear_slot(slot, info);
+            } else {
+                self.state_mut(slot).clear(info.words);
+            }
+        }
+        info.clear_full_hint();
+    }
+
+    /// Makes keys that are absent from a restored table be decided no earlier than at `time`: a key that was idle then was
+    /// not saved.
+    pub(in super::super) fn raise_horizon(&mut self, time: u64) {
+        self.horizon = self.horizon.max(time);
+    }
+
+    /// Removes all keys and debts.
+    pub(in super::super) fn clear(&mut self) {
+        self.sets.clear();
+        self.debts.clear();
+        self.moves += 1;
+    }
+
+    /// Runs `f` on every key that is not idle at `now`, with its fingerprint and its state.
+    pub(in super::super) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, &A::State)) {
+        for set in &self.sets {
+            for (fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
+                if *fingerprint != 0 && state.idle_at() > now {
+                    f(*fingerprint, state);
+                }
+            }
+        }
+    }
+
+    pub(in super::super) fn count_live(&self, now: u64) -> usize {
+        let states = self.sets.iter().flat_map(|set| &set.states);
+        states.filter(|state| state.idle_at() > now).count()
+    }
+
+    pub(in super::super) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let states = self.sets.iter().flat_map(|set| &set.states).chain(&self.debts);
+        let heap: usize = states.map(State::heap_bytes).sum();
+        self.sets.capacity() * size_of::<Set<A::State>>()
+            + self.debts.capacity() * size_of::<A::State>()
+            + heap
+            + self.extras.as_ref().map_or(0, |extras| extras.bytes())
+    }
+
+    fn read_sets(&self, sets: Range<usize>, now: u64, found: &mut Found) {
+        for set in self.sets.get(sets).unwrap_or_default() {
+            for (&fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
+                let held = if fingerprint == 0 { 0 } else { self.held(fingerprint) };
+                if fingerprint != 0 && (held > 0 || state.idle_at() > now) {
+                    let words = found.add(state);
+                    found.keys.push((fingerprint, held, words));
+                }
+            }
+        }
+    }
+
+    fn read_rest(&self, first_set: usize, now: u64, found: &mut Found) {
+        for (set, debt) in self.debts.iter().enumerate().filter(|(_, debt)| debt.idle_at() > now) {
+            let words = found.add(debt);
+            found.debts.push((first_set + set, words));
+        }
+        let now = Timestamp::from_micros(now);
+        if let Some(extras) = &self.extras {
+            found.blocks.extend(extras.blocks().filter(|(_, block)| block.remaining(now).is_some()));
+        }
+    }
+
+    /// Returns what a key has besides its state.
+    #[cold]
+    fn extra(&self, fingerprint: u64) -> Option<&Extra> {
+        self.extras.as_ref()?.get(fingerprint)
+    }
+
+    fn extras(&mut self) -> &mut Extras<A> {
+        self.extras.get_or_insert_default()
+    }
+
+    fn update_has_extras(&mut self) {
+        self.has_extras = self.extras.as_ref().is_some_and(|extras| !extras.is_empty());
+    }
+
+    /// Returns the amount held on a key.
+    #[inline]
+    pub(in super::super) fn held(&self, fingerprint: u64) -> u64 {
+        if self.has_extras { self.extra(fingerprint).map_or(0, |extra| extra.held) } else { 0 }
+    }
+
+    #[inline]
+    pub(super) fn is_held(&self, slot: SlotIndex) -> bool {
+        self.has_extras && self.held(self.fingerprint(slot)) > 0
+    }
+
+    /// Holds `amount` more on a key in a slot, until `deadline` at the latest. `algorithm` charges the amount, if the key
+    /// chooses it.
+    pub(in super::super) fn hold(
+        &mut self,
+        fingerprint: u64,
+        amount: u64,
+        max_duration: Option<(Timestamp, u64)>,
+        algorithm: Option<A>,
+    ) -> (Option<Deadline>, u64) {
+        let added = self.extras().hold(fingerprint, amount, max_duration, algorithm);
+        self.update_has_extras();
+        added
+    }
+
+    /// Ends a hold of `amount` on a key. Returns the algorithm that charges it, if it has one of its own.
+    pub(in super::super) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
+        let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, algorithm));
+        self.update_has_extras();
+        algorithm
+    }
+
+    /// Ends a hold until the end of a request, unless it was due and has ended.
+    pub(in super::super) fn end_request(&mut self, fingerprint: u64, amount: u64, deadline: Option<Deadline>) {
+        let is_open = |extras: &mut Box<Extras<A>>| deadline.is_none_or(|deadline| extras.deadlines.remove(deadline));
+        if self.extras.as_mut().is_some_and(is_open) {
+            self.end_hold(fingerprint, amount, 0);
+        }
+        self.update_has_extras();
+    }
+
+    /// Ends the holds of the shard's keys whose requests last longer than the maximum. Returns the keys, whose capacity the
+    /// caller announces after it has unlocked.
+    #[inline]
+    #[must_use]
+    pub(in super::super) fn end_due(&mut self, now: Timestamp) -> Vec<u64> {
+        let mut ended = Vec::new();
+        if self.has_extras {
+            while let Some((fingerprint, amount)) =
+                self.extras.as_mut().and_then(|extras| extras.deadlines.take_due(now))
+            {
+                self.end_hold(fingerprint, amount, 0);
+                ended.push(fingerprint);
+            }
+        }
+        ended
+    }
+
+    /// Runs `f` on the algorithm of a key's hold, if it has one of its own.
+    pub(in super::super) fn with_held_algorithm<R>(&self, fingerprint: u64, f: impl FnOnce(&A) -> R) -> Option<R> {
+        self.extras.as_ref()?.algorithm_of(fingerprint).map(f)
+    }
+
+    /// Returns the number of keys with a held amount, and the sum of these amounts.
+    pub(in super::super) fn held_totals(&self) -> (usize, u64) {
+        self.extras.as_ref().map_or((0, 0), |extras| extras.held_totals())
+    }
+
+    /// Returns the time until the block of a key ends, and its reason, if the key is blocked.
+    #[inline]
+    pub(in super::super) fn block(&self, fingerprint: u64, now: Timestamp) -> Option<(Duration, BlockReason)> {
+        if self.has_extras { self.extra(fingerprint)?.block?.remaining(now) } else { None }
+    }
+
+    /// Blocks a key, or removes its block.
+    pub(in super::super) fn set_block(
+        &mut self,
+        fingerprint: u64,
+        block: Option<Block>,
+        now: Timestamp,
+        info: &TableInfo<A::State>,
+    ) {
+        if block.is_some() || self.has_extras {
+            self.extras().set_block(fingerprint, block, now, info.max_sets * SLOTS);
+            self.update_has_extras();
+        }
+    }
+}
+
+/// Reads the clock under the lock: so another thread with the lock before has read it before.
+#[cold]
+#[inline(never)]
+fn read_clock_again(clock: &(impl Clock + ?Sized)) -> Timestamp {
+    read_clock(clock)
+}
