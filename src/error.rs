@@ -94,7 +94,7 @@ impl Error {
         )
     }
 
-    /// Creates the error of a hold whose reservation id is that of a hold with another cost.
+    /// Creates the error of a hold whose reservation id belongs to a hold with another cost.
     pub(crate) fn id_conflict() -> Self {
         Self::new(
             Kind::IdConflict,
@@ -103,7 +103,7 @@ impl Error {
         )
     }
 
-    /// Creates the error of a hold whose reservation id is that of a hold that has ended.
+    /// Creates the error of a hold whose reservation id belongs to a hold that has ended.
     pub(crate) fn already_settled() -> Self {
         Self::new(
             Kind::AlreadySettled,
@@ -116,6 +116,12 @@ impl Error {
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
+        self
+    }
+
+    #[cfg(feature = "timer")]
+    pub(crate) fn with_boxed_source(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
+        self.source = Some(Arc::from(source));
         self
     }
 
@@ -141,13 +147,13 @@ impl Error {
         self.kind == Kind::UnknownId
     }
 
-    /// Returns whether a reservation id is that of a hold with another cost. Nothing more was held.
+    /// Returns whether a reservation id belongs to a hold with another cost. Nothing more was held.
     #[must_use]
     pub fn is_id_conflict(&self) -> bool {
         self.kind == Kind::IdConflict
     }
 
-    /// Returns whether a reservation id is that of a hold that is settled or has expired. Nothing was held, and no retry
+    /// Returns whether a reservation id belongs to a hold that is settled or has expired. Nothing was held, and no retry
     /// with the id succeeds.
     #[must_use]
     pub fn is_already_settled(&self) -> bool {

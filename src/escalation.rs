@@ -58,7 +58,7 @@ impl Escalation {
         Self { limit: limit.into(), denials, block_for, forget_after: Self::FORGET_AFTER }
     }
 
-    /// Sets the durations of the first block, the second one, and so on. The last one is that of every further block.
+    /// Sets the durations of the first block, the second one, and so on. The last one applies to every further block.
     ///
     /// # Panics
     ///

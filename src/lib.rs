@@ -151,6 +151,8 @@ pub mod limit;
 pub mod limiter;
 mod middleware;
 pub mod observe;
+#[cfg(feature = "timer")]
+pub mod pacing;
 mod quota;
 #[cfg(any(test, feature = "test-util"))]
 mod random;

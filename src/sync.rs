@@ -1,4 +1,4 @@
-//! Atomics and mutexes: those of `std`, or those of loom in its models.
+//! Atomics and mutexes: from `std`, or from loom in its models.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

@@ -313,7 +313,7 @@ impl FixedWindow {
         View { window: self, state, at, own: self.window_at(at) }
     }
 
-    /// Whether a time is at most in the window after that of now. The Lua script knows no later one.
+    /// Whether a time is at most in the window after the present window. The Lua script knows no later one.
     #[inline]
     fn follows(&self, now: u64, time: u64) -> bool {
         match self.boundaries {

@@ -96,7 +96,7 @@ pub trait LuaAlgorithm: Algorithm {
         state.to_numbers(numbers);
     }
 
-    /// Returns the script's run time for one decision, as a multiple of that of a bucket.
+    /// Returns the script's run time for one decision, as a multiple of a bucket's run time.
     ///
     /// Redis does nothing else while the script runs. So the sum of the weights in one call is at most 128, about
     /// half a millisecond, unless the call has a single decision. The weight of a decision is the sum over its

@@ -111,16 +111,16 @@ use std::time::Duration;
 ///
 /// A store keeps one state for each key and runs the algorithm on it. A state is a few words. Zero words are the state
 /// of a never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*:
-/// equal to that of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
+/// equal to the state of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
 ///
 /// An algorithm has no clock, takes no lock and does no I/O. It must not call a limiter: in memory it runs under a lock.
 ///
 /// # Laws
 ///
-/// Stores rely on these laws:
+/// Stores rely on these laws, which `test_util::check_algorithm` (feature `test-util`) checks:
 ///
 /// - **Pure**: [`decide`](Self::decide) and [`snapshot`](Self::snapshot) depend on their arguments only.
-/// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
+/// - **Idle**: at and after the time in the first word, every result equals the zero state's result.
 /// - **Forced charges**: a decision whose [`start`](ChargeOptions::start) is [`Start::After`] is [`Step::Allow`], and
 ///   may leave the key in debt. Where an unforced decision allows the cost after the same delay, both make the same
 ///   next state.
@@ -283,7 +283,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         Counters::MAX_WORDS
     }
 
-    /// Returns the maximum number of bytes that a key takes on the heap: those of a [`HitLog`].
+    /// Returns the maximum number of bytes that a key takes on the heap, in a [`HitLog`].
     fn max_heap_bytes(&self) -> usize {
         0
     }

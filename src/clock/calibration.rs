@@ -28,7 +28,7 @@ const INTERVAL_BITS: u32 = 20;
 const EPOCH_BITS: u32 = 30;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
 /// The word of a counter that is further from the reference than any correction, for example because the counter ran
-/// on during a suspension. No interval has this number, so all further readings are those of the reference.
+/// on during a suspension. No interval has this number, so all further readings come from the reference.
 const UNUSABLE: u64 = u64::MAX;
 
 impl Calibration {

@@ -15,7 +15,7 @@ use crate::store::RedisLimit;
 impl Policy {
     /// Returns the escalation of the limit's denials, for [`Escalating`](crate::limiter::Escalating), if the limit has one.
     ///
-    /// The limits that count are those of [`KeyParts::escalation_limits`] or `KeyParts::redis_escalation_limits`.
+    /// The limits that count come from [`KeyParts::escalation_limits`] or `KeyParts::redis_escalation_limits`.
     ///
     #[cfg_attr(not(doctest), doc = include_str!("escalation.md"))]
     #[must_use]

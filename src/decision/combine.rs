@@ -522,7 +522,7 @@ impl Decision {
             Self::from_limits(decided_at, parts.iter().flat_map(|part| part.limits().iter().cloned()).collect());
         let verdict = parts.iter().map(Self::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
         let mut decision = Self::by_policy(decided_at, verdict);
-        // Otherwise the verdict is that of a policy, which has no limit.
+        // Otherwise a policy made the verdict, and no limit did.
         if listed.verdict() == verdict {
             (decision.most_restrictive, decision.all_limits) =
                 list(listed.limits().iter().cloned().collect(), options.lists_all(verdict));

@@ -108,7 +108,7 @@ impl Costs {
         Self { number: self.number.max(other.number), units }
     }
 
-    /// Returns the sum of both costs, in each unit. A number that one of them lacks is that of the other.
+    /// Returns the sum of both costs, in each unit. If one of the costs has no number, the sum has the other's number.
     pub(crate) fn plus(mut self, other: Self) -> Self {
         for (unit, cost) in other.units.entries() {
             self.units.add(unit, cost);

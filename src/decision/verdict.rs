@@ -26,7 +26,7 @@ impl Verdict {
         matches!(self, Self::Allowed | Self::AllowedAfter(_))
     }
 
-    /// Returns the stricter verdict, which is that of both limits together.
+    /// Returns the stricter verdict, which is the verdict of both limits together.
     ///
     /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later
     /// time.

@@ -197,7 +197,7 @@ impl<A: Algorithm> Transition<'_, A> {
         (verdict, snapshot, micros_floor(algorithm.snapshot(state, now).compute().reset))
     }
 
-    /// Returns the state after a charge for a start after `delay`. The state is the one of the reading.
+    /// Returns the state after a charge for a start after `delay`. The state has not changed since the reading.
     // See `read`.
     #[inline(always)]
     pub(crate) fn charge(

@@ -47,8 +47,11 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// A denial counts if the limit is the [most restrictive](Decision::most_restrictive) one of the decision, and the key is
 /// not blocked. So these do not count: allowed and exempt requests, denials of a [shadow](crate::Limit::shadow), of another
-/// limit or of a policy (a guaranteed [share](crate::Limit::guarantee) never denies, so name a limit beside it), denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
+/// limit or of a policy, denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
 /// the limit.
+///
+/// The limit must exist, and nothing checks its name: without such a limit no denial counts. A guaranteed
+/// [share](crate::Limit::guarantee) never denies, so name a limit beside it.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial

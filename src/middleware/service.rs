@@ -59,7 +59,7 @@ impl<S, K, A, R, T, E> RateLimit<S, K, A, R, T, E> {
     }
 }
 
-// The bounds are those of `Parts`, repeated so that the compiler names the part that does not fit.
+// The bounds repeat the bounds of `Parts`, so that the compiler names the part that does not fit.
 impl<Request, S, K, A, R, T, E> Service<Request> for RateLimit<S, K, A, R, T, E>
 where
     S: Service<Request> + Clone,
@@ -68,7 +68,7 @@ where
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
     E: RequestEnd<Request, R::Response>,
-    // A waiting request whose type is that of axum or tonic is read ahead.
+    // The body of a waiting request is read ahead if its type is axum's or tonic's.
     Request: 'static,
 {
     type Response = E::Response;

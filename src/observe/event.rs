@@ -190,7 +190,7 @@ pub enum Event<'a> {
     },
     /// A lease has reported to its store.
     ///
-    /// The units that this process holds are the sum of `granted`, less those of `spent`, `returned` and `lost`.
+    /// The units that this process holds are the sum of `granted`, less the sums of `spent`, `returned` and `lost`.
     #[non_exhaustive]
     LeaseRenewed {
         /// The limiter's name in the store.

@@ -88,7 +88,7 @@ impl<B: Body<Data = Bytes>> Unread<B> {
         }
     }
 
-    /// Returns the buffered results first, and then those of the body.
+    /// Returns the buffered results first, and then the body's results.
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let Some(Buffered { frame, after, bytes }) = self.buffered.pop_front() else {
             return self.rest.as_mut().poll_frame(cx);

@@ -14,7 +14,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 ///
 /// - a [`BoxError`] does. It holds a [`Rejected`], which `downcast_ref` finds, or the error of the inner service.
 /// - an error type of your own can, with a variant for [`Rejected`].
-/// - for any other error type, as those of hyper and reqwest, add `.map_err(BoxError::from)` between the layer and the
+/// - for any other error type, such as hyper's and reqwest's, add `.map_err(BoxError::from)` between the layer and the
 ///   service.
 ///
 /// ```

@@ -87,7 +87,7 @@ impl Statement {
         statement
     }
 
-    /// Adds a limit. `Retry-After` excepted, a time is that of an exhausted limit only.
+    /// Adds a limit. `Retry-After` excepted, only an exhausted limit's time counts.
     fn add(&mut self, remaining: u64, reset: Option<Duration>) {
         self.remaining = Some(self.remaining.unwrap_or(u64::MAX).min(remaining));
         if remaining == 0 {
@@ -163,7 +163,7 @@ pub(super) fn is_stored(headers: &HeaderMap) -> bool {
     headers.get(header::AGE).is_some_and(|age| age.as_bytes().iter().any(|byte| (b'1'..=b'9').contains(byte)))
 }
 
-/// Reads the values of a field: those of its lines, or if a line is none, those of the list in the line.
+/// Reads the values of a field: its lines, or if a line is no value, the elements of the list in the line.
 fn values<T>(headers: &HeaderMap, name: &HeaderName, read: impl Fn(&str) -> Option<T>) -> Vec<Option<T>> {
     let mut values = Vec::new();
     for line in headers.get_all(name).iter().filter_map(|line| line.to_str().ok()) {

@@ -18,7 +18,7 @@ use crate::runtime::{Sleep, sleep};
 /// contains no time in the future, the policy waits for one second, and twice as long before each further retry.
 ///
 /// The request must be `Clone`, including its body: `http_body_util::Full` is, a stream is not. For other requests,
-/// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.
+/// such as reqwest's requests, [`clone_with`](Self::clone_with) sets a function.
 #[derive(Clone, Debug)]
 #[must_use = "a policy does nothing until it is passed to `Retry`"]
 pub struct RetryAfter<R = HttpHint, C = ByClone> {

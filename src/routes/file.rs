@@ -72,7 +72,7 @@ mod watch {
     #[derive(Debug)]
     #[non_exhaustive]
     pub enum RouteFileEvent {
-        /// The limits are those of the file now.
+        /// The limits are now the limits of the file.
         Loaded,
         /// The file has an error. The earlier limits stay.
         Kept(Error),

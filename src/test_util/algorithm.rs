@@ -31,7 +31,7 @@ pub struct AlgorithmReport {
 /// use tower_ratelimit::{Gcra, Quota};
 ///
 /// let report = check_algorithm(&Gcra::new(Quota::per_second(10)).burst(20))?;
-/// assert!(report.allowed > 1_000 && report.denied > 1_000);
+/// assert!(report.allowed > 1_000 && report.denied > 100);
 /// # Ok::<(), tower_ratelimit::test_util::Violation>(())
 /// ```
 ///

@@ -122,7 +122,7 @@ where
         if let Acquisition::Pending(future) = limiter.acquire(&KEY, AcquireOptions::default()) {
             let mut future = Box::pin(future);
             poll_fn(|cx| {
-                // The call ends here or is dropped: its decision counts as that of a dropped call.
+                // The call ends here or is dropped: its decision counts as if the call had been dropped.
                 let _ = future.as_mut().poll(cx);
                 Poll::Ready(())
             })

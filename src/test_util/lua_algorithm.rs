@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Violation;
 use crate::algorithm::LuaAlgorithm;
 use crate::clock::{Clock, ManualClock, Timestamp};
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, LimitStatus};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::random::Random;
 use crate::store::{Memory, Redis, RedisServer};
@@ -38,7 +38,7 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
             .hold_expiry(Duration::from_secs(24 * 60 * 60))
             .deadline(Duration::from_secs(30))
             .build()?;
-        let limit = memory.check("never seen", 0).most_restrictive().map_or(1, |status| status.limit());
+        let limit = memory.check("never seen", 0).most_restrictive().map_or(1, LimitStatus::limit);
         let max_reset = crate::clock::micros_floor(algorithm.max_reset()).clamp(1, 1 << 45);
         for _ in 0..STEPS {
             let span = random.choose(&[1, max_reset / 16, 2 * max_reset]);

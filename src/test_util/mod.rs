@@ -5,14 +5,14 @@
 //!
 //! # Stores
 //!
-//! The decisions of a store are compared with those of [`Memory`](crate::Memory).
+//! The decisions of a store are compared with the decisions of [`Memory`](crate::Memory).
 //!
 //! [`check_store`] runs them. It needs no test framework and no runtime of its own: call it in an `async` test with the
 //! runtime that your store needs.
 //!
 //! | Part | The store is wrong if |
 //! |---|---|
-//! | traces: random limits, some with a guaranteed share, requests, operations and times, one call after another | a decision differs from that of `Memory` in any field |
+//! | traces: random limits, some with a guaranteed share, requests, operations and times, one call after another | a decision differs from `Memory`'s in any field |
 //! | concurrent calls on one key and on several limits | more or less than the quota is allowed, or a denied call charges a limit |
 //! | dropped calls | a call that was dropped charges more than its cost, or another call does not end |
 //!

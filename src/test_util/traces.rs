@@ -67,7 +67,7 @@ impl Trace {
             limits_with_share(&mut random)
         } else {
             let count = 1 + random.below(4);
-            // A start is scheduled only if all limits can schedule: those of the first five kinds.
+            // A start is scheduled only if all limits can schedule: limits of the first five kinds can.
             let kinds = random.choose(&[5, 9]);
             (0..count).map(|index| any_limit(&mut random, index, kinds)).collect()
         };

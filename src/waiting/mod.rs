@@ -18,5 +18,6 @@ mod caller;
 mod limited;
 mod until_ready;
 
+pub(crate) use self::caller::Caller;
 pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub use self::until_ready::until_ready;

@@ -267,7 +267,7 @@ impl Bucket {
         ends_after.saturating_sub(MAX_PERIOD_MICROS)
     }
 
-    /// Makes `state` the one of the later arrival time.
+    /// Sets `state` to the later arrival time.
     pub(crate) fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.convert_rate(self.fill(state, now.as_micros())));
         let at = own.at.max(other.at);

@@ -57,7 +57,7 @@ impl<'a> View<'a> {
         rings(state, self.at).map(|(layout, _)| layout).filter(move |layout| counts_state && *layout != own)
     }
 
-    /// Whether the ring is that of the window that reads.
+    /// Whether the ring has the layout of the window that reads.
     pub(super) fn is_own(&self) -> bool {
         self.written == self.layout
     }

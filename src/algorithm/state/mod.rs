@@ -11,7 +11,7 @@ use crate::decision::LazySnapshot;
 
 /// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
 ///
-/// A state of zeros is that of a never-seen key. The first word is the time at which the key is idle: from then on
+/// A state of zeros is the state of a never-seen key. The first word is the time at which the key is idle: from then on
 /// the state equals the zero state.
 ///
 /// The trait is sealed, because stores write states into files and servers.

@@ -22,7 +22,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 ///     .settle(OnlyGrpcCodes::new([Code::Unauthenticated, Code::PermissionDenied]));
 /// ```
 ///
-/// The code is that of the response headers, where tonic puts it if a method returns a `Status` instead of a response.
+/// The code comes from the response headers, where tonic puts it if a method returns a `Status` instead of a response.
 /// The layer settles before it receives trailers, so a call whose code is in the trailers counts as `OK`. A response
 /// that is not gRPC counts as `OK` too. An error of the inner service counts as `UNKNOWN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

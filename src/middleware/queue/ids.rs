@@ -39,7 +39,7 @@ pub(crate) fn visit_queues<Key: ?Sized>(
     );
 }
 
-/// Returns the limits whose waiting requests the guard of a hold must wake: those of the key, and the key itself for a
+/// Returns the limits whose waiting requests the guard of a hold must wake: the key's limits, and the key itself for a
 /// limiter that names none. `None` if a store does that.
 pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     key: &Key,
@@ -55,7 +55,7 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     Some(limits)
 }
 
-/// Returns the queue of the limit that denied a request: that of the key, if the denial names no limit.
+/// Returns the queue of the limit that denied a request, or the queue of the key if the denial names no limit.
 pub(crate) fn queue_of(ask: &(impl Ask + ?Sized), denied: &Decision) -> u64 {
     let mut found = ask.own_queue();
     if let Some(denying) = denied.most_restrictive() {

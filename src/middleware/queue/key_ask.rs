@@ -59,7 +59,7 @@ where
     }
 }
 
-/// Returns the first queue that exists: the key's own, or that of a limit.
+/// Returns the first queue that exists: the key's own queue, or a limit's queue.
 pub(crate) fn existing_queue(
     own: u64,
     queues: &Queues,

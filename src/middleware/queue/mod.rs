@@ -17,26 +17,32 @@
 //! An ask or a start belongs to a class of requests (key, costs, hold), not to one request. The first requests of the
 //! class in the order of service are its asked ones, as many as it has asks under way and starts.
 //!
+//! # What a decision says
+//!
+//! A decision is asked for at a time `t`, and its answer comes later by the same link. From the latest decision of its limit,
+//! the queue knows when the limiter can admit more (`forecast.rs`). All times are those at which to send an ask.
+//!
+//! | The decision | Free now | The next unit | The units after that |
+//! |---|---|---|---|
+//! | allowed | what remains | at `t` + the time until the next unit | evenly until the key is idle |
+//! | allowed after a delay | nothing | at `t` + the delay + one interval | one interval apart |
+//! | denied for `retry_after` | what remains, less than the cost | at `t` + `retry_after` + the delay that the ask accepted | evenly until the key is idle, or one interval apart if the limiter schedules |
+//! | an estimate: costs are held | what remains, less than the cost | unknown | unknown |
+//!
 //! # The rules
 //!
-//! - **When to ask** (`forecast.rs`, `pace.rs`). Each decision says what remains, when the next unit returns, and when the
-//!   key is idle. From that the forecast knows when the limiter can admit the first open request and the asks under way.
-//!   The queue asks then. If the limiter schedules starts, it asks a horizon before: 2 ms in memory, 50 ms over a link,
-//!   which it knows from its first answer. Buckets and `LeakyQueue` schedule, unless another limit of the request has
-//!   units left. A start comes as long after the answer as the decision says. Over a link the queue asks a random time
-//!   later, so that processes share the starts: at most 10 ms, and a 24th of the time between starts if none are scheduled.
-//!   If the end of a hold makes the time unknown, it asks after each release in this process, and otherwise less and less
-//!   often. It asks at least once a second.
-//! - **For whom** (`asks.rs`). For the first open request. Among several keys, requests are passed over whose deadline, or
-//!   the age at which others gave up, comes before their start. If another queue of the request's limits has an earlier
-//!   open request, the request moves there instead.
-//! - **Who gets a start** (`state.rs`). The first request of the class whose deadline is not before the start. With
-//!   `newest_first` the order of service is the reverse order of arrival.
-//! - **When to refuse** (`join.rs`). On arrival, if the forecast for its position is later than its deadline. Requests
-//!   that waited longer than forecast make later forecasts longer. So a process that receives a part of a limit refuses
-//!   by its part. For a request that holds, the forecast is the number of requests ahead times the mean time between the
-//!   starts of this queue, from the eighth on. With `newest_first` nobody is refused by position, but the oldest request
-//!   gives its place in a full queue.
+//! | Rule | What the queue does | Without it |
+//! |---|---|---|
+//! | horizon (`asks.rs`) | If the limiter schedules starts, the queue asks 2 ms before them in memory, and 40 to 50 ms before them over a link: a random time. Buckets and `LeakyQueue` schedule, unless another limit of the request has units left. Over a link the other limits are asked a random part of a 24th of the interval later. | A slow link loses starts, and the process whose asks arrive first receives all starts that processes share. |
+//! | one ask after a denial (`pace.rs`) | The number of asks under way doubles with an admission and falls to one with a denial. After a denial with an estimate, the queue asks again after a release, else after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less. It asks at least once a second. | Processes ask in vain. |
+//! | releases (`limiter/capacity.rs`) | A release of units names its limit. The oldest request that the limit can deny is asked for, then the next one, until the limit denies. | Requests of other classes and shares start late, or all of them ask. |
+//! | order (`driver.rs`) | Before it asks for a request, the queue looks whether another queue of its limits has an earlier open request. Then the request moves there. | A tenant at its own limit keeps the others from a common limit. |
+//! | leavers (`abandonment.rs`) | Among several keys, the queue passes over requests whose deadline, or the age at which others gave up, comes before their start. | Up to 40 % of the starts are lost to clients that have left. |
+//! | refusal by position (`join.rs`) | A request is refused on arrival if its forecast is after its deadline. The forecast is at least three quarters of the cost ahead times the mean time for a unit in this queue, from the eighth start on: so a process that receives a part of a limit refuses by its part. For a request that holds, the forecast is the whole product. With `newest_first` nobody is refused by position, but the oldest request gives its place in a full queue. | Requests wait in vain. |
+//! | stalled drivers (`waiting.rs`) | Each waiting future has a timer. When the request is due, and the driver has missed its step by 100 ms, the future replaces the driver by one in its own runtime. | A blocked or parked runtime holds up the requests of the others. |
+//!
+//! A start goes to the first request of its class whose deadline is not before the start. With `newest_first` the order of
+//! service is the reverse order of arrival.
 //!
 //! A request does not join if its cost is zero or exceeds the limit: the limiter answers at once. A layer without `max_wait`
 //! waits for `LeakyQueue` only. Its first request then comes with the start that the limiter has scheduled for it.
@@ -49,7 +55,7 @@
 //! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
 //! | with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less |
 //! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
-//! | decided before a release in this process | the queue asks again at once |
+//! | decided before a release in this process | the queue asks again at once, because the release has not asked yet |
 //!
 //! # A trace
 //!
@@ -77,8 +83,7 @@
 //! | `waiters.rs` | the waiting requests of one queue |
 //! | `forecast.rs`, `pace.rs` | when the limiter can admit; how many asks are under way |
 //! | `abandonment.rs` | the age at which waiting requests leave |
-//! | `rules.rs` | a switch for each rule, for tests |
-//! | `ids.rs` | the queues of a key |
+//! | `ids.rs`, `key_ask.rs` | the queues of a key; the key and the limiter of a request |
 //! | `ticket.rs` | what a queue and a request's future share |
 //! | `driver.rs` | the task that drives a queue |
 //! | `waiting.rs` | the future of a waiting request, and the guard of a start |

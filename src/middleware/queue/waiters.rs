@@ -130,7 +130,7 @@ impl Waiters {
         self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, place)));
         self.by_place.insert(place, waiter);
         self.add_open(place, class);
-        // The request uses an ask or a start that no request could use, or the one of a later request.
+        // The request uses an ask or a start that no request could use, or takes the start of a later request.
         if take_one(&mut self.spare, class) {
             self.add_ask(class);
         } else if let Some(later) = self.asked.range(place..).rev().copied().find(|later| self.is_of(*later, class)) {

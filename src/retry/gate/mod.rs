@@ -33,7 +33,7 @@
 //! # }
 //! ```
 //!
-//! With hyper's client, requests and responses are those of the crate `http`, which the gate reads by itself:
+//! With hyper's client, requests and responses have the types of the crate `http`, which the gate reads by itself:
 //!
 #![cfg_attr(not(doctest), doc = include_str!("hyper.md"))]
 //!

@@ -295,7 +295,7 @@ impl OneGate {
         Some(self.paused_until().max(spaced.unwrap_or(self.opens_at)))
     }
 
-    /// Lets waiting requests start, and returns their wakers, and that of the next one if its time has changed.
+    /// Lets waiting requests start, and returns their wakers, and the next request's waker if its time has changed.
     fn start_next(&mut self, now: Instant) -> Vec<Waker> {
         // A request whose future is not polled must not block those behind it.
         let is_unused = |started: &Started| now.saturating_duration_since(started.at) >= UNUSED_START;

@@ -17,7 +17,7 @@ pub(super) const MAX_HITS: usize = 1_000;
 const HEADER_BYTES: usize = 1 + 4 + 16;
 
 /// The maximum length of a state: a log with the maximum number of hits.
-pub(super) const MAX_STATE_BYTES: usize = HEADER_BYTES + 8 * (2 + 2 * MAX_HITS);
+pub(super) const MAX_STATE_BYTES: usize = HEADER_BYTES + 8 * (6 + 2 * MAX_HITS);
 
 /// The state of a key under one limit.
 pub(super) struct Stored<S> {
@@ -93,7 +93,7 @@ impl<S: State> Stored<S> {
         (bytes.len() <= MAX_STATE_BYTES).then_some(bytes)
     }
 
-    /// Returns the time from which the state equals that of a never-seen key.
+    /// Returns the time from which the key is idle.
     pub(super) fn expires_at(&self) -> Timestamp {
         Timestamp::from_micros(self.state.idle_at().max(self.block.until))
     }

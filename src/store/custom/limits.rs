@@ -16,7 +16,7 @@ use crate::store::inner::{check_limits, impl_into_limits};
 /// decision, tiers, shadows, fixed costs, delays, blocks. The store keeps one value for each key: see
 /// [`StoreTransaction`]. It needs to know nothing of the values but the time at which each expires.
 ///
-/// The limits are the same as those of [`Memory`](crate::Memory): an algorithm, [`per_key`](crate::per_key), a
+/// The limits are the same as in [`Memory`](crate::Memory): an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`StoreLimit`]s. Their sub-keys are
 /// [`EncodeKey`](crate::key::EncodeKey). Three kinds of limits are errors when they are built:
 ///
@@ -92,7 +92,7 @@ impl<Key: ?Sized> StoreLimits<Key> {
     /// The maximum limit of a [`SlidingLog`](crate::SlidingLog): a thousand hits, which take 16 kilobytes.
     pub const MAX_HITS: usize = super::layout::MAX_HITS;
 
-    /// The maximum length of a state, in bytes. All states but logs are shorter than 600 bytes.
+    /// The maximum length of a state, in bytes. All states but logs are shorter than 1100 bytes.
     pub const MAX_STATE_BYTES: usize = super::layout::MAX_STATE_BYTES;
 
     /// Creates the limits.

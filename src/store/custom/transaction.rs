@@ -17,12 +17,12 @@ use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 /// 4. If there is anything to write, it writes all states or none, and only if no state has changed since it was read: by
 ///    a compare-and-swap, or because it has locked them. A comparison of bytes suffices.
 ///
-/// All processes should have one time: that of the database. A state read at one time may be written later, so the time may
+/// All processes should have one time: the database's. A state read at one time may be written later, so the time may
 /// step back a little, as for every [`Algorithm`](crate::algorithm::Algorithm#laws).
 ///
 /// # Keys
 ///
-/// A key is text of ASCII characters: `1:NAME:STATE:SUBKEY`, for example `1:daily:fixed_window1:alice`.
+/// A key is text of ASCII characters: `1:NAME:STATE:SUBKEY`, for example `1:daily:fixed_window2:alice`.
 ///
 /// | Part | Content |
 /// |---|---|
@@ -65,7 +65,7 @@ pub struct StoreTransaction {
 pub struct StoreWrite {
     /// The state.
     pub state: Vec<u8>,
-    /// The time from which the state equals that of a never-seen key: the store may remove the state then.
+    /// The time from which the key is idle: the store may remove the state then.
     ///
     /// A store that removes a state earlier admits too much. One that keeps a state for longer only needs more space.
     pub expires_at: Timestamp,

@@ -97,7 +97,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok((state, conflicts))
     }
 
-    /// Returns the state with another secret, and without leases: those of this state are on the old keys, and are
+    /// Returns the state with another secret, and without leases: the leases of this state are on the old keys, and are
     /// released when it is dropped.
     pub(super) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
         Ok(Self {

@@ -60,7 +60,7 @@ impl RedisServer {
     ///
     /// # Errors
     ///
-    /// If there is no address, or an address is not that of a node.
+    /// If there is no address, or an address does not name a node.
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(addresses: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, Error> {
         let infos = addresses.into_iter().map(|address| parse_address(address.as_ref())).collect::<Result<_, _>>()?;

@@ -26,6 +26,7 @@ const LEVELS: &[&[&str]] = &[
     &["middleware"],
     &["routes"],
     &["waiting"],
+    &["pacing"],
 ];
 
 /// The modules around a request, which depend on decisions but not on their computation.

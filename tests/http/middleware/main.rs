@@ -40,6 +40,7 @@ mod in_flight_bodies;
 mod keys;
 mod limits;
 mod over_http;
+mod pacing;
 mod pending;
 #[path = "../../servers/process.rs"]
 mod process;

@@ -79,7 +79,7 @@ impl Algorithm for CoolDown {
         } else if !is_forced && options.cost > 1 + u64::from(self.0 == Mistake::ChargesInOneCostOnly) {
             return Step::Exceeds;
         } else if !is_forced && options.cost > 0 && (wait > 0 || self.0 == Mistake::NeverIdle && count > 0) {
-            let is_impure = self.0 == Mistake::Impure && CALLS.fetch_add(1, Ordering::Relaxed) % 2 == 0;
+            let is_impure = self.0 == Mistake::Impure && CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
             return Step::Deny {
                 wait: match self.0 {
                     Mistake::WaitsTooLong => wait + 1,

@@ -83,7 +83,7 @@ fn acquire(limiter: &Limiters, caller: Caller, options: AcquireOptions) -> Outco
     outcome.expect("memory never fails")
 }
 
-fn peek<Key>(limiter: &impl Limiter<Key>, caller: Key, options: AcquireOptions) -> Decision {
+fn peek<Key: Copy>(limiter: &impl Limiter<Key>, caller: Key, options: AcquireOptions) -> Decision {
     ready(limiter.peek(&caller, options))
 }
 

@@ -201,14 +201,14 @@ fn keys_and_states_have_the_documented_layout() {
         keys,
         [
             "1:bucket%2C%20of%20all:bucket1:",
-            "1:default:fixed_window1:alice%3A7",
-            "1:log:sliding_log1:alice%3A7",
-            "1:blocks:sliding_window1:alice%3A7",
+            "1:default:fixed_window2:alice%3A7",
+            "1:log:sliding_log2:alice%3A7",
+            "1:blocks:sliding_window2:alice%3A7",
         ]
     );
     // Half a second for each token; the rate is one token in 500 000 microseconds.
     assert_eq!(writes[0].expires_at, Timestamp::from_micros(1_500_000));
-    assert_eq!(writes[2].state, state("sliding_log1", &[0, 0, 3_000_000, 2_000_000, 1_000_000, 1]));
+    assert_eq!(writes[2].state, state("sliding_log2", &[0, 0, 3_000_000, 2_000_000, 4, 0, 0, 1_000_000, 1_000_000, 1]));
     assert_eq!(writes[2].expires_at, Timestamp::from_micros(3_000_000));
     for (key, write) in keys.iter().zip(&writes) {
         let words: Vec<_> =
@@ -218,7 +218,7 @@ fn keys_and_states_have_the_documented_layout() {
     }
     // A long sub-key is hashed.
     let (keys, _) = charge(&limits, &"x".repeat(129), 1_000_000);
-    assert!(keys[1].starts_with("1:default:fixed_window1:#") && keys[1].len() == 25 + 64, "{keys:?}");
+    assert!(keys[1].starts_with("1:default:fixed_window2:#") && keys[1].len() == 25 + 64, "{keys:?}");
 }
 
 #[test]
@@ -255,9 +255,9 @@ fn a_state_with_any_other_byte_is_an_error() {
         // The state of the other limit.
         with(other);
     }
-    let unsorted = state("sliding_log1", &[0, 0, 9, 9, 5, 1, 4, 1]);
+    let unsorted = state("sliding_log2", &[0, 0, 9, 9, 5, 1, 4, 1]);
     is_error([&writes[0].state, &unsorted]);
-    is_error([&writes[0].state, &state("sliding_log1", &vec![1; 2 + 2 + 2 * StoreLimits::<str>::MAX_HITS + 2])]);
+    is_error([&writes[0].state, &state("sliding_log2", &vec![1; 2 + 2 + 2 * StoreLimits::<str>::MAX_HITS + 2])]);
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl<Key: ?Sized> RedisCell<Key> {
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     limiter_methods!(Key: check);
 
-    /// Deletes a key, which resets its usage to that of a never-seen key.
+    /// Deletes a key, which makes the key idle.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@ pub(super) const SLOT_COUNT: u16 = 16_384;
 
 /// Returns the cluster slot of a key.
 ///
-/// The slot is that of the first `{tag}` in the key if the tag is not empty, else that of the whole key.
+/// The slot is computed from the first `{tag}` in the key if the tag is not empty, else from the whole key.
 pub(crate) fn cluster_slot(key: &[u8]) -> u16 {
     crc16(hash_tag(key).unwrap_or(key)) % SLOT_COUNT
 }

@@ -20,7 +20,7 @@ pub(super) struct Topology(Arc<ClusterState>);
 struct ClusterState {
     /// The addresses that the user gave.
     seeds: Vec<NodeAddress>,
-    /// The settings of every connection, except for host and port: those of the first seed.
+    /// The settings of every connection, except for host and port: the settings of the first seed.
     connection_template: ConnectionInfo,
     credentials: Option<CredentialsProvider>,
     description: String,

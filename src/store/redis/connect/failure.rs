@@ -190,7 +190,7 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
         });
     }
     let detail = error.detail().unwrap_or_default();
-    // The first text is that of Redis 6 and 7.0, the second that of later versions and of Valkey.
+    // Redis 6 and 7.0 send the first text, later versions and Valkey the second.
     let in_script = ["The user executing the script can't", "ACL failure in script"];
     let is_denied = error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
         || in_script.iter().any(|words| detail.contains(words));

@@ -24,7 +24,7 @@ struct SentinelConfig {
     /// The settings of a connection to the master, except for host and port.
     connection_template: ConnectionInfo,
     description: String,
-    /// The credentials of the master; the Sentinels have those of their addresses.
+    /// The credentials of the master; the Sentinels have the credentials in their addresses.
     credentials: Option<CredentialsProvider>,
 }
 

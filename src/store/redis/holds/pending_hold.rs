@@ -106,7 +106,7 @@ impl Drop for PendingHold {
 
 /// A granted hold on its way to the caller. Dropped before the caller receives it, it releases the cost.
 pub(crate) struct Grant {
-    /// Whether the caller has asked for a hold, and not only for that of requests in flight.
+    /// Whether the caller has asked for a hold, and not only for the hold of a request in flight.
     pub(crate) is_hold: bool,
     /// The costs of the request.
     pub(crate) costs: Box<Costs>,

@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::store::inner::micros_floor;
 use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, Operation};
 
-/// The limit by which the updates of a session are made: the one of its latest hold.
+/// The limit by which the updates of a session are made: the limit of its latest hold.
 ///
 /// Holds before and after a replacement of the limits share a session, so that a process has one on each key.
 pub(crate) struct SessionTarget {

@@ -43,7 +43,7 @@ impl LeaseBook {
         let limits = self.limits.iter().zip(parts);
         let states: Vec<_> = limits.map(|(limit, part)| self.key_state(limit, part, now)).collect();
         let blocking = states.iter().filter(|state| state.blocks).count();
-        // The joint demand is not above that of any key.
+        // The joint demand is not above any key's demand.
         let decisions = states.iter().filter_map(|state| state.slot?.1).min().unwrap_or_default();
         let mut is_leased = false;
         for (limit, (state, part)) in states.iter().zip(parts).enumerate() {

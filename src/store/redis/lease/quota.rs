@@ -112,7 +112,7 @@ impl SlotFigures {
         self.max_cost.store(figures.max_cost, Ordering::Relaxed);
     }
 
-    /// Returns the figures. A reader beside [`set`](Self::set) may get those of two keys, which are estimates anyway.
+    /// Returns the figures. A reader beside [`set`](Self::set) may get figures of two keys, which are estimates anyway.
     pub(super) fn get(&self) -> QuotaFigures {
         QuotaFigures {
             limit: self.limit.load(Ordering::Relaxed),

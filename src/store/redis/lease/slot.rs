@@ -10,7 +10,7 @@ use crate::store::inner::sync::{AtomicU32, AtomicU64, Ordering};
 /// compare-and-swap (on each limit's slot), *then* reads the clock, and then checks two things (for each slot):
 ///
 /// - The deadline has not passed. A thread that was suspended after the subtraction finds that it has.
-/// - The generation is still that of the subtraction. Each report begins a new one, in the same atomic operation that
+/// - The generation is unchanged since the subtraction. Each report begins a new one, in the same atomic operation that
 ///   reads the remainder. So the unit is in no report that was sent before the clock reading: it is charged after it was
 ///   spent. (A unit that is charged first would drain before it is spent.)
 ///

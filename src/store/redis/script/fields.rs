@@ -168,7 +168,7 @@ codes! {
         Unsupported = unsupported,
         /// The decision was not made, because its reply would have come too late.
         Late = late,
-        /// The id is that of a hold with another cost. Or what a request was charged has changed.
+        /// The id belongs to a hold with another cost. Or what a request was charged has changed.
         Conflict = conflict,
         /// The key has too many ids. The hold is denied.
         TooManyIds = too_many_ids,
@@ -192,7 +192,7 @@ pub(crate) const FIRST_BLOCKED: u64 = 4;
 /// In the flags: the id is remembered, and nothing more is held or charged.
 pub(crate) const REPEATED: u64 = 1 << 40;
 
-/// The least id of a lease. Those of sessions are smaller, and those of groups of reservations are no whole numbers.
+/// The least id of a lease. Ids of sessions are smaller, and ids of groups of reservations are no whole numbers.
 #[allow(dead_code, reason = "tests that include this file have no leases of their own")]
 pub(crate) const LEASE_IDS: u64 = 1 << 52;
 /// No lease gets fewer units: a smaller grant is not worth a call.

@@ -173,7 +173,7 @@ impl ScriptVerdict {
 
     /// Replays the decision. Returns it, and for each limit the held cost, if the limit holds one (holds only).
     ///
-    /// `template` is the one of the decision, and `key` returns the key of the limit with an index.
+    /// `template` is the decision's template, and `key` returns the key of the limit with an index.
     pub(crate) fn decision<'a>(
         &self,
         options: AcquireOptions,

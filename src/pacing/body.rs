@@ -1,0 +1,166 @@
+use std::fmt;
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project::pin_project;
+
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::limiter::LimiterFuture;
+use crate::response::BoxError;
+
+/// Waits until the limiter allows so many bytes.
+pub(super) type AllowBytes = Box<dyn Fn(u64) -> LimiterFuture<Decision> + Send + Sync>;
+
+/// A body whose bytes wait for a limiter: see the [module](super).
+#[pin_project]
+pub struct PacedBody<B> {
+    #[pin]
+    body: B,
+    /// `None` if the body passes unchanged.
+    pace: Option<Pace>,
+}
+
+/// The pace of one body.
+struct Pace {
+    allow: Result<AllowBytes, Error>,
+    chunk: u64,
+    /// Bytes that the inner body has returned, and that have not passed.
+    rest: Bytes,
+    wait: Option<LimiterFuture<Decision>>,
+}
+
+const MIN_CHUNK: u64 = 1 << 10;
+const MAX_CHUNK: u64 = 1 << 16;
+
+/// The time in which the rate admits a chunk.
+const CHUNK_TIME: Duration = Duration::from_millis(20);
+
+impl<B> PacedBody<B> {
+    /// Creates a body that passes unchanged.
+    pub(super) fn unchanged(body: B) -> Self {
+        Self { body, pace: None }
+    }
+
+    /// Creates a body whose bytes are allowed by a limiter, or that ends with an error.
+    pub(super) fn paced(body: B, allow: Result<AllowBytes, Error>) -> Self {
+        let pace = Pace { allow, chunk: MIN_CHUNK, rest: Bytes::new(), wait: None };
+        Self { body, pace: Some(pace) }
+    }
+}
+
+impl Pace {
+    /// Waits until the limiter allows the next chunk. Returns `None` if no limit applies.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Error>> {
+        loop {
+            let bytes = self.chunk.min(self.rest.len() as u64);
+            let wait = match &mut self.wait {
+                Some(wait) => wait,
+                none => {
+                    let allow = match &self.allow {
+                        Ok(allow) => allow,
+                        Err(error) => return Poll::Ready(Err(error.clone())),
+                    };
+                    none.insert(allow(bytes))
+                }
+            };
+            let decision = ready!(Pin::new(wait).poll(cx));
+            self.wait = None;
+            let decision = decision?;
+            if decision.is_exempt() {
+                return Poll::Ready(Ok(None));
+            }
+            self.set_chunk(&decision);
+            if decision.is_allowed() {
+                return Poll::Ready(Ok(Some(self.rest.split_to(usize::try_from(bytes).unwrap_or(usize::MAX)))));
+            }
+            // Otherwise the chunk was larger than the burst, which is known now.
+            if !decision.exceeds_limit() || self.chunk >= bytes {
+                return Poll::Ready(Err(Error::unavailable(
+                    "pacing a body failed: the limiter allows no chunk within `max_wait`; raise `max_wait` or the rate",
+                )));
+            }
+        }
+    }
+
+    fn set_chunk(&mut self, decision: &Decision) {
+        let Some(limit) = decision.most_restrictive().map(|status| status.snapshot()) else { return };
+        let Some(window) = limit.window.filter(|window| !window.is_zero()) else { return };
+        let of_rate = u128::from(limit.limit) * CHUNK_TIME.as_micros() / window.as_micros().max(1);
+        let of_rate = u64::try_from(of_rate).unwrap_or(u64::MAX).clamp(MIN_CHUNK, MAX_CHUNK);
+        self.chunk = of_rate.min(limit.limit / 2).max(1);
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let mut this = self.project();
+        loop {
+            if let Some(pace) = this.pace.as_mut().filter(|pace| !pace.rest.is_empty()) {
+                match ready!(pace.poll_chunk(cx)) {
+                    Ok(Some(chunk)) => return Poll::Ready(Some(Ok(Frame::data(chunk)))),
+                    Ok(None) => {
+                        let rest = std::mem::take(&mut pace.rest);
+                        *this.pace = None;
+                        return Poll::Ready(Some(Ok(Frame::data(rest))));
+                    }
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                }
+            }
+            let frame = match ready!(this.body.as_mut().poll_frame(cx)) {
+                None => return Poll::Ready(None),
+                Some(frame) => frame.map_err(body_failed)?,
+            };
+            let Some(pace) = this.pace.as_mut() else { return Poll::Ready(Some(Ok(frame))) };
+            match frame.into_data() {
+                Ok(data) if data.is_empty() => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(data) => pace.rest = data,
+                Err(other) => return Poll::Ready(Some(Ok(other))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && self.pace.as_ref().is_none_or(|pace| pace.rest.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.pace.as_ref().map_or(0, |pace| pace.rest.len() as u64);
+        let inner = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower().saturating_add(rest));
+        if let Some(upper) = inner.upper().and_then(|upper| upper.checked_add(rest)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}
+
+fn body_failed(source: impl Into<BoxError>) -> Error {
+    Error::unavailable("the inner body failed: see the source of this error").with_boxed_source(source.into())
+}
+
+impl<B: Default> Default for PacedBody<B> {
+    fn default() -> Self {
+        Self::unchanged(B::default())
+    }
+}
+
+impl<B: From<Bytes>> From<Bytes> for PacedBody<B> {
+    fn from(bytes: Bytes) -> Self {
+        Self::unchanged(B::from(bytes))
+    }
+}
+
+impl<B> fmt::Debug for PacedBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacedBody").field("is_paced", &self.pace.is_some()).finish_non_exhaustive()
+    }
+}

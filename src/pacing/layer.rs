@@ -1,0 +1,188 @@
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use pin_project::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::body::{AllowBytes, PacedBody};
+use crate::decision::AcquireOptions;
+use crate::error::Error;
+use crate::key::{ExtractKey, Extracted};
+use crate::limiter::Limiter;
+use crate::waiting::Caller;
+
+/// A layer that limits the bytes of bodies: see the [module](super). Clones share the limiter.
+///
+/// To limit both directions, use two layers, with one limiter or with two.
+#[derive(Clone, Debug)]
+pub struct PacingLayer<K, L, D> {
+    config: Arc<Config<K, L>>,
+    direction: PhantomData<fn() -> D>,
+}
+
+#[derive(Clone, Debug)]
+struct Config<K, L> {
+    extractor: K,
+    limiter: L,
+    max_wait: Duration,
+}
+
+/// The direction of a [`PacingLayer`] that limits the bodies of responses.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Downloads;
+
+/// The direction of a [`PacingLayer`] that limits the bodies of requests.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Uploads;
+
+impl<K, L> PacingLayer<K, L, Downloads> {
+    /// Limits the bodies of responses by the key of the request.
+    pub fn downloads(extractor: K, limiter: L) -> Self {
+        Self::new(extractor, limiter)
+    }
+}
+
+impl<K, L> PacingLayer<K, L, Uploads> {
+    /// Limits the bodies of requests by their key.
+    pub fn uploads(extractor: K, limiter: L) -> Self {
+        Self::new(extractor, limiter)
+    }
+}
+
+impl<K, L, D> PacingLayer<K, L, D> {
+    fn new(extractor: K, limiter: L) -> Self {
+        let config = Config { extractor, limiter, max_wait: Duration::from_secs(30) };
+        Self { config: Arc::new(config), direction: PhantomData }
+    }
+
+    /// Sets how long a chunk waits at most. A body whose chunk would wait longer ends with an error. The default is 30 s.
+    #[must_use]
+    pub fn max_wait(mut self, max_wait: Duration) -> Self
+    where
+        K: Clone,
+        L: Clone,
+    {
+        Arc::make_mut(&mut self.config).max_wait = max_wait;
+        self
+    }
+}
+
+impl<S, K, L, D> Layer<S> for PacingLayer<K, L, D> {
+    type Service = Pacing<S, K, L, D>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Pacing { inner, config: Arc::clone(&self.config), direction: PhantomData }
+    }
+}
+
+/// The service of a [`PacingLayer`].
+#[derive(Debug)]
+pub struct Pacing<S, K, L, D> {
+    inner: S,
+    config: Arc<Config<K, L>>,
+    direction: PhantomData<fn() -> D>,
+}
+
+impl<S: Clone, K, L, D> Clone for Pacing<S, K, L, D> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), direction: PhantomData }
+    }
+}
+
+impl<K, L> Config<K, L> {
+    /// Returns what allows the bytes of a request's body: `None` if the request is exempt.
+    fn allow<B>(&self, request: &Request<B>) -> Option<Result<AllowBytes, Error>>
+    where
+        K: ExtractKey<Request<B>>,
+        L: Limiter<K::Key> + Clone,
+    {
+        let key = match self.extractor.extract(request) {
+            Extracted::Key(key) => key,
+            Extracted::Exempt => return None,
+            Extracted::Missing(missing) => {
+                return Some(Err(Error::config(format!(
+                    "pacing a body failed: the request has no key: {missing}; reject such requests by a `RateLimitLayer` \
+                     with the same extractor"
+                ))));
+            }
+        };
+        let (caller, max_wait) = (Caller::<K::Key, K::Key, L>::new(self.limiter.clone(), key), self.max_wait);
+        let allow = move |bytes| caller.until_ready(AcquireOptions::cost(bytes).max_delay(max_wait));
+        Some(Ok(Box::new(allow)))
+    }
+}
+
+fn paced<B>(body: B, allow: Option<Result<AllowBytes, Error>>) -> PacedBody<B> {
+    match allow {
+        None => PacedBody::unchanged(body),
+        Some(allow) => PacedBody::paced(body, allow),
+    }
+}
+
+impl<B, R, S, K, L> Service<Request<B>> for Pacing<S, K, L, Downloads>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    K: ExtractKey<Request<B>>,
+    L: Limiter<K::Key> + Clone,
+{
+    type Response = Response<PacedBody<R>>;
+    type Error = S::Error;
+    type Future = PacingFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let allow = self.config.allow(&request);
+        PacingFuture { response: self.inner.call(request), allow }
+    }
+}
+
+impl<B, S, K, L> Service<Request<B>> for Pacing<S, K, L, Uploads>
+where
+    S: Service<Request<PacedBody<B>>>,
+    K: ExtractKey<Request<B>>,
+    L: Limiter<K::Key> + Clone,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> S::Future {
+        let allow = self.config.allow(&request);
+        self.inner.call(request.map(|body| paced(body, allow)))
+    }
+}
+
+/// The future of a response whose body is paced.
+#[pin_project]
+#[allow(missing_debug_implementations, reason = "the inner future may have none")]
+pub struct PacingFuture<F> {
+    #[pin]
+    response: F,
+    allow: Option<Result<AllowBytes, Error>>,
+}
+
+impl<F: Future<Output = Result<Response<R>, E>>, R, E> Future for PacingFuture<F> {
+    type Output = Result<Response<PacedBody<R>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let response = ready!(this.response.poll(cx))?;
+        let allow = this.allow.take();
+        Poll::Ready(Ok(response.map(|body| paced(body, allow))))
+    }
+}
