@@ -10,9 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
-#[cfg(feature = "redis-tls")]
-use super::connect::RedisTls;
-use super::connect::{Connection, Connector, CredentialsProvider, Failure, SharedConnection, with_connect_timeout};
+use super::connect::{Connection, Connector, Failure, SharedConnection, with_connect_timeout};
 use super::server::RedisServer;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
@@ -203,15 +201,6 @@ impl<M: Manager> Connector for PoolConnector<M> {
         }
         Ok(())
     }
-
-    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Err(own_credentials())
-    }
-
-    #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Err(own_certificates())
-    }
 }
 
 impl<M: Manager> Connector for ManagerConnector<M> {
@@ -226,27 +215,4 @@ impl<M: Manager> Connector for ManagerConnector<M> {
     fn describe(&self) -> &'static str {
         "a pool's manager"
     }
-
-    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Err(own_credentials())
-    }
-
-    #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Err(own_certificates())
-    }
-}
-
-fn own_credentials() -> Error {
-    Error::config(
-        "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \
-         credentials in the manager",
-    )
-}
-
-#[cfg(feature = "redis-tls")]
-fn own_certificates() -> Error {
-    Error::config(
-        "`with_tls` failed: a pool's own client has its certificates; give them to `redis::Client::build_with_tls`",
-    )
 }

@@ -43,10 +43,19 @@ pub(crate) trait Connector: Send + Sync {
 
     /// The same connector with these certificates.
     #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error>;
+    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
+        Err(Error::config(
+            "`with_tls` failed: a pool's own client has its certificates; give them to `redis::Client::build_with_tls`",
+        ))
+    }
 
     /// The same connector with this provider of user and password.
-    fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error>;
+    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        Err(Error::config(
+            "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \
+             credentials in the manager",
+        ))
+    }
 
     /// Reads the nodes of a cluster.
     fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {

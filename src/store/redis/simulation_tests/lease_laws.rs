@@ -14,7 +14,9 @@ impl Broken<'_> {
     /// unit of a lease is spent once, while the server holds it.
     pub(super) fn leases_keep_the_limits(&mut self) {
         let run = self.run;
-        if run.has_lost_data {
+        // Usage drains by the server's clock.
+        let has_clock_fault = run.scenario.faults.iter().any(|fault| fault.kind.is_of_clock());
+        if has_clock_fault || run.has_lost_data {
             return;
         }
         let by_server = run.executions.iter().filter(|done| done.kind == "decide" && done.verdict == Verdict::Allowed);

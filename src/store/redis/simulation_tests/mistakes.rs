@@ -15,7 +15,7 @@ const FOUND_BY: [(Mistake, u64); 32] = [
     (Mistake::NoCallIsTrial, 1),
     (Mistake::EachCallInFlightCounts, 21),
     (Mistake::SilentConnectionIsKept, 3),
-    (Mistake::ClosedConnectionIsUsed, 38),
+    (Mistake::ClosedConnectionIsUsed, 237),
     (Mistake::CallsFollowStalledOne, 63),
     (Mistake::CallThatFailsAtOnceIsRepeated, 49),
     (Mistake::LateDecisionIsNotAskedAgain, 24),
