@@ -27,7 +27,7 @@ use crate::tests::{Runner, Test};
 const HELP: &str = "\
 scripts/mutants [OPTIONS] [FOLDER..]
 
-Folders are src/algorithm, src/table, src/limiter, src/store/memory (the default), or others; `lua` is all Lua scripts.
+Folders are src/algorithm, src/limiter, src/store/memory (the default), or others; `lua` is all Lua scripts.
 
 --sample N     takes N mutants of each folder instead of all
 --seed N       chooses the sample (default 1)

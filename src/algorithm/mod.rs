@@ -113,7 +113,7 @@ use std::time::Duration;
 /// of a never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*:
 /// equal to the state of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
 ///
-/// An algorithm has no clock, takes no lock and does no I/O.
+/// An algorithm has no clock, takes no lock and does no I/O. It must not call a limiter: in memory it runs under a lock.
 ///
 /// # Laws
 ///

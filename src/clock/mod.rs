@@ -91,6 +91,8 @@ pub(crate) fn micros_floor(span: Duration) -> u64 {
 /// [`max_reset`](crate::algorithm::Algorithm::max_reset). [`Memory`](crate::Memory) decides a key without a state at the
 /// time at which the key that had its slot before was idle, within the same bound.
 ///
+/// A clock must not call a limiter: in memory it can be read under a lock.
+///
 /// The same rule applies to all that is stored for a time: blocks, the denials of a
 /// [`DeniedCache`](crate::limiter::DeniedCache), and the [maximum durations](crate::InFlight::max_duration) of requests in
 /// flight. What was stored does not count if the clock has stepped back by more than that time since.

@@ -26,11 +26,12 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_m
 /// A limiter that stores its states in this process's memory.
 ///
 /// Clones share the states. Concurrent decisions are linearizable: together they admit exactly what one thread would
-/// admit. A decision returns immediately and allocates nothing. It waits only while another thread writes to the same
-/// few keys.
+/// admit. A decision returns immediately, and on a key that has a slot it allocates nothing. It waits only while another
+/// thread decides on a key of the same shard, one of about a hundred. An [algorithm](crate::algorithm::Algorithm) and a
+/// [`Clock`](crate::Clock) of your own run under a lock: they must not call a limiter.
 ///
-/// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
-/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
+/// The memory is bounded: the table grows with its keys up to a capacity ([`max_keys`](MemoryBuilder::max_keys), by default
+/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)). An idle key's slot is free for another key.
 /// There is no clean-up, and no background thread.
 ///
 /// ```

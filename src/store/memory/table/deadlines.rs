@@ -24,7 +24,7 @@ pub(super) struct Deadlines {
 
 /// A deadline, made unique by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in super::super) struct Deadline {
+pub(in crate::store::memory) struct Deadline {
     at: u64,
     id: u64,
 }

@@ -12,10 +12,10 @@ use crate::store::memory::when_full::WhenFull;
 
 /// How a table evicts: the algorithm determines the usage. Without one, because the key chooses it, the time at which a key
 /// is idle does.
-pub(in super::super) struct Eviction<'a, A> {
-    pub(in super::super) algorithm: Option<&'a A>,
-    pub(in super::super) now: Timestamp,
-    pub(in super::super) when_full: WhenFull,
+pub(in crate::store::memory) struct Eviction<'a, A> {
+    pub(in crate::store::memory) algorithm: Option<&'a A>,
+    pub(in crate::store::memory) now: Timestamp,
+    pub(in crate::store::memory) when_full: WhenFull,
 }
 
 impl<A: Algorithm> Eviction<'_, A> {
@@ -27,7 +27,7 @@ impl<A: Algorithm> Eviction<'_, A> {
     }
 
     /// Makes `state` one with at least the usage of `from` as well.
-    pub(in super::super) fn carry_over(&self, state: &mut A::State, from: &A::State) {
+    pub(in crate::store::memory) fn carry_over(&self, state: &mut A::State, from: &A::State) {
         match self.algorithm {
             Some(algorithm) => algorithm.carry_over_debt(state, from, self.now),
             None if from.idle_at() > state.idle_at() => state.clone_from(from),
@@ -42,8 +42,8 @@ impl<A: Algorithm> Eviction<'_, A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct TableFull {
-    pub(in super::super) until: u64,
-    pub(in super::super) all_held: bool,
+    pub(in crate::store::memory) until: u64,
+    pub(in crate::store::memory) all_held: bool,
 }
 
 impl<S> TableInfo<S> {
@@ -105,7 +105,7 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Returns an error if an absent key would be denied because the table is full.
-    pub(in super::super) fn is_full_for(
+    pub(in crate::store::memory) fn is_full_for(
         &self,
         fingerprint: u64,
         now: Timestamp,

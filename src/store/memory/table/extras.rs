@@ -34,9 +34,9 @@ pub(super) struct Extra {
 
 /// A block of a key: its end, and its [duration and reason](BlockReason::pack).
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Block {
-    pub(in super::super) until: u64,
-    pub(in super::super) duration: u64,
+pub(in crate::store::memory) struct Block {
+    pub(in crate::store::memory) until: u64,
+    pub(in crate::store::memory) duration: u64,
 }
 
 impl Block {

@@ -31,6 +31,7 @@
 mod deadlines;
 mod eviction;
 mod extras;
+mod saving;
 mod set;
 mod shard;
 #[cfg(all(test, not(loom)))]
@@ -42,9 +43,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(super) use self::deadlines::Deadline;
 pub(super) use self::eviction::{Eviction, TableFull};
 pub(super) use self::extras::Block;
+pub(super) use self::saving::SavedItem;
 pub(super) use self::set::SlotIndex;
 use self::shard::Shard;
-pub(super) use self::shard::{Keys, SavedItem, ShardGuard};
+pub(super) use self::shard::{Keys, ShardGuard};
 use super::when_full::WhenFull;
 use crate::algorithm::{Algorithm, State};
 

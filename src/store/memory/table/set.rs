@@ -18,7 +18,7 @@ pub(super) struct Set<S> {
 
 /// A slot of a shard. Valid under the lock of the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct SlotIndex {
+pub(in crate::store::memory) struct SlotIndex {
     pub(super) set: usize,
     pub(super) slot: usize,
 }

@@ -1,6 +1,6 @@
 //! A shard: the keys under one lock.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use super::TableInfo;
@@ -19,7 +19,7 @@ use crate::store::memory::transaction_limit::read_clock;
 pub(super) struct Shard<A: Algorithm>(SpinLock<Keys<A>>);
 
 /// The lock on a shard. A panic unlocks it.
-pub(in super::super) struct ShardGuard<'a, A: Algorithm>(SpinGuard<'a, Keys<A>>);
+pub(in crate::store::memory) struct ShardGuard<'a, A: Algorithm>(SpinGuard<'a, Keys<A>>);
 
 impl<A: Algorithm> Deref for ShardGuard<'_, A> {
     type Target = Keys<A>;
@@ -38,7 +38,7 @@ impl<A: Algorithm> DerefMut for ShardGuard<'_, A> {
 }
 
 /// The keys of a shard.
-pub(in super::super) struct Keys<A: Algorithm> {
+pub(in crate::store::memory) struct Keys<A: Algorithm> {
     pub(super) sets: Vec<Set<A::State>>,
     /// The time of the last decision.
     last_decided_at: u64,
@@ -51,29 +51,9 @@ pub(in super::super) struct Keys<A: Algorithm> {
     /// Some keys have extras.
     has_extras: bool,
     /// What few keys have besides a state. Created with the first extra, and kept.
-    extras: Option<Box<Extras<A>>>,
+    pub(super) extras: Option<Box<Extras<A>>>,
     /// For each set at the bound, at least the usage of every key that was evicted there. Empty before the first eviction.
     pub(super) debts: Vec<A::State>,
-}
-
-/// What the reading of a table finds. The words are those of [`State::to_stored`].
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) enum SavedItem<'a> {
-    /// A key that is not idle, or has a held amount.
-    Key {
-        fingerprint: u64,
-        held: u64,
-        words: &'a [u64],
-    },
-    /// A debt that new keys of a set inherit.
-    Debt {
-        set: usize,
-        words: &'a [u64],
-    },
-    Block {
-        fingerprint: u64,
-        block: Block,
-    },
 }
 
 impl<A: Algorithm> Shard<A> {
@@ -94,107 +74,29 @@ impl<A: Algorithm> Shard<A> {
     pub(super) fn lock(&self) -> ShardGuard<'_, A> {
         ShardGuard(self.0.lock())
     }
-
-    /// Reads the shard in parts, as [`Table::read_all`](super::Table::read_all) describes. `first_set` is the number of its
-    /// first set in the table.
-    ///
-    /// A key that moves between two parts could be in neither, so the reading starts again. After a few times it takes the
-    /// whole shard at once.
-    pub(super) fn read_all<E>(
-        &self,
-        first_set: usize,
-        now: u64,
-        f: &mut impl FnMut(SavedItem<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        /// The number of sets that a part has: the lock is held for some microseconds.
-        const PART: usize = 64;
-        const MAX_STARTS: usize = 4;
-        let mut found = Found::default();
-        for start in 1.. {
-            let (mut next, mut moves) = (0, None);
-            loop {
-                found.clear();
-                let keys = self.lock();
-                if moves.is_some_and(|moves| moves != keys.moves) {
-                    break;
-                }
-                moves = Some(keys.moves);
-                let part = if start < MAX_STARTS { PART } else { usize::MAX };
-                let end = next.max(keys.sets.len()).min(next.saturating_add(part));
-                keys.read_sets(next..end, now, &mut found);
-                let is_last = end >= keys.sets.len();
-                if is_last {
-                    keys.read_rest(first_set, now, &mut found);
-                }
-                drop(keys);
-                found.items().try_for_each(&mut *f)?;
-                if is_last {
-                    return Ok(());
-                }
-                next = end;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What one hold of the lock has read.
-#[derive(Default)]
-struct Found {
-    words: Vec<u64>,
-    keys: Vec<(u64, u64, Range<usize>)>,
-    debts: Vec<(usize, Range<usize>)>,
-    blocks: Vec<(u64, Block)>,
-}
-
-impl Found {
-    fn clear(&mut self) {
-        self.words.clear();
-        self.keys.clear();
-        self.debts.clear();
-        self.blocks.clear();
-    }
-
-    fn add(&mut self, state: &impl State) -> Range<usize> {
-        let start = self.words.len();
-        state.to_stored(&mut self.words);
-        start..self.words.len()
-    }
-
-    fn items(&self) -> impl Iterator<Item = SavedItem<'_>> {
-        let words = |range: &Range<usize>| self.words.get(range.clone()).unwrap_or_default();
-        let keys = self.keys.iter().map(move |(fingerprint, held, range)| SavedItem::Key {
-            fingerprint: *fingerprint,
-            held: *held,
-            words: words(range),
-        });
-        let debts = self.debts.iter().map(move |(set, range)| SavedItem::Debt { set: *set, words: words(range) });
-        let blocks = self.blocks.iter().map(|&(fingerprint, block)| SavedItem::Block { fingerprint, block });
-        keys.chain(debts).chain(blocks)
-    }
 }
 
 impl<A: Algorithm> Keys<A> {
     /// Returns the time of the decision, of which the caller has read the clock before it has locked. See "Time" in the
     /// parent module.
     #[inline(always)]
-    pub(in super::super) fn decide_at(&mut self, read: Timestamp, clock: &(impl Clock + ?Sized)) -> Timestamp {
+    pub(in crate::store::memory) fn decide_at(&mut self, read: Timestamp, clock: &(impl Clock + ?Sized)) -> Timestamp {
         let now = if read.as_micros() < self.last_decided_at { read_clock_again(clock) } else { read };
         self.last_decided_at = now.as_micros();
         now
     }
 
-    pub(in super::super) fn last_decided_at(&self) -> u64 {
+    pub(in crate::store::memory) fn last_decided_at(&self) -> u64 {
         self.last_decided_at
     }
 
-    pub(in super::super) fn set_last_decided_at(&mut self, now: Timestamp) {
+    pub(in crate::store::memory) fn set_last_decided_at(&mut self, now: Timestamp) {
         self.last_decided_at = now.as_micros();
     }
 
     /// Finds the slot of a key.
     #[inline(always)]
-    pub(in super::super) fn find(&self, fingerprint: u64) -> Option<SlotIndex> {
+    pub(in crate::store::memory) fn find(&self, fingerprint: u64) -> Option<SlotIndex> {
         let [first, second] = candidate_sets(fingerprint, self.sets.len());
         if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
             return Some(SlotIndex { set: first, slot });
@@ -203,35 +105,35 @@ impl<A: Algorithm> Keys<A> {
     }
 
     #[inline(always)]
-    pub(in super::super) fn state(&self, slot: SlotIndex) -> &A::State {
+    pub(in crate::store::memory) fn state(&self, slot: SlotIndex) -> &A::State {
         &self.sets[slot.set].states[slot.slot]
     }
 
     #[inline(always)]
-    pub(in super::super) fn state_mut(&mut self, slot: SlotIndex) -> &mut A::State {
+    pub(in crate::store::memory) fn state_mut(&mut self, slot: SlotIndex) -> &mut A::State {
         &mut self.sets[slot.set].states[slot.slot]
     }
 
     /// Returns whether nothing but its state determines the decision on a present key.
     #[inline(always)]
-    pub(in super::super) fn is_plain(&self, fingerprint: u64) -> bool {
+    pub(in crate::store::memory) fn is_plain(&self, fingerprint: u64) -> bool {
         !self.has_extras || self.extra(fingerprint).is_none()
     }
 
     /// Returns whether an absent key starts with the zero state, and is decided at `now`.
-    pub(in super::super) fn starts_idle(&self, now: Timestamp) -> bool {
+    pub(in crate::store::memory) fn starts_idle(&self, now: Timestamp) -> bool {
         self.horizon <= now.as_micros() && self.debts.is_empty()
     }
 
     /// Returns the time at which to decide an absent key: the horizon if that is later than `now`, unless it is so far ahead
     /// that the clock must have stepped back.
-    pub(in super::super) fn time_of_absent(&self, now: Timestamp, algorithm: &A) -> Timestamp {
+    pub(in crate::store::memory) fn time_of_absent(&self, now: Timestamp, algorithm: &A) -> Timestamp {
         let horizon = Timestamp::from_micros(self.horizon);
         if horizon > now && horizon.saturating_since(now) <= algorithm.max_reset() { horizon } else { now }
     }
 
     /// Returns the state that an absent key starts with, if it inherits any usage.
-    pub(in super::super) fn inherited_debt(
+    pub(in crate::store::memory) fn inherited_debt(
         &self,
         fingerprint: u64,
         policy: &Eviction<'_, A>,
@@ -266,7 +168,7 @@ impl<A: Algorithm> Keys<A> {
     /// # Errors
     ///
     /// Returns an error if the shard is full, and no key can be evicted.
-    pub(in super::super) fn insert(
+    pub(in crate::store::memory) fn insert(
         &mut self,
         fingerprint: u64,
         now: Timestamp,
@@ -360,7 +262,7 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Removes a key. A hold keeps its slot.
-    pub(in super::super) fn remove(&mut self, fingerprint: u64, info: &TableInfo<A::State>) {
+    pub(in crate::store::memory) fn remove(&mut self, fingerprint: u64, info: &TableInfo<A::State>) {
         if let Some(slot) = self.find(fingerprint) {
             if self.held(fingerprint) == 0 {
                 self.clear_slot(slot, info);
@@ -373,19 +275,19 @@ impl<A: Algorithm> Keys<A> {
 
     /// Makes keys that are absent from a restored table be decided no earlier than at `time`: a key that was idle then was
     /// not saved.
-    pub(in super::super) fn raise_horizon(&mut self, time: u64) {
+    pub(in crate::store::memory) fn raise_horizon(&mut self, time: u64) {
         self.horizon = self.horizon.max(time);
     }
 
     /// Removes all keys and debts.
-    pub(in super::super) fn clear(&mut self) {
+    pub(in crate::store::memory) fn clear(&mut self) {
         self.sets.clear();
         self.debts.clear();
         self.moves += 1;
     }
 
     /// Runs `f` on every key that is not idle at `now`, with its fingerprint and its state.
-    pub(in super::super) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, &A::State)) {
+    pub(in crate::store::memory) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, &A::State)) {
         for set in &self.sets {
             for (fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
                 if *fingerprint != 0 && state.idle_at() > now {
@@ -395,12 +297,12 @@ impl<A: Algorithm> Keys<A> {
         }
     }
 
-    pub(in super::super) fn count_live(&self, now: u64) -> usize {
+    pub(in crate::store::memory) fn count_live(&self, now: u64) -> usize {
         let states = self.sets.iter().flat_map(|set| &set.states);
         states.filter(|state| state.idle_at() > now).count()
     }
 
-    pub(in super::super) fn evicted(&self) -> u64 {
+    pub(in crate::store::memory) fn evicted(&self) -> u64 {
         self.evicted
     }
 
@@ -411,29 +313,6 @@ impl<A: Algorithm> Keys<A> {
             + self.debts.capacity() * size_of::<A::State>()
             + heap
             + self.extras.as_ref().map_or(0, |extras| extras.bytes())
-    }
-
-    fn read_sets(&self, sets: Range<usize>, now: u64, found: &mut Found) {
-        for set in self.sets.get(sets).unwrap_or_default() {
-            for (&fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
-                let held = if fingerprint == 0 { 0 } else { self.held(fingerprint) };
-                if fingerprint != 0 && (held > 0 || state.idle_at() > now) {
-                    let words = found.add(state);
-                    found.keys.push((fingerprint, held, words));
-                }
-            }
-        }
-    }
-
-    fn read_rest(&self, first_set: usize, now: u64, found: &mut Found) {
-        for (set, debt) in self.debts.iter().enumerate().filter(|(_, debt)| debt.idle_at() > now) {
-            let words = found.add(debt);
-            found.debts.push((first_set + set, words));
-        }
-        let now = Timestamp::from_micros(now);
-        if let Some(extras) = &self.extras {
-            found.blocks.extend(extras.blocks().filter(|(_, block)| block.remaining(now).is_some()));
-        }
     }
 
     /// Returns what a key has besides its state.
@@ -452,7 +331,7 @@ impl<A: Algorithm> Keys<A> {
 
     /// Returns the amount held on a key.
     #[inline]
-    pub(in super::super) fn held(&self, fingerprint: u64) -> u64 {
+    pub(in crate::store::memory) fn held(&self, fingerprint: u64) -> u64 {
         if self.has_extras { self.extra(fingerprint).map_or(0, |extra| extra.held) } else { 0 }
     }
 
@@ -463,7 +342,7 @@ impl<A: Algorithm> Keys<A> {
 
     /// Holds `amount` more on a key in a slot, until `deadline` at the latest. `algorithm` charges the amount, if the key
     /// chooses it.
-    pub(in super::super) fn hold(
+    pub(in crate::store::memory) fn hold(
         &mut self,
         fingerprint: u64,
         amount: u64,
@@ -476,14 +355,14 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Ends a hold of `amount` on a key. Returns the algorithm that charges it, if it has one of its own.
-    pub(in super::super) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
+    pub(in crate::store::memory) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
         let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, algorithm));
         self.update_has_extras();
         algorithm
     }
 
     /// Ends a hold until the end of a request, unless it was due and has ended.
-    pub(in super::super) fn end_request(&mut self, fingerprint: u64, amount: u64, deadline: Option<Deadline>) {
+    pub(in crate::store::memory) fn end_request(&mut self, fingerprint: u64, amount: u64, deadline: Option<Deadline>) {
         let is_open = |extras: &mut Box<Extras<A>>| deadline.is_none_or(|deadline| extras.deadlines.remove(deadline));
         if self.extras.as_mut().is_some_and(is_open) {
             self.end_hold(fingerprint, amount, 0);
@@ -495,7 +374,7 @@ impl<A: Algorithm> Keys<A> {
     /// caller announces after it has unlocked.
     #[inline]
     #[must_use]
-    pub(in super::super) fn end_due(&mut self, now: Timestamp) -> Vec<u64> {
+    pub(in crate::store::memory) fn end_due(&mut self, now: Timestamp) -> Vec<u64> {
         let mut ended = Vec::new();
         if self.has_extras {
             while let Some((fingerprint, amount)) =
@@ -509,23 +388,27 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Runs `f` on the algorithm of a key's hold, if it has one of its own.
-    pub(in super::super) fn with_held_algorithm<R>(&self, fingerprint: u64, f: impl FnOnce(&A) -> R) -> Option<R> {
+    pub(in crate::store::memory) fn with_held_algorithm<R>(
+        &self,
+        fingerprint: u64,
+        f: impl FnOnce(&A) -> R,
+    ) -> Option<R> {
         self.extras.as_ref()?.algorithm_of(fingerprint).map(f)
     }
 
     /// Returns the number of keys with a held amount, and the sum of these amounts.
-    pub(in super::super) fn held_totals(&self) -> (usize, u64) {
+    pub(in crate::store::memory) fn held_totals(&self) -> (usize, u64) {
         self.extras.as_ref().map_or((0, 0), |extras| extras.held_totals())
     }
 
     /// Returns the time until the block of a key ends, and its reason, if the key is blocked.
     #[inline]
-    pub(in super::super) fn block(&self, fingerprint: u64, now: Timestamp) -> Option<(Duration, BlockReason)> {
+    pub(in crate::store::memory) fn block(&self, fingerprint: u64, now: Timestamp) -> Option<(Duration, BlockReason)> {
         if self.has_extras { self.extra(fingerprint)?.block?.remaining(now) } else { None }
     }
 
     /// Blocks a key, or removes its block.
-    pub(in super::super) fn set_block(
+    pub(in crate::store::memory) fn set_block(
         &mut self,
         fingerprint: u64,
         block: Option<Block>,
