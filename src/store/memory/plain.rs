@@ -116,16 +116,9 @@ fn store<A: Algorithm>(
 ) -> LazySnapshot {
     // Before the state is stored: the compiler then knows that it is of this quota, and drops a snapshot that is not used.
     // Row "hot key" of docs/performance.md.
-    match preview(algorithm, &next, now) {
-        Some(snapshot) => {
-            state.apply(next);
-            snapshot
-        }
-        None => {
-            state.apply(next);
-            algorithm.snapshot(state, now)
-        }
-    }
+    let preview = preview(algorithm, &next, now);
+    state.apply(next);
+    preview.unwrap_or_else(|| algorithm.snapshot(state, now))
 }
 
 /// Returns the snapshot of the next state, unless it can be taken only after the edit.
@@ -174,6 +167,7 @@ where
 {
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
+    #[allow(clippy::option_option, reason = "a limit that needs the transaction, or that does not apply")]
     pub(super) fn new<const SHADOWS: bool>(
         limit: &'a LimitTable<C, P>,
         context: &AcquireContext<'_, Key, impl BuildHasher>,

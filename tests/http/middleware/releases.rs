@@ -156,7 +156,7 @@ async fn release_wakes_what_it_frees() {
                 }
             } else {
                 let running: Vec<_> = run.running.keys().copied().collect();
-                let Some(ending) = running.get(index(random, running.len().max(1))).copied() else {
+                let Some(ending) = running.get(random.index(running.len().max(1))).copied() else {
                     continue;
                 };
                 run.running.remove(&ending);

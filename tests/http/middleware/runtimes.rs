@@ -56,7 +56,7 @@ fn request_starts_and_ends_in_time_while_the_runtime_of_the_driver_is_parked() {
             service.clone().oneshot(()).await.expect("the first");
             let waiting = spawn(service.clone().oneshot(()));
             tokio::task::yield_now().await;
-            waiting
+            waiting.abort_handle()
         });
         running.block_on(async {
             leaves.abort();
@@ -125,7 +125,7 @@ fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, random: &mut Random) {
     });
     let service = layer(limiter, MAX_WAIT).release_on_response().layer(inner);
     let states = [State::Parked, State::Dropped, State::Revived];
-    let others: Vec<_> = (0..random.below(3) + 1).map(|_| (states[random.below(3) as usize], paused())).collect();
+    let others: Vec<_> = (0..=random.below(3)).map(|_| (states[random.index(3)], paused())).collect();
     let running = paused();
     let late = GRACE + others.iter().map(|(_, other)| skew(other, &running)).max().unwrap_or_default();
     let arrive = |runtime: &Runtime, count: u64, live: bool| {
@@ -143,7 +143,7 @@ fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, random: &mut Random) {
     };
     let mut in_live = 0;
     for _ in 0..random.below(4) + 2 {
-        let other = &others[random.below(others.len() as u64) as usize];
+        let other = &others[random.index(others.len())];
         arrive(&other.1, random.below(3), false);
         let count = random.below(4);
         arrive(&running, count, true);

@@ -98,7 +98,7 @@ async fn reservation_id_expires_at_most_a_quarter_late() {
         let error = limiter.hold("alice", options).await.expect_err("expired");
         assert!(error.is_already_settled(), "{lifetime:?}");
         // Remembered for as long again.
-        clock.advance((lifetime * 3 / 4).saturating_sub(Duration::from_micros(1)));
+        clock.advance(lifetime.saturating_sub(lifetime / 4 + Duration::from_micros(1)));
         limiter.settle("alice", "a", 3).await.expect("a remembered id");
         assert_eq!(left(&limiter, "alice").await, LIMIT - 3);
     }
