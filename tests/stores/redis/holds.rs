@@ -292,7 +292,7 @@ async fn settlement_is_retried_until_the_server_answers() {
     wait_for_usage(&direct, "alice", 2).await;
     wait_for_usage(&direct, "bob", 7).await;
     let deadline = Instant::now() + LONG_DEADLINE;
-    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 40) {
+    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 48) {
         // Decisions trigger the breaker's probes.
         let _ = limiter.peek("alice", AcquireOptions::default()).await;
         assert!(Instant::now() < deadline, "a cost is still held");
