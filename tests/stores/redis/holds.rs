@@ -213,7 +213,7 @@ async fn holds_of_one_process_share_an_entry_and_their_settlements_an_update() {
     first.release().await.expect("done");
     assert_eq!(used(&limiter, "alice").await, 60);
     // A key without holds has its original length.
-    assert_eq!(length(&server), 40);
+    assert_eq!(length(&server), 48);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,7 +230,7 @@ async fn concurrent_first_holds_share_few_entries() {
     assert!(length(&server) <= 88 + 5 * 40, "{} bytes", length(&server));
     drop(held);
     let deadline = Instant::now() + LONG_DEADLINE;
-    while length(&server) > 40 {
+    while length(&server) > 48 {
         assert!(Instant::now() < deadline, "{} bytes", length(&server));
         sleep(Duration::from_millis(10)).await;
     }
@@ -266,7 +266,7 @@ async fn settlement_with_a_lost_reply_is_sent_again_and_applied_once() {
         wait_for_usage(&direct, "alice", expected).await;
     }
     sleep(Duration::from_millis(600)).await;
-    assert_eq!(length(&server), 40, "no entry remains");
+    assert_eq!(length(&server), 48, "no entry remains");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,7 +292,7 @@ async fn settlement_is_retried_until_the_server_answers() {
     wait_for_usage(&direct, "alice", 2).await;
     wait_for_usage(&direct, "bob", 7).await;
     let deadline = Instant::now() + LONG_DEADLINE;
-    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 40) {
+    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 48) {
         // Decisions trigger the breaker's probes.
         let _ = limiter.peek("alice", AcquireOptions::default()).await;
         assert!(Instant::now() < deadline, "a cost is still held");

@@ -88,8 +88,8 @@ async fn shared_sub_key_has_one_lease_per_process() {
             break;
         }
     }
-    // A window has four words. Behind them, the eleventh is the number of entries.
-    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 113)";
+    // A window has five words. Behind them, the eleventh is the number of entries.
+    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 121)";
     let key = limiters[0].redis_key("all", "alice").expect("a limit");
     assert_eq!(server.number(&["EVAL", script, "1", &key]), 2);
     for user in ["alice", "bob", "carol"] {

@@ -112,7 +112,7 @@ async fn holds_survive_process_death() {
     let unused = 2 * (HELD - ACTUAL);
     assert_eq!(used(&limiter).await, LIMIT - unused, "holds of dead processes are settled at their whole cost");
     let length = server.number(&["STRLEN", &server.keys()[0]]);
-    assert_eq!(length, 40, "nothing remains held");
+    assert_eq!(length, 48, "nothing remains held");
     // The continued process has nothing left to settle.
     stopped.process.signal("-CONT");
     stopped.continue_child();
