@@ -387,7 +387,7 @@ impl Algorithm for FixedWindow {
             .filter(|(_, until)| *until > view.at)
             .fold((0, now), |(used, last), (own, until)| (used.max(own), last.max(until)));
         let remaining = limit.saturating_sub(used);
-        let more_at = if used == 0 { now } else { view.admits_at((limit - 1).min(used - 1)) };
+        let more_at = if used == 0 { now } else { view.admits_at(limit.saturating_sub(1).min(used - 1)) };
         let length = match self.boundaries {
             Boundaries::Calendar(_) => view.own.1 - view.own.0,
             _ => self.quota.period_micros(),

@@ -113,6 +113,7 @@ pub(super) struct SubKey {
 impl Rule {
     /// Reads the parts that the limit needs. A limit that applies needs all of them, and so does one of whose condition
     /// a part is missing, unless another part shows that the limit does not apply.
+    #[allow(clippy::result_large_err, reason = "built once a request, and moved into the caller's result")]
     pub(super) fn read(
         &self,
         key: &mut RequestKey,

@@ -52,7 +52,7 @@ where
                     Ok(outcome) if is_denied(&outcome.decision, max_wait) => Some(Acquisition::Ready(Ok(outcome))),
                     decided => return LimiterFuture::ready(decided.map(|outcome| outcome.decision)),
                 },
-                pending => Some(pending),
+                Acquisition::Pending(pending) => Some(Acquisition::Pending(pending)),
             },
         };
         let ask = Arc::clone(&self.0);

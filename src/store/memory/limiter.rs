@@ -226,16 +226,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return self.check_once(key, options, once);
         }
         let context = self.context(key, options);
-        match L::try_acquire(&self.shared.tables, &context) {
-            Ok(decision) => decision,
-            Err(_) => {
-                // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
-                // too. Row "hot key" of docs/performance.md.
-                let (decision, holds) = self.check_slow(key, options, context.now);
-                debug_assert_eq!(holds, 0, "without a guard, nothing is held");
-                decision
-            }
+        if let Ok(decision) = L::try_acquire(&self.shared.tables, &context) {
+            return decision;
         }
+        // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too. Row
+        // "hot key" of docs/performance.md.
+        let (decision, holds) = self.check_slow(key, options, context.now);
+        debug_assert_eq!(holds, 0, "without a guard, nothing is held");
+        decision
     }
 
     /// Decides what the fast path does not handle.

@@ -408,7 +408,13 @@ fn new_client(
         let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
         let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
         let health = ServerHealth::new(name, server, observers);
-        Client::new(ClientConfig { health: Arc::new(health), deadline, holds, clock, server_clock: ServerClock::default() })
+        Client::new(ClientConfig {
+            health: Arc::new(health),
+            deadline,
+            holds,
+            clock,
+            server_clock: ServerClock::default(),
+        })
     })
 }
 
