@@ -425,20 +425,22 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
+    #[allow(clippy::redundant_closure_for_method_calls, reason = "the path is not general enough over the lifetime")]
     pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         context: &AcquireContext<'_, Key, S>,
     ) -> (Decision, Vec<HeldLimit>) {
-        self.transact::<Key, L, _>(context, Transaction::acquire)
+        self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
             .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
+    #[allow(clippy::redundant_closure_for_method_calls, reason = "the path is not general enough over the lifetime")]
     pub(super) fn peek<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         context: &AcquireContext<'_, Key, S>,
     ) -> Decision {
-        self.transact::<Key, L, _>(context, Transaction::peek)
+        self.transact::<Key, L, _>(context, |transaction| transaction.peek())
             .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
     }
 

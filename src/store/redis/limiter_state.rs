@@ -5,7 +5,7 @@ use arc_swap::ArcSwapOption;
 
 use super::bound_limit::RedisBoundLimit;
 use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};

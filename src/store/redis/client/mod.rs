@@ -43,7 +43,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub(crate) use self::completion::{Completion, OperationResult};
-pub(crate) use self::config::ClientConfig;
+pub(crate) use self::config::{ClientConfig, ServerClock};
 use self::dispatch::execute;
 pub use self::future::RedisFuture;
 use self::future::{PendingReply, reply_lost};
