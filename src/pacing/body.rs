@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitStatus};
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
 use crate::response::BoxError;
@@ -88,7 +88,7 @@ impl Pace {
     }
 
     fn set_chunk(&mut self, decision: &Decision) {
-        let Some(limit) = decision.most_restrictive().map(|status| status.snapshot()) else { return };
+        let Some(limit) = decision.most_restrictive().map(LimitStatus::snapshot) else { return };
         let Some(window) = limit.window.filter(|window| !window.is_zero()) else { return };
         let of_rate = u128::from(limit.limit) * CHUNK_TIME.as_micros() / window.as_micros().max(1);
         let of_rate = u64::try_from(of_rate).unwrap_or(u64::MAX).clamp(MIN_CHUNK, MAX_CHUNK);

@@ -1,4 +1,9 @@
 //! Paced bodies, in paused time: rates and bounds, the bytes that arrive, and errors.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "small numbers: times, lengths and bytes of a test"
+)]
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -243,7 +248,7 @@ async fn bodies_arrive_byte_for_byte() {
 /// Over HTTP/1 with a length and without one, and over HTTP/2: one frame that is larger than a chunk, in both directions.
 #[tokio::test(start_paused = true)]
 async fn paced_bodies_are_whole_over_http() {
-    let bytes = Bytes::from_iter((0..300_000_u32).map(|index| (index % 251) as u8));
+    let bytes: Bytes = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
     for (version, has_length) in [(1, true), (1, false), (2, true), (2, false)] {
         let bucket = || TokenBucket::new(Quota::per_second(100_000)).burst(20_000);
         let limiter = || Memory::<Key, _, _>::builder(bucket()).clock(TokioClock::new()).build().expect("a limit");

@@ -9,6 +9,7 @@ use super::{Model, Spec};
 use crate::span::{micros, ticks};
 
 #[derive(Clone)]
+#[allow(clippy::struct_field_names, reason = "the rings of several layouts")]
 pub(crate) struct Rings {
     quota: Quota,
     blocks: Blocks,
