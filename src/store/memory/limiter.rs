@@ -226,6 +226,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return self.check_once(key, options, once);
         }
         let context = self.context(key, options);
+        #[allow(clippy::single_match_else, reason = "two cases of equal rank")]
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             Err(_) => {
@@ -425,6 +426,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 }
 
+#[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
     pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(

@@ -116,15 +116,11 @@ fn store<A: Algorithm>(
 ) -> LazySnapshot {
     // Before the state is stored: the compiler then knows that it is of this quota, and drops a snapshot that is not used.
     // Row "hot key" of docs/performance.md.
-    match preview(algorithm, &next, now) {
-        Some(snapshot) => {
-            state.apply(next);
-            snapshot
-        }
-        None => {
-            state.apply(next);
-            algorithm.snapshot(state, now)
-        }
+    let preview = preview(algorithm, &next, now);
+    state.apply(next);
+    match preview {
+        Some(snapshot) => snapshot,
+        None => algorithm.snapshot(state, now),
     }
 }
 
@@ -174,6 +170,7 @@ where
 {
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
+    #[allow(clippy::option_option, reason = "the outer one ends the plain case")]
     pub(super) fn new<const SHADOWS: bool>(
         limit: &'a LimitTable<C, P>,
         context: &AcquireContext<'_, Key, impl BuildHasher>,

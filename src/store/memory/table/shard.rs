@@ -101,10 +101,8 @@ impl<A: Algorithm> Keys<A> {
         if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
             return Some(SlotIndex { set: first, slot });
         }
-        match self.sets.get(second)?.find(fingerprint) {
-            Some(slot) => Some(SlotIndex { set: second, slot }),
-            None => None,
-        }
+        let slot = self.sets.get(second)?.find(fingerprint)?;
+        Some(SlotIndex { set: second, slot })
     }
 
     #[inline(always)]
