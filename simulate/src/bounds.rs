@@ -27,7 +27,7 @@ pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> Optio
     let quota = policy.quota()?;
     let (limit, period) = (u128::from(quota.limit()), quota.period().as_micros());
     let length = interval.as_micros();
-    if length == 0 {
+    if length == 0 || limit == 0 {
         return Some(0);
     }
     let max = match policy.algorithm() {

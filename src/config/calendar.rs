@@ -102,9 +102,10 @@ pub(crate) enum Anchor {
 }
 
 impl PolicyFields {
-    /// Whether a field that is not read yet can make the quota valid.
+    /// Whether the field `window`, if it is not read yet, can make the other fields of a calendar valid.
     pub(super) fn may_be_calendar(&self) -> bool {
-        self.window.is_none() && matches!(self.quota, Some(ConfiguredQuota::Month(_) | ConfiguredQuota::Year(_)))
+        let is_of_calendar = matches!(self.quota, Some(ConfiguredQuota::Month(_) | ConfiguredQuota::Year(_)));
+        self.window.is_none() && (is_of_calendar || self.anchor.is_some() || self.zone.is_some())
     }
 
     /// Returns the calendar's window, `None` if the policy has no calendar.

@@ -29,12 +29,15 @@ impl PolicyFields {
         let has_rate = self.quota.is_some() || (algorithm == AlgorithmName::InFlight && self.max.is_some());
         // More blocks can make a weighted window valid.
         let is_open = self.weighted.is_some() && self.blocks.is_none();
+        if self.may_be_calendar() {
+            return Ok(());
+        }
         if !has_rate {
             // A burst and a queue that are invalid with the highest rate are invalid with every rate.
             let fastest = Quota::per_second(MAX_PER_SECOND);
             Self { quota: Some(ConfiguredQuota::Fixed(fastest)), blocks: None, weighted: None, ..self.clone() }
                 .build()?;
-        } else if !is_open && !self.may_be_calendar() {
+        } else if !is_open {
             self.build()?;
         }
         Ok(())

@@ -117,7 +117,7 @@ impl Rule {
         &self,
         key: &mut RequestKey,
         read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
-    ) -> Result<(), Extracted<RequestKey>> {
+    ) -> Result<(), Extracted<()>> {
         let mut missing: Option<MissingKey> = None;
         for test in &self.when {
             match key.get_or_read(&test.part, read) {

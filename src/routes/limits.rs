@@ -128,9 +128,11 @@ impl<A, U> ExtractParts<A, U> {
             limits.push(S::limit(policy.policy(), &rule));
             plan.rules.push(rule);
             for name in policy.routes() {
-                let has_matched = |route: &&Arc<NamedRoute>| route.name == name;
-                let named = plan.routes.iter().chain(&earlier.routes).find(has_matched).cloned();
-                plan.routes.push(named.unwrap_or_else(|| NamedRoute::new(name)));
+                let is_same = |route: &&Arc<NamedRoute>| route.name == name;
+                if !plan.routes.iter().any(|route| is_same(&route)) {
+                    let named = earlier.routes.iter().find(is_same).cloned();
+                    plan.routes.push(named.unwrap_or_else(|| NamedRoute::new(name)));
+                }
             }
         }
         Ok((plan, limits))

@@ -122,7 +122,7 @@ where
             match rule.read(&mut key, &mut read) {
                 Ok(()) => {}
                 Err(Extracted::Missing(reason)) => missing = Some(worse(missing, reason)),
-                Err(exempt) => return exempt,
+                Err(_) => return Extracted::Exempt,
             }
         }
         missing.map_or(Extracted::Key(key), Extracted::Missing)

@@ -243,6 +243,16 @@ async fn route_condition_outside_of_the_router_rejects_each_request() {
     assert_eq!(status(&[rule(vec![("route", true, vec!["/never"])])]).await, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(status(&[rule(vec![("route", false, vec!["/never"])])]).await, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(status(&[rule(vec![("method", false, vec!["GET"])])]).await, StatusCode::OK);
+    // Routes that no request had are reported, each once, also after other limits replaced those that name them.
+    let rules = [rule(vec![("route", false, vec!["/a", "/typo"])]), rule(vec![("route", true, vec!["/typo"])])];
+    let limits = parts().in_memory(&policies(&rules), |limits| Memory::builder(limits).build()).expect("limits");
+    assert_eq!(limits.unmatched_routes(), ["/a", "/typo"]);
+    let app = router().layer(limits.layer());
+    let request = Request::get("/a").extension(SocketAddr::from(([192, 0, 2, 1], 1)));
+    app.oneshot(request.body(Body::empty()).expect("a request")).await.expect("a response");
+    assert_eq!(limits.unmatched_routes(), ["/typo"]);
+    limits.replace(&policies(&rules[..1])).expect("limits");
+    assert_eq!(limits.unmatched_routes(), ["/typo"]);
     // Another part shows that the limit does not apply.
     assert_eq!(
         status(&[rule(vec![("method", false, vec!["PUT"]), ("route", false, vec!["/a"])])]).await,
