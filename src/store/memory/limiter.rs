@@ -226,14 +226,17 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return self.check_once(key, options, once);
         }
         let context = self.context(key, options);
-        if let Ok(decision) = L::try_acquire(&self.shared.tables, &context) {
-            return decision;
+        #[allow(clippy::single_match_else, reason = "two cases of equal rank")]
+        match L::try_acquire(&self.shared.tables, &context) {
+            Ok(decision) => decision,
+            Err(_) => {
+                // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
+                // too. Row "hot key" of docs/performance.md.
+                let (decision, holds) = self.check_slow(key, options, context.now);
+                debug_assert_eq!(holds, 0, "without a guard, nothing is held");
+                decision
+            }
         }
-        // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too. Row
-        // "hot key" of docs/performance.md.
-        let (decision, holds) = self.check_slow(key, options, context.now);
-        debug_assert_eq!(holds, 0, "without a guard, nothing is held");
-        decision
     }
 
     /// Decides what the fast path does not handle.
@@ -423,9 +426,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 }
 
+#[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
-    #[allow(clippy::redundant_closure_for_method_calls, reason = "the path is not general enough over the lifetime")]
     pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         context: &AcquireContext<'_, Key, S>,
@@ -435,7 +438,6 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     }
 
     /// Decides by a transaction, and changes nothing.
-    #[allow(clippy::redundant_closure_for_method_calls, reason = "the path is not general enough over the lifetime")]
     pub(super) fn peek<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         context: &AcquireContext<'_, Key, S>,

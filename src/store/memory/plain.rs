@@ -118,7 +118,10 @@ fn store<A: Algorithm>(
     // Row "hot key" of docs/performance.md.
     let preview = preview(algorithm, &next, now);
     state.apply(next);
-    preview.unwrap_or_else(|| algorithm.snapshot(state, now))
+    match preview {
+        Some(snapshot) => snapshot,
+        None => algorithm.snapshot(state, now),
+    }
 }
 
 /// Returns the snapshot of the next state, unless it can be taken only after the edit.
@@ -167,7 +170,7 @@ where
 {
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
-    #[allow(clippy::option_option, reason = "a limit that needs the transaction, or that does not apply")]
+    #[allow(clippy::option_option, reason = "the outer one ends the plain case")]
     pub(super) fn new<const SHADOWS: bool>(
         limit: &'a LimitTable<C, P>,
         context: &AcquireContext<'_, Key, impl BuildHasher>,

@@ -79,7 +79,9 @@ impl<'a> Transaction<'a> {
         if let Some(decision) = self.try_plain() {
             return (decision, Vec::new());
         }
-        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
+        for part in self.parts {
+            part.end_due(self.now, self.ended);
+        }
         let plan = loop {
             let plan = self.read_all(ReadMode::IfDenied);
             if plan.verdict.is_allowed() && self.readings().any(|reading| reading.counting == Counting::DecidesOnly)
@@ -135,7 +137,9 @@ impl<'a> Transaction<'a> {
 
     /// Returns the decision of [`acquire`](Self::acquire) without charging.
     pub(super) fn peek(mut self) -> Decision {
-        self.parts.iter().for_each(|part| part.end_due(self.now, self.ended));
+        for part in self.parts {
+            part.end_due(self.now, self.ended);
+        }
         loop {
             let plan = self.read_all(ReadMode::Snapshot);
             if let Some(index) = self.share_without_slot(&plan) {

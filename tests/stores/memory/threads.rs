@@ -559,3 +559,100 @@ fn outdated_clock_reading_grants_nothing() {
     check_denied(&SlidingWindow::new(quota));
     check_denied(&SlidingLog::new(quota));
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The order of locks, and holds of a decision that panics
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The two lists share their tables in another order. Decisions lock by table, so none waits for another one for ever, also
+/// with many more threads than processors: each charges both limits once.
+#[test]
+fn replacements_in_two_orders_under_load_charge_every_decision_once() {
+    const THREADS: u64 = 64;
+    const EACH: u64 = 300;
+    const LIMIT: u64 = 1 << 40;
+    let limits = |is_reversed: bool| {
+        let mut limits: Vec<DynLimit<str>> =
+            ["a", "b"].map(|name| DynLimit::new(Limit::new(name, FixedWindow::new(hourly(LIMIT))))).into();
+        if is_reversed {
+            limits.reverse();
+        }
+        limits
+    };
+    let limiter = Memory::builder(limits(false)).clock(ManualClock::new()).build().expect("valid limits");
+    let decided = limiter.clone();
+    with_timeout(move || {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let decided = &decided;
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        assert!(decided.check("key", 1).is_allowed());
+                        if number % 10 == thread % 10 {
+                            decided.replace(limits(number % 20 < 10)).expect("valid limits");
+                        }
+                    }
+                });
+            }
+        });
+    });
+    let decision = limiter.check("key", AcquireOptions::cost(0).detail(Detail::All));
+    let remaining: Vec<_> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
+    assert_eq!(remaining, [LIMIT - THREADS * EACH; 2]);
+}
+
+/// Panics in the call after which so many calls were left.
+#[derive(Debug)]
+struct PanicsInCall(Arc<AtomicU64>);
+
+impl PanicsInCall {
+    fn count(&self) {
+        assert!(self.0.fetch_sub(1, Ordering::Relaxed) != 1, "the call that panics");
+    }
+}
+
+impl Algorithm for PanicsInCall {
+    type State = [u64; 1];
+
+    fn decide(&self, _: &[u64; 1], _: Timestamp, _: ChargeOptions) -> Step<[u64; 1]> {
+        self.count();
+        Step::Allow { next: [FOREVER], delay: 0 }
+    }
+
+    fn snapshot(&self, _: &[u64; 1], _: Timestamp) -> LazySnapshot {
+        self.count();
+        LimitSnapshot::new(10, Duration::from_secs(1)).with_remaining(5).into()
+    }
+
+    fn max_reset(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+/// In whichever call the algorithm of one limit panics: no limit holds anything afterwards.
+#[test]
+fn decision_that_panics_holds_nothing() {
+    for is_last in [false, true] {
+        let left = Arc::new(AtomicU64::new(0));
+        let fragile = DynLimit::new(Limit::new("fragile", PanicsInCall(Arc::clone(&left))));
+        let mut limits: Vec<DynLimit<str>> = vec![fragile, DynLimit::new(FixedWindow::new(hourly(100)))];
+        if is_last {
+            limits.reverse();
+        }
+        let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits");
+        let held = || limiter.usage().iter().map(|usage| usage.held).sum::<u64>();
+        let mut panics = 0;
+        loop {
+            left.store(panics + 1, Ordering::Relaxed);
+            let result = catch_unwind(AssertUnwindSafe(|| hold(&limiter, "key", 1)));
+            if result.is_ok() {
+                // The settlement calls the algorithm, too.
+                left.store(u64::MAX, Ordering::Relaxed);
+                break;
+            }
+            panics += 1;
+            assert_eq!(held(), 0, "after a panic in call {panics}");
+        }
+        assert!(panics >= 3, "{panics}");
+    }
+}

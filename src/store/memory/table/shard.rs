@@ -101,7 +101,8 @@ impl<A: Algorithm> Keys<A> {
         if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
             return Some(SlotIndex { set: first, slot });
         }
-        self.sets.get(second)?.find(fingerprint).map(|slot| SlotIndex { set: second, slot })
+        let slot = self.sets.get(second)?.find(fingerprint)?;
+        Some(SlotIndex { set: second, slot })
     }
 
     #[inline(always)]
