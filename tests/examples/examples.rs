@@ -100,17 +100,31 @@ fn custom_limiter_example_prints_its_responses() {
     assert_eq!(
         open,
         [
-            "second 1: 200 OK \"burst\";r=2;t=1, \"credit\";r=3;t=2592000",
-            "second 1: 200 OK \"burst\";r=1;t=1, \"credit\";r=2;t=2592000",
-            "second 1: 200 OK \"burst\";r=0;t=1, \"credit\";r=1;t=2592000",
-            "second 1: 429 Too Many Requests \"burst\";r=0;t=1",
-            "second 2: 200 OK \"burst\";r=2;t=1, \"credit\";r=0;t=2592000",
+            "second 1: 200 OK \"burst\";r=2, \"credit\";r=3;t=2592000",
+            "second 1: 200 OK \"burst\";r=1, \"credit\";r=2;t=2592000",
+            "second 1: 200 OK \"burst\";r=0, \"credit\";r=1;t=2592000",
+            "second 1: 429 Too Many Requests \"burst\";r=0",
+            "second 2: 200 OK \"burst\";r=2, \"credit\";r=0;t=2592000",
             "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
             "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
             "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
         ]
     );
     assert_eq!(closed, ["second 3: 503 Service Unavailable -"; 4]);
+}
+
+/// No user's streams receive more than the rate, with the burst, in three seconds. A slow machine may receive less.
+#[test]
+fn bandwidth_example_divides_the_rate_of_a_user() {
+    let mut program = example("bandwidth");
+    let (status, printed) = Process::start(program.env("PORT", "0")).output();
+    assert!(status.success(), "{status}: {printed:#?}");
+    for user in ["alice", "bob"] {
+        let rates =
+            printed.iter().filter_map(|line| line.strip_prefix(user)?.strip_prefix(": ")?.strip_suffix(" kB/s"));
+        let rates: Vec<u64> = rates.map(|rate| rate.parse().expect("a number")).collect();
+        assert!(rates.len() == 2 && rates.iter().sum::<u64>() <= 1_050 && rates[0] > 0, "{printed:#?}");
+    }
 }
 
 /// Two runs: one busy tenant, and four.

@@ -71,6 +71,8 @@ struct Locked<'a, A: Algorithm> {
     slot: Option<SlotIndex>,
     /// The time of the decision in this limit: for an absent key the horizon, if that is later.
     now: Timestamp,
+    /// The time of the decision, from which its numbers count.
+    at: Timestamp,
     next: Option<<A::State as State>::Next>,
     /// In the plain case, the snapshot of the next state.
     preview: Option<LazySnapshot>,
@@ -145,8 +147,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn lock(&self) -> u64 {
         let keys = self.limit.table.lock(self.hash);
         let last = keys.last_decided_at();
-        let (slot, now) = (None, Timestamp::EPOCH);
-        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, next: None, preview: None, placed: None });
+        let (slot, now, at) = (None, Timestamp::EPOCH, Timestamp::EPOCH);
+        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, at, next: None, preview: None, placed: None });
         last
     }
 
@@ -155,6 +157,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             locked.keys.set_last_decided_at(now);
             locked.slot = locked.keys.find(self.hash);
             let is_absent = locked.slot.is_none();
+            locked.at = now;
             locked.now = if is_absent { locked.keys.time_of_absent(now, self.algorithm()) } else { now };
         });
     }
@@ -266,7 +269,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     #[inline]
     fn commit(&self, reading: &LimitReading) -> LimitNumbers {
-        let numbers = self.with_locked(|Locked { keys, slot, now, next, placed, .. }| {
+        let numbers = self.with_locked(|Locked { keys, slot, now, at, next, placed, .. }| {
             let Some(slot) = *slot else { return reading.numbers() };
             let transition = self.transition();
             let held = if reading.holds {
@@ -277,14 +280,14 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
                 reading.held.saturating_add(reading.cost)
             } else {
                 let Some(next) = next.take() else { return reading.numbers() };
-                let snapshot = if reading.held == 0 { StateOf::<C>::next_snapshot(&next) } else { None };
+                let snapshot = if reading.held == 0 && now == at { StateOf::<C>::next_snapshot(&next) } else { None };
                 keys.state_mut(slot).apply(next);
                 if let Some(snapshot) = snapshot {
                     return reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now);
                 }
                 reading.held
             };
-            let snapshot = transition.snapshot(keys.state(slot), held, *now);
+            let snapshot = transition.snapshot(keys.state(slot), held, *at);
             reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now)
         });
         numbers.unwrap_or(reading.numbers())

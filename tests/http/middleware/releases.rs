@@ -263,7 +263,9 @@ async fn reset_and_expiry_wake_the_requests_of_the_key() {
     assert_eq!(waiting.await.expect("no panic").expect("a start"), reset_at);
 
     let limit = InFlight::new(1).max_duration(ms(500));
-    let limiter: Memory<u32, _, _> = Memory::builder(limit).clock(TokioClock::new()).build().expect("a limit");
+    // One shard: a decision ends the overdue requests of its shard.
+    let builder = Memory::<u32, _>::builder(limit).max_keys(20);
+    let limiter: Memory<u32, _, _> = builder.clock(TokioClock::new()).build().expect("a limit");
     let held = limiter.hold(&1, AcquireOptions::default()).await.expect("memory").held.expect("allowed");
     let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone()).responder(RejectWithError);
     let service = layer.release_on_response().max_wait(10_000 * SECOND);

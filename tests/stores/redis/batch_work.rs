@@ -25,7 +25,7 @@ const QUOTA: Quota = Quota::per_hour(1_000_000);
 /// The limit of the counted batches.
 const LIMIT: u16 = 1_000;
 /// The maximum of the Lua instructions of a batch, and a hundred for each command: about 0.6 ms on an idle machine.
-const MAX_WORK: u64 = 150_000;
+const MAX_WORK: u64 = 155_000;
 
 fn window(blocks: u64) -> SlidingWindow {
     SlidingWindow::new(QUOTA).blocks(blocks)
