@@ -127,7 +127,7 @@ mod loom_runtime {
     }
 
     loom::lazy_static! {
-        static ref RUNTIME: Mutex<Runtime> = Mutex::new(Runtime::default());
+        static ref RUNTIME: Arc<Mutex<Runtime>> = Arc::default();
     }
 
     /// The runtime in which tasks are spawned, and the wakers of its tasks.
@@ -139,8 +139,9 @@ mod loom_runtime {
 
     /// Runs the future in a thread, until the runtime shuts down.
     pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
-        let runtime = RUNTIME.lock().expect("no panic").number;
-        let task = Task { runtime, future: Some(Box::pin(future)) };
+        let runtime = Arc::clone(&RUNTIME);
+        let number = runtime.lock().expect("no panic").number;
+        let task = Task { runtime, number, future: Some(Box::pin(future)) };
         loom::thread::spawn(move || block_on(task));
     }
 
@@ -155,7 +156,9 @@ mod loom_runtime {
     }
 
     struct Task {
-        runtime: usize,
+        /// A task may be polled last when the model has ended, and its statics with it.
+        runtime: Arc<Mutex<Runtime>>,
+        number: usize,
         future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     }
 
@@ -164,9 +167,9 @@ mod loom_runtime {
 
         fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
             let runs = {
-                let mut runtime = RUNTIME.lock().expect("no panic");
+                let mut runtime = self.runtime.lock().expect("no panic");
                 runtime.wakers.push(cx.waker().clone());
-                runtime.number == self.runtime
+                runtime.number == self.number
             };
             match &mut self.future {
                 Some(future) if runs => future.as_mut().poll(cx),

@@ -51,10 +51,10 @@ impl Released {
 
     /// Lets the next request ask.
     pub(crate) fn pass_on(mut self) {
+        let listeners = live_listeners();
         loop {
-            let first = listeners()
+            let first = listeners
                 .iter()
-                .filter_map(Weak::upgrade)
                 .filter_map(|listener| Some((listener.first_for(&self)?, listener)))
                 .min_by_key(|(place, _)| *place);
             let Some(((place, queue), listener)) = first else { return };
@@ -116,6 +116,11 @@ fn listeners() -> MutexGuard<'static, Vec<Weak<dyn CapacityListener>>> {
     LISTENERS.with(|listeners| listeners.lock()).unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns all listeners. Their locks are taken only when the lock of the list is released.
+fn live_listeners() -> Vec<Arc<dyn CapacityListener>> {
+    listeners().iter().filter_map(Weak::upgrade).collect()
+}
+
 /// Registers a listener until it is dropped.
 pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
     let mut listeners = listeners();
@@ -125,8 +130,7 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
 
 /// Lets all queues ask at once: a replacement of limits may have added capacity to any key.
 pub(crate) fn capacity_added() {
-    let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
-    for listener in &listeners {
+    for listener in live_listeners() {
         listener.ask_all();
     }
 }

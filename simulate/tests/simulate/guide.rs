@@ -103,7 +103,7 @@ fn command_on_the_sample_prints_what_the_page_shows() {
     assert!(by_requests.contains(expected), "{by_requests}");
     let excluded = run(&format!("{sample} --exclude path=/health --exclude address=203.0.113.* --suggest 0%"));
     assert!(
-        excluded.starts_with("428 requests in ") && excluded.contains("30/min, burst 11, by address"),
+        excluded.starts_with("428 requests in ") && excluded.contains("30/min, burst 15, by address"),
         "{excluded}"
     );
     let only = run(&format!("{sample} --only method=POST --only path=/cart*"));

@@ -65,6 +65,8 @@ impl Slots {
         let slots = self.clone();
         let held = Held::new(1, move |_| {
             slots.release();
+            // As a store does when a hold ends.
+            capacity_released([slots.queue]);
             LimiterFuture::ready(Ok(()))
         });
         Outcome { decision: decision(Verdict::Allowed), held: Some(held) }

@@ -77,7 +77,7 @@ fn in_flight_counts_costs_and_exceeds_only_above_the_maximum() {
 
 #[test]
 fn in_flight_rejects_invalid_maxima() {
-    for max in [0, 1 << 53, u64::MAX] {
+    for max in [1 << 53, u64::MAX] {
         assert!(InFlight::try_new(max).expect_err("invalid").is_config());
     }
     assert_eq!(InFlight::try_new(5).expect("valid"), InFlight::new(5));

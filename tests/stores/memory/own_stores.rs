@@ -230,7 +230,10 @@ fn a_state_with_any_other_byte_is_an_error() {
     let now = Timestamp::from_micros(1_100_000);
     let is_error = |states: [&[u8]; 2]| {
         let states = states.map(Some);
-        let error = transaction.decide(&states, now).expect_err("the state is invalid");
+        let error = match transaction.decide(&states, now) {
+            Err(error) => error,
+            Ok(_) => panic!("the states are invalid: {states:?}"),
+        };
         assert!(
             error.is_unavailable() && error.to_string().contains("reading the state of a key under limit"),
             "{error}"
@@ -255,9 +258,9 @@ fn a_state_with_any_other_byte_is_an_error() {
         // The state of the other limit.
         with(other);
     }
-    let unsorted = state("sliding_log2", &[0, 0, 9, 9, 5, 1, 4, 1]);
+    let unsorted = state("sliding_log2", &[0, 0, 9, 9, 5, 0, 0, 0, 5, 1, 4, 1]);
     is_error([&writes[0].state, &unsorted]);
-    is_error([&writes[0].state, &state("sliding_log2", &vec![1; 2 + 2 + 2 * StoreLimits::<str>::MAX_HITS + 2])]);
+    is_error([&writes[0].state, &state("sliding_log2", &vec![1; 2 + 6 + 2 * StoreLimits::<str>::MAX_HITS + 2])]);
 }
 
 #[test]

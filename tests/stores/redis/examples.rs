@@ -111,7 +111,7 @@ fn example_without_redis_explains_how_to_start_it() {
     assert!(!output.status.success());
     assert!(printed.starts_with("cannot use Redis: "), "{printed}");
     assert!(printed.contains("Start `redis-server`"), "{printed}");
-    assert_eq!(printed.matches("refused").count(), 1, "the cause is printed once: {printed}");
+    assert_eq!(printed.matches("Connection refused").count(), 1, "the cause is printed once: {printed}");
 }
 
 /// Two processes reload one file, and keep what clients have used.
