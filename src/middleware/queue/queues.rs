@@ -148,11 +148,12 @@ impl Queues {
         if queue.indexed.as_ref().map(|(place, _)| *place) != first.map(|(place, _)| place) {
             let indexed = first.map(|(place, waiter)| (place, waiter.ticket.ask.needs_in(id, waiter.options)));
             let before = std::mem::replace(&mut queue.indexed, indexed.clone());
-            for (place, (limit, need)) in entries(before) {
-                self.first_requests(limit).remove(&(limit, need, place, id));
-            }
+            // First the new entries: a release that reads the index between both must find the queue.
             for (place, (limit, need)) in entries(indexed) {
                 self.first_requests(limit).insert((limit, need, place, id));
+            }
+            for (place, (limit, need)) in entries(before) {
+                self.first_requests(limit).remove(&(limit, need, place, id));
             }
         }
         if queue.is_finished() {
