@@ -284,6 +284,10 @@ impl FixedWindow {
         self.quota
     }
 
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "serde")),
+        allow(dead_code, reason = "for scripts and configuration")
+    )]
     pub(crate) const fn get_calendar(&self) -> Option<Calendar> {
         match self.boundaries {
             Boundaries::Calendar(calendar) => Some(calendar),

@@ -244,6 +244,7 @@ impl Calendar {
     }
 
     /// Returns the instants around a time between which are four windows. The time is in the second one.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for scripts"))]
     pub(crate) fn instants(&self, at: u64) -> [u64; 5] {
         let (start, end) = self.window(at);
         let next = self.window(end).1;
@@ -251,6 +252,7 @@ impl Calendar {
     }
 
     /// Returns numbers that no other calendar has.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for scripts"))]
     pub(crate) const fn id(&self) -> [u64; 5] {
         let (kind, anchor) = match self.kind {
             Kind::Day => (1, 0),

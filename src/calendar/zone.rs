@@ -19,6 +19,7 @@ impl Zone {
     pub(super) const MAX_OFFSET: i16 = 24 * 60 - 1;
 
     /// Returns numbers that no other zone has.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for scripts"))]
     pub(super) const fn id(self) -> [u64; 2] {
         match self {
             Self::Offset(minutes) => [0, minutes.unsigned_abs() as u64 * 2 + (minutes < 0) as u64],

@@ -45,6 +45,7 @@ impl KeyText {
     }
 
     /// The key of the empty text.
+    #[cfg_attr(not(feature = "serde"), allow(dead_code, reason = "for the limits of routes"))]
     pub(crate) const EMPTY: Self = Self { bytes: [0; Self::MAX_LEN], len: 0 };
 
     /// The start of a digest. No header value, URI or method contains the first byte.

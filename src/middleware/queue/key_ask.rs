@@ -39,6 +39,7 @@ where
 
     /// Creates the ask of a caller that may have any limiter. Only a store's limits show whether two limiters are the same,
     /// so a caller with another limiter waits alone.
+    #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
     pub(crate) fn of_caller(key: Q, limiter: L) -> Self {
         let is_alone = limits_of_guard(key.borrow(), &limiter).is_some();
         let ask = Self::new(key, limiter, Observers::default());
@@ -47,11 +48,13 @@ where
     }
 
     /// Returns the queue that a new request of the key must join, if others wait.
+    #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
     pub(crate) fn existing_queue(&self, queues: &Queues) -> Option<u64> {
         existing_queue(self.own_queue, queues, &|visit| self.visit(visit))
     }
 
     /// Returns what distinguishes the key and the limiter from others in the queues of all callers.
+    #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
     pub(crate) fn identity(&self) -> (u64, Vec<u64>) {
         let mut limits = Vec::new();
         self.visit(&mut |limit, _, _| limits.push(limit.id));
