@@ -6,7 +6,9 @@ use http::Request;
 
 use super::key::{RequestKey, Rule, text_of, worse};
 use super::part::{Part, Source};
-use crate::key::{EncodeKey, ExtractKey, Extracted, Host, KeyText, MissingKey, NO_ROUTE, Path, PeerIp, Pepper};
+#[cfg(feature = "axum")]
+use crate::key::NO_ROUTE;
+use crate::key::{EncodeKey, ExtractKey, Extracted, Host, KeyText, MissingKey, Path, PeerIp, Pepper};
 
 /// How the parts of a request are read: the address, the user, and the secrets.
 ///

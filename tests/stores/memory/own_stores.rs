@@ -230,10 +230,7 @@ fn a_state_with_any_other_byte_is_an_error() {
     let now = Timestamp::from_micros(1_100_000);
     let is_error = |states: [&[u8]; 2]| {
         let states = states.map(Some);
-        let error = match transaction.decide(&states, now) {
-            Err(error) => error,
-            Ok(_) => panic!("the states are invalid: {states:?}"),
-        };
+        let Err(error) = transaction.decide(&states, now) else { panic!("the states are invalid: {states:?}") };
         assert!(
             error.is_unavailable() && error.to_string().contains("reading the state of a key under limit"),
             "{error}"
