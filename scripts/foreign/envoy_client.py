@@ -73,8 +73,13 @@ def main(address: str) -> None:
         other = descriptor(("remote_address", "192.0.2.2"))
         check(ask(other, hits_addend=4).statuses[0].limit_remaining == 1, "hits of a request")
         model = descriptor(("model", "large"), hits_addend={"value": 2_500})
-        both = ask(other, model)
-        check([status.limit_remaining for status in both.statuses] == [0, 7_500], both)
+        # The limit of the tokens is one of those whose usage is reported: a request is charged none.
+        request = descriptor(("model", "large"), hits_addend={"value": 0})
+        both = ask(other, request)
+        check([status.limit_remaining for status in both.statuses] == [0, 9_999], both)
+        check(ask(model).overall_code == OK, "a report")
+        after = ask(request)
+        check(7_490 < after.statuses[0].limit_remaining < 7_600, after)
 
         # Descriptors and domains without a limit.
         free = ask(descriptor(("remote_address", "192.0.2.3"), ("path", "/other")))

@@ -115,7 +115,7 @@ fn of_user(server: &Server, proxy: &Proxy, rights: &[&str]) -> (Redis<str>, Arc<
 #[tokio::test]
 async fn breaker_closes_without_permissions_that_decisions_do_not_need() {
     let server = Server::start();
-    for rights in [&["~ratelimit:*", "+@all", "-script|load"][..], &["~ratelimit:api:*", "+@all"]] {
+    for rights in [&["~ratelimit:*", "+@all", "-script"][..], &["~ratelimit:api:*", "+@all"]] {
         let proxy = Proxy::before(server.socket());
         let (limiter, opened) = of_user(&server, &proxy, rights);
         let outcome = acquire(&limiter, "alice", AcquireOptions::default()).await;

@@ -86,12 +86,24 @@ fn classify(error: &RedisError) -> (Meaning, Cow<'static, str>) {
         && let Some(classified) = classify_kind(kind)
     {
         classified
+    } else if let Some((code, detail)) = raised_in_script(error) {
+        let kind = match code {
+            "READONLY" => Some(ServerErrorKind::ReadOnly),
+            "MASTERDOWN" => Some(ServerErrorKind::MasterDown),
+            _ => None,
+        };
+        kind.and_then(classify_kind).unwrap_or_else(|| classify_code(code, detail))
     } else if let Some(code) = error.code() {
         classify_code(code, error.detail().unwrap_or_default())
     } else {
         return (Meaning::Connection, lost_connection(error));
     };
     (meaning, cause.into())
+}
+
+/// Returns the code and the text of an error that a command within the script raised: Redis 6 puts both into its text.
+fn raised_in_script(error: &RedisError) -> Option<(&str, &str)> {
+    error.detail()?.rsplit_once(": -")?.1.split_once(' ')
 }
 
 fn classify_kind(kind: ServerErrorKind) -> Option<(Meaning, &'static str)> {
