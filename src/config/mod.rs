@@ -109,7 +109,7 @@ impl Policy {
         self.fields.algorithm.unwrap_or(AlgorithmName::Gcra)
     }
 
-    /// Returns the quota, which every algorithm but `in-flight` has. That of a calendar has the days of the longest window.
+    /// Returns the quota, which every algorithm but `in-flight` has. A calendar's quota has the longest window's days.
     #[must_use]
     pub fn quota(&self) -> Option<Quota> {
         match self.algorithm {

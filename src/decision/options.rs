@@ -197,7 +197,7 @@ impl AcquireOptions {
     /// Sets how many repeats of a hold with an [id](Self::id) are allowed while the hold is open: by default none.
     ///
     /// Set it for a caller that sends a hold again until it has a reply. An id passes at most `1 + repeats` times until it
-    /// is forgotten, whoever sends it. The first hold's number counts. Without an id it has no effect.
+    /// is forgotten, from any caller. The first hold's number counts. Without an id it has no effect.
     ///
     /// ```
     /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};

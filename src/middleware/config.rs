@@ -109,7 +109,7 @@ pub(crate) fn observe_first<Request, P: Parts<Request>>(
     }
 }
 
-/// Tells the developer why all responses of a layer are errors, if no observer does.
+/// Shows the developer why all responses of a layer are errors, if no observer does.
 fn warn_of_misconfiguration<K, A, R, T>(config: &Config<K, A, R, T>, rejection: &Rejection) {
     if !cfg!(debug_assertions) || config.observers.is_some() || !rejection.is_misconfigured() {
         return;

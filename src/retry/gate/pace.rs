@@ -100,7 +100,7 @@ impl Lead {
         zero.from_response.checked_sub(self.of_waiting).unwrap_or(zero.from_response)
     }
 
-    /// Returns from when on a request starts if none waits.
+    /// Returns the earliest start of a request if none waits.
     pub(super) fn idle_start(&self, zero: StatedZero) -> Instant {
         zero.from_start.checked_sub(self.max).unwrap_or(zero.from_start)
     }
