@@ -73,7 +73,7 @@ impl<P, H> PeerIp<P, H> {
     /// Makes the key a keyed hash of the address, after its prefix: Redis, logs, events and
     /// [`top_keys`](crate::Memory::top_keys) then contain no address.
     ///
-    /// Equal addresses have equal keys in all processes with the same pepper. A holder of the pepper can find the address
+    /// Equal addresses have equal keys in all processes with the same pepper. Holders of the pepper can find the address
     /// by trying all of them, so the hashes are pseudonyms, and not anonymous.
     ///
     /// ```
