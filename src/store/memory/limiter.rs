@@ -217,7 +217,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
     /// ```
     // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
-    // docs/performance.md.
+    // benches/figures.md.
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
         let options = options.into().without_guard();
@@ -230,7 +230,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             Ok(decision) => decision,
             Err(_) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
-                // too. Row "hot key" of docs/performance.md.
+                // too. Row "hot key" of benches/figures.md.
                 let (decision, holds) = self.check_slow(key, options, context.now);
                 debug_assert_eq!(holds, 0, "without a guard, nothing is held");
                 decision
