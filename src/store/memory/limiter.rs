@@ -294,6 +294,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
+        self.shared.end_due::<Key, L>();
         let now = self.now();
         self.in_limit(limit, |table| table.top_keys(max, now))
     }
