@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::{
+    AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, limiter_methods, options_for_both,
+};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 
@@ -290,9 +292,9 @@ where
         self.second.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.first.visit_units(visit);
-        self.second.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.first.visit_limits(visit);
+        self.second.visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, limiter_methods};
 use crate::clock::{Clock, SystemClock, Timestamp, latest_end};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 
@@ -331,8 +331,8 @@ where
         self.limiter.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.limiter.visit_limits(visit);
     }
 
     /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, limiter_methods};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -48,8 +48,8 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
         self.limiter.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.limiter.visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -1,6 +1,8 @@
 use std::borrow::Borrow;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::{
+    AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, limiter_methods, options_for_both,
+};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
@@ -105,9 +107,9 @@ where
         self.secondary.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.primary.visit_units(visit);
-        self.secondary.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.primary.visit_limits(visit);
+        self.secondary.visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

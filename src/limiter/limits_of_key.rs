@@ -25,6 +25,46 @@ pub(crate) struct LimitOfKey<'a> {
     pub(crate) max_waiting: Option<u64>,
 }
 
+/// A limit of a limiter: see [`Limiter::visit_limits`](super::Limiter::visit_limits).
+#[derive(Clone, Copy, Debug)]
+pub struct NamedLimit<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) unit: Option<&'static str>,
+    pub(crate) denies: bool,
+}
+
+impl<'a> NamedLimit<'a> {
+    /// Names a limit, as in [`LimitStatus::name`](crate::LimitStatus::name).
+    #[must_use]
+    pub const fn new(name: &'a str) -> Self {
+        Self { name, unit: None, denies: true }
+    }
+
+    /// Sets the unit in which the limit charges: see [`Limit::cost_of`](crate::Limit::cost_of).
+    #[must_use]
+    pub const fn with_unit(mut self, unit: &'static str) -> Self {
+        self.unit = Some(unit);
+        self
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub const fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// Returns the unit.
+    #[must_use]
+    pub const fn unit(&self) -> Option<&'static str> {
+        self.unit
+    }
+
+    /// Creates the description of a limit of a store.
+    pub(crate) fn of_store(name: &'a str, unit: Option<&'static str>, is_shadow: bool, share: ShareRole) -> Self {
+        Self { name, unit, denies: !is_shadow && share != ShareRole::Share }
+    }
+}
+
 impl<'a> LimitsOfKey<'a> {
     pub(crate) fn new(visit: &'a mut dyn FnMut(LimitOfKey<'_>)) -> Self {
         Self { visit }

@@ -1,6 +1,6 @@
 //! The methods that all limiters have in common, so that users need not import `Limiter` for them.
 
-use super::{Limiter, LimiterFuture, Outcome};
+use super::{Limiter, LimiterFuture, NamedLimit, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
@@ -207,8 +207,9 @@ where
 {
     options.check_no_id(name)?;
     options.check_units(|visit| {
-        first.visit_units(visit);
-        second.visit_units(visit);
+        let mut visit_unit = |limit: NamedLimit<'_>| limit.unit.into_iter().for_each(&mut *visit);
+        first.visit_limits(&mut visit_unit);
+        second.visit_limits(&mut visit_unit);
     })?;
     Ok(options.with_known_units())
 }

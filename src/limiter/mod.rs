@@ -50,7 +50,7 @@ pub(crate) use self::future::BoxFuture;
 pub use self::future::LimiterFuture;
 pub use self::held::Held;
 pub(crate) use self::limits_of_key::LimitOfKey;
-pub use self::limits_of_key::LimitsOfKey;
+pub use self::limits_of_key::{LimitsOfKey, NamedLimit};
 use self::methods::options_for_both;
 pub(crate) use self::methods::{check, limiter_methods};
 pub use self::observed::Observed;
@@ -160,11 +160,12 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         let _ = (key, limits);
     }
 
-    /// Names the units in which the limits of this limiter charge: see [`Limit::cost_of`](crate::Limit::cost_of).
+    /// Names the limits of this limiter, whatever the key.
     ///
-    /// A limiter that decides alone returns an error for costs in any other unit. A limiter around others
-    /// ([`Chained`], [`Fallback`]) accepts the units of all of them, and forwards this call. By default there are none.
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
+    /// A limiter that decides alone returns an error for costs in a [unit](crate::Limit::cost_of) that none of its limits
+    /// names. A limiter around others ([`Chained`], [`Fallback`]) accepts the units of all of them, and forwards this call.
+    /// By default there are none.
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
         let _ = visit;
     }
 
@@ -196,8 +197,8 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
         (**self).limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        (**self).visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        (**self).visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

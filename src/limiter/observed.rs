@@ -1,5 +1,5 @@
 use super::held::Held;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, limiter_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::observe::{Event, Observer, Observers, OutcomeGuard};
@@ -91,8 +91,8 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {
         }
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.limiter.visit_limits(visit);
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -8,7 +8,7 @@ use utoipa::{IntoResponses, OpenApi, ToSchema};
 #[allow(dead_code, reason = "documents the body, which the layer writes")]
 struct Problem {
     /// The kind of the problem.
-    #[schema(rename = "type", format = Uri, example = "https://iana.org/assignments/http-problem-types#quota-exceeded")]
+    #[schema(rename = "type", example = "https://iana.org/assignments/http-problem-types#quota-exceeded")]
     kind: String,
     title: String,
     status: u16,
@@ -42,7 +42,7 @@ enum Rejected {
 }
 
 /// Creates an order.
-#[utoipa::path(post, path = "/orders", responses((status = 200, body = String, content_type = "text/plain"), Rejected))]
+#[utoipa::path(post, path = "/orders", responses((status = 200, description = "Created.", body = String, content_type = "text/plain"), Rejected))]
 #[allow(dead_code, reason = "documents the handler")]
 fn order() {}
 

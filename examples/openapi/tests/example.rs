@@ -24,8 +24,9 @@ fn at<'a>(document: &'a Value, part: &'a Value, path: &[&str]) -> &'a Value {
 #[test]
 fn openapi_example_documents_what_it_answers() {
     let server = Process::start(&mut listening(env!("CARGO_BIN_EXE_example-openapi")));
+    let address = server.address();
     let answers = |path: &str, method: &str| {
-        let answer = request(server.address(), method, path, "");
+        let answer = request(address, method, path, "");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
         (head.to_owned(), body.to_owned())
     };

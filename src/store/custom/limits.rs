@@ -7,7 +7,7 @@ use crate::decision::AcquireOptions;
 use crate::encode::EncodeKey;
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::LimitsOfKey;
+use crate::limiter::{LimitsOfKey, NamedLimit};
 use crate::store::inner::{check_limits, impl_into_limits};
 
 /// The limits of a store of your own, such as a table of a database.
@@ -136,9 +136,9 @@ impl<Key: ?Sized> StoreLimits<Key> {
         Ok(StoreTransaction::new(keys, limits, not_applying, options))
     }
 
-    /// Visits the units that the limits name, for [`Limiter::visit_units`](crate::Limiter::visit_units).
-    pub fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit);
+    /// Names the limits, for [`Limiter::visit_limits`](crate::Limiter::visit_limits).
+    pub fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.limits.iter().for_each(|limit| visit(limit.0.named()));
     }
 
     /// Names the limits that apply to a key, for [`Limiter::limits_of`](crate::Limiter::limits_of).

@@ -18,7 +18,7 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
@@ -538,7 +538,7 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
 }
 
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
-    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
+    L::for_each(tables, &mut |table| table.named().unit.into_iter().for_each(&mut *visit));
 }
 
 /// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
@@ -586,8 +586,8 @@ where
         L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        visit_units::<Key, L, S>(&self.shared.tables, visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        L::for_each(&self.shared.tables, &mut |table| visit(table.named()));
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

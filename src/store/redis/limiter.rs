@@ -10,7 +10,7 @@ use super::script::Operation;
 use super::server::RedisServer;
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome};
 use crate::observe::Event;
 use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
 
@@ -264,8 +264,11 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
         self.state().name_limits(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.state().visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        for limit in self.state().limits() {
+            let facts = &limit.facts;
+            visit(NamedLimit::of_store(facts.name.as_str(), facts.cost.unit(), facts.is_shadow, facts.share));
+        }
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

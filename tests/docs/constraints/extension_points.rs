@@ -12,7 +12,9 @@ use std::time::Duration;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::key::{EncodeKey, ExtractKey, Extracted, KeyWriter, MissingKey};
-use tower_ratelimit::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Observed, Outcome};
+use tower_ratelimit::limiter::{
+    AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Observed, Outcome,
+};
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{Rejection, Respond};
 use tower_ratelimit::retry::gate::{GateKey, ReadGateSignal};
@@ -258,8 +260,8 @@ impl<Key: 'static> Limiter<Key> for MapStore<Key> {
         self.limits.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits.visit_units(visit);
+    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
+        self.limits.visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -1398,6 +1398,7 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
     for (fields, expected) in [
         (r#""escalate": "many""#, "escalate: "),
         (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
+        (r#""escalate": "2/min", "guarantee": 3"#, "escalate: a guaranteed share denies no request"),
         (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
         (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
         (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),

@@ -85,7 +85,7 @@ where
     let redis = redis.build().expect("limits");
     let mut random = Random::new(seed);
     let mut units = Vec::new();
-    memory.visit_units(&mut |unit| units.push(unit));
+    memory.visit_limits(&mut |limit| units.extend(limit.unit()));
     let mut held: Vec<(Held, Held)> = Vec::new();
     let (mut step, mut wait) = (0, None);
     while step < steps {
