@@ -26,7 +26,8 @@ pub struct LimitSnapshot {
     /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
     /// The time until `remaining` increases, zero if `remaining` is at its maximum. While fewer units are left than are
-    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`.
+    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: see
+    /// [`LimitStatus::next_token_after`](super::LimitStatus::next_token_after).
     pub next_token_after: Duration,
 }
 

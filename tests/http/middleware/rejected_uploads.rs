@@ -120,9 +120,9 @@ async fn flood_of_rejected_uploads_costs_at_most_the_bounds() {
         // Of each body that must be read: its beginning, its cost, and what is seen of it.
         let mut begun: Vec<(Instant, u64, u64, Arc<Mutex<Seen>>)> = Vec::new();
         for step in 0..400 {
-            let usual = if per_second > 15_000 { 5_000 } else { 50_000 };
-            let longest = if random.below(20) == 0 { 2_000_000 } else { usual };
-            let longest = if step > 200 { longest } else { usual };
+            // Fast enough for a hundred open bodies, or slow enough for bytes to become free again.
+            let is_pause = random.below(20) == 0;
+            let longest = if per_second > 15_000 { 5_000 } else { 50_000 * if is_pause { 40 } else { 1 } };
             sleep(Duration::from_micros(random.below(longest))).await;
             let (now, seen) = (Instant::now(), Arc::<Mutex<Seen>>::default());
             let (length, frame) = (1 + random.below(MAX * 5 / 4), 1 + random.below(2_000));
