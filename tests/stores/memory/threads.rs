@@ -14,8 +14,9 @@ use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, CountersEdi
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LazySnapshot, LeakyQueue, Limit,
-    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, per_key,
+    AcquireOptions, BoxLimiter, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LazySnapshot,
+    LeakyQueue, Limit, LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
+    Timestamp, per_key,
 };
 
 use crate::random::Random;
@@ -538,13 +539,13 @@ fn panic_of_a_users_function_leaves_nothing_held() {
         });
         let fragile = Limit::new("fragile", Fragile(window())).keyed_by(|key: &u64| *key);
         let tiers = tiers.keyed_by(|key: &u64| *key);
-        let limiter: Box<dyn Usages> = match random.below(3) {
-            0 => Box::new(Memory::builder((plain, tiers, fragile, flights)).max_keys(100).build().expect("limits")),
-            1 => Box::new(Memory::builder(tiers).max_keys(100).build().expect("limits")),
+        let (limiter, held) = match random.below(3) {
+            0 => with_usage(Memory::builder((plain, tiers, fragile, flights)).max_keys(100).build()),
+            1 => with_usage(Memory::builder(tiers).max_keys(100).build()),
             _ => {
                 let limits =
                     vec![DynLimit::new(plain), DynLimit::new(tiers), DynLimit::new(fragile), DynLimit::new(flights)];
-                Box::new(Memory::builder(limits).max_keys(100).build().expect("limits"))
+                with_usage(Memory::builder(limits).max_keys(100).build())
             }
         };
         let mut open: Vec<(Held, u64)> = Vec::new();
@@ -559,7 +560,7 @@ fn panic_of_a_users_function_leaves_nothing_held() {
                     let _ = held.settle(random.below(3)).try_ready();
                 }
                 _ => {
-                    let outcome = acquire(&*limiter, &key, immediate(cost).hold());
+                    let outcome = acquire(&limiter, &key, immediate(cost).hold());
                     holds += u64::from(outcome.held.is_some());
                     open.extend(outcome.held.map(|held| (held, cost)));
                 }
@@ -567,7 +568,7 @@ fn panic_of_a_users_function_leaves_nothing_held() {
             CALLS_LEFT.set(0);
             panics += u64::from(run.is_err());
             let sum: u64 = open.iter().map(|(_, cost)| cost).sum();
-            for (limit, held) in limiter.held() {
+            for (limit, held) in held() {
                 assert_eq!(held, sum, "seed {seed}, step {step}, {limit}");
             }
         }
@@ -575,15 +576,13 @@ fn panic_of_a_users_function_leaves_nothing_held() {
     assert!(panics > 1_000 && holds > 1_000, "{panics}, {holds}");
 }
 
-/// A limiter of any limits that reports what it holds.
-trait Usages: Limiter<u64> {
-    fn held(&self) -> Vec<(String, u64)>;
-}
-
-impl<L: MemoryLimits<u64, DefaultHashBuilder> + 'static> Usages for Memory<u64, L> {
-    fn held(&self) -> Vec<(String, u64)> {
-        self.usage().into_iter().map(|usage| (usage.limit, usage.held)).collect()
-    }
+/// Returns a limiter of any limits, and what each of them holds.
+fn with_usage<L: MemoryLimits<u64, DefaultHashBuilder> + 'static>(
+    limiter: Result<Memory<u64, L>, tower_ratelimit::Error>,
+) -> (BoxLimiter<u64>, Box<dyn Fn() -> Vec<(String, u64)>>) {
+    let limiter = limiter.expect("limits");
+    let boxed = BoxLimiter::new(limiter.clone());
+    (boxed, Box::new(move || limiter.usage().into_iter().map(|usage| (usage.limit, usage.held)).collect()))
 }
 
 #[test]
