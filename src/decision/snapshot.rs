@@ -26,8 +26,7 @@ pub struct LimitSnapshot {
     /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
     /// The time until `remaining` increases, zero if `remaining` is at its maximum. While fewer units are left than are
-    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: see
-    /// [`LimitStatus::next_token_after`](super::LimitStatus::next_token_after).
+    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`.
     pub next_token_after: Duration,
 }
 

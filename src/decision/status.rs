@@ -238,14 +238,7 @@ impl LimitStatus {
     /// Returns limit, window, remaining, reset and the time until the next token.
     #[must_use]
     pub fn snapshot(&self) -> LimitSnapshot {
-        let mut snapshot = self.snapshot.compute();
-        if let Verdict::Denied { retry_after } = self.verdict()
-            && self.block.is_none()
-        {
-            // More remains at the latest when a retry succeeds.
-            snapshot.next_token_after = snapshot.next_token_after.min(retry_after);
-        }
-        snapshot
+        self.snapshot.compute()
     }
 
     /// Returns the largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
@@ -274,8 +267,7 @@ impl LimitStatus {
     }
 
     /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum. While fewer units are
-    /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset), or
-    /// the wait of a denied request, which is exact for a cost of 1.
+    /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset).
     #[must_use]
     pub fn next_token_after(&self) -> Duration {
         self.snapshot().next_token_after

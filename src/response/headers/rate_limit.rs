@@ -93,7 +93,8 @@ impl<'a> LimitFields<'a> {
 
 /// Returns the numbers that a client reads: those that it can use.
 ///
-/// Under a block nothing remains, and nothing becomes available before its end, whatever the usage is.
+/// More is available after `next_token_after`, at the latest when a retry succeeds. Under a block nothing remains, and
+/// nothing becomes available before its end, whatever the usage is.
 pub(super) fn client_snapshot(status: &LimitStatus) -> LimitSnapshot {
     let mut snapshot = status.snapshot();
     let retry_after = match status.verdict() {
@@ -105,6 +106,8 @@ pub(super) fn client_snapshot(status: &LimitStatus) -> LimitSnapshot {
         snapshot.remaining = 0;
         snapshot.next_token_after = retry_after;
         snapshot.reset = snapshot.reset.max(retry_after);
+    } else {
+        snapshot.next_token_after = snapshot.next_token_after.min(retry_after);
     }
     snapshot
 }
