@@ -166,6 +166,7 @@ impl Decision {
     }
 
     /// Sets the source of the decision.
+    #[doc(hidden)]
     pub fn with_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
@@ -174,6 +175,7 @@ impl Decision {
     /// Sets whether the limiter schedules later starts for callers that accept a delay.
     ///
     /// If it does, a denial means that no start is possible within the accepted delay.
+    #[doc(hidden)]
     pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
         self.supports_scheduling = supports_scheduling;
         self

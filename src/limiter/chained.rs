@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 
@@ -87,8 +88,6 @@ impl<A, B> Chained<A, B> {
     pub fn and<C>(self, last: C) -> Chained<Self, C> {
         Chained::new(self, last)
     }
-
-    limiter_methods!();
 }
 
 impl<A, B> Chained<A, B> {

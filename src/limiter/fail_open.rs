@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -21,8 +21,6 @@ impl<L> FailOpen<L> {
     pub fn new(limiter: L) -> Self {
         Self { limiter, clock: Arc::default() }
     }
-
-    limiter_methods!();
 
     fn allow_if_unavailable<T: From<Decision> + Send + 'static>(&self, decided: LimiterFuture<T>) -> LimiterFuture<T> {
         match decided.try_ready() {

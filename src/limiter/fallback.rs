@@ -1,6 +1,7 @@
 use std::borrow::Borrow;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
@@ -43,8 +44,6 @@ impl<P, S> Fallback<P, S> {
     pub const fn new(primary: P, secondary: S) -> Self {
         Self { primary, secondary }
     }
-
-    limiter_methods!();
 
     /// Asks the primary limiter, and the secondary one if the primary is unavailable.
     fn decide<Key, T>(

@@ -1,5 +1,5 @@
 use super::held::Held;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::observe::{Event, Observer, Observers, OutcomeGuard};
@@ -66,8 +66,6 @@ impl<L> Observed<L> {
     pub const fn get_ref(&self) -> &L {
         &self.limiter
     }
-
-    limiter_methods!();
 }
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {

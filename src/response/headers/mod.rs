@@ -21,7 +21,8 @@ use crate::response::rejection::Rejection;
 /// For [`Http::headers`](super::Http::headers) and `Grpc::headers`.
 ///
 /// ```
-/// use tower_ratelimit::response::{Headers, Http, ResetFormat};
+/// use tower_ratelimit::Http;
+/// use tower_ratelimit::response::{Headers, ResetFormat};
 ///
 /// let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).request_extension(true));
 /// ```

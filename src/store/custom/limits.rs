@@ -38,9 +38,9 @@ use crate::store::inner::{check_limits, impl_into_limits};
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 ///
-/// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+/// use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 /// use tower_ratelimit::store::StoreLimits;
-/// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, Limit, Quota, SystemClock};
+/// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, Limit, Limiter, Quota, SystemClock};
 ///
 /// struct MapStore<Key: ?Sized> {
 ///     limits: StoreLimits<Key>,

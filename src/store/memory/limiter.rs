@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
+use crate::store::inner::{capacity_added, capacity_released, limit_id};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -317,8 +317,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
     }
 
-    limiter_methods!(Key: hold administer);
-
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
     fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
@@ -332,7 +330,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         {
             return Ok(decision.into());
         }
-        if !options.until_end && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
+        if !options.keeps_guard && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {

@@ -12,7 +12,7 @@ use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::Event;
-use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
+use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, micros_floor};
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
@@ -219,8 +219,6 @@ impl<Key: ?Sized> Redis<Key> {
         let Some(leases) = &state.leases else { return Ok(()) };
         leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }
-
-    limiter_methods!(Key);
 
     /// Returns the name in Redis of a key of a limit.
     ///

@@ -287,7 +287,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     #[inline(never)]
     pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let has_limits_in_flight = self.has_limits_in_flight();
-        let submitted = if has_limits_in_flight && !options.until_end {
+        let submitted = if has_limits_in_flight && !options.keeps_guard {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
             let holds = options.hold && options.reserve().is_none();

@@ -797,7 +797,7 @@ impl Limiter<u32> for RemoteLimiter {
                     Ok(())
                 })
             };
-            let held = (options.is_hold() && verdict.is_allowed()).then(|| Held::new(options.get_cost(), settle));
+            let held = (options.hold && verdict.is_allowed()).then(|| Held::new(options.cost, settle));
             Ok(Outcome::new(decision, held))
         })
     }

@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, ManualClock, Memory,
-    Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, Limiter, ManualClock,
+    Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
 

@@ -6,11 +6,11 @@ use std::task::Poll;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Limiter, Observed};
+use tower_ratelimit::limiter::Observed;
 use tower_ratelimit::observe::{Event, Observer as _, Stage};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, InFlight, Limit, ManualClock, Memory, Quota,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
 };
 
@@ -86,7 +86,7 @@ async fn by_hand(limiter: BoxLimiter<()>, end: End) -> Vec<String> {
     let events = RecordedEvents::default();
     let limiter = Observed::new(limiter, events.clone());
     for cost in COSTS {
-        let options = AcquireOptions::cost(cost).until_end();
+        let options = AcquireOptions::cost(cost).keep_guard();
         let options = if matches!(end, End::Charge) { options } else { options.hold() };
         let Ok(outcome) = limiter.acquire(&(), options).await else { continue };
         match (outcome.held, end) {

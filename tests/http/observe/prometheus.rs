@@ -17,12 +17,12 @@ use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::key::{ExactPaths, Header};
-use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
-    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
-    RateLimitLayer, Verdict,
+    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, PeerIp, Quota,
+    RateLimitInfo, RateLimitLayer, Verdict,
 };
 
 use crate::support::{Deferred, FailingLimiter};

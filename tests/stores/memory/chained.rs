@@ -621,7 +621,7 @@ async fn nested_chain_lists_what_one_limiter_lists() {
             };
             settle_in_background().await;
             assert_eq!(content(&from_whole), content(&from_parts), "{seed} {specs:?} {key:?} {options:?}");
-            let lists_all = match options.get_detail() {
+            let lists_all = match options.detail {
                 Detail::AllIfDenied => !from_whole.is_allowed(),
                 detail => detail == Detail::All,
             };
@@ -643,12 +643,12 @@ struct RecordingLimiter {
 
 impl Limiter<Key> for RecordingLimiter {
     fn acquire(&self, _: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if options.is_hold() && !self.holds {
+        if options.hold && !self.holds {
             return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
-        let held = options.is_hold().then(|| {
-            Held::new(options.get_cost(), move |actual| {
+        let held = options.hold.then(|| {
+            Held::new(options.cost, move |actual| {
                 settled.lock().expect("notes").push(actual);
                 LimiterFuture::ready(Ok(()))
             })

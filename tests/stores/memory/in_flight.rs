@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Chained, DeniedCache, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Chained, DeniedCache, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, LimitStatus,
+    AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
     ManualClock, Memory, Quota, Verdict, WhenFull, per_key,
 };
 
@@ -14,7 +14,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// The options of a request that keeps its guard.
 fn request(cost: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).until_end()
+    AcquireOptions::cost(cost).keep_guard()
 }
 
 fn try_acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Result<Outcome, Error> {

@@ -2,9 +2,9 @@
 
 use std::future::ready;
 
-use tower_ratelimit::limiter::{AdminOperation, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, FailOpen, Fallback, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, ManualClock, Memory, Quota,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Limiter, ManualClock, Memory, Quota,
 };
 
 /// A store whose every call fails, or allows.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{AdminOperation, Held};
-use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
+use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket, per_key,
+    Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell, RedisServer, SlidingLog,
+    SlidingWindow, Timestamp, TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -224,7 +224,7 @@ fn random_options(random: &mut Random, units: &[&'static str], min_cost: u64) ->
     };
     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
     // Limits on requests in flight hold in each trace.
-    AcquireOptions::from(costs).until_end().max_delay(max_delay).detail(details[random.index(3)])
+    AcquireOptions::from(costs).keep_guard().max_delay(max_delay).detail(details[random.index(3)])
 }
 
 /// The name of a random limit that applies.

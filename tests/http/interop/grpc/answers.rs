@@ -10,11 +10,11 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
-use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, RateLimitInfo, ResponseBody};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, ResponseBody};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
-    RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    RateLimitInfo, RateLimitLayer, Timestamp, Verdict,
 };
 
 type Page = Response<ResponseBody<Full<Bytes>>>;

@@ -8,8 +8,8 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower_ratelimit::key::MissingKey;
-use tower_ratelimit::response::{ByContentType, Grpc, Http, Rejection, Respond};
-use tower_ratelimit::{Decision, DecisionSource, Error, LimitSnapshot, LimitStatus, Timestamp, Verdict};
+use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
+use tower_ratelimit::{Decision, DecisionSource, Error, Http, LimitSnapshot, LimitStatus, Respond, Timestamp, Verdict};
 
 const METHODS: [&str; 12] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PURGE", "post", "QUERY"];

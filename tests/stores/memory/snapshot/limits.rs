@@ -138,7 +138,7 @@ fn snapshot_settles_holds_of_each_tier() {
 fn snapshot_contains_no_requests_in_flight() {
     let limits = || (Limit::new("rate", Gcra::new(HOURLY)), Limit::new("in flight", InFlight::new(2)));
     let before = Memory::<u64, _>::new(limits());
-    let options = AcquireOptions::default().until_end();
+    let options = AcquireOptions::default().keep_guard();
     let Ok(first) = before.acquire(&1, options).try_ready() else { panic!("ready") };
     let first = first.expect("a decision");
     assert!(first.held.is_some());
