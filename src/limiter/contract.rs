@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{AdminOperation, LimiterFuture, LimitsOfKey, Outcome};
 #[cfg(doc)]
-use super::{BoxLimiter, Chained, DeniedCache, FailOpen, Fallback, Held, Observed, Reservation};
+use super::{Chained, DeniedCache, FailOpen, Fallback, Held, Observed, Reservation};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision, ReservationId};
 #[cfg(doc)]
 use crate::error::Error;
@@ -35,7 +35,7 @@ use crate::error::Error;
 /// | | holds with an id, `settle`, `release`; `once` |
 /// |---|---|
 /// | [`Memory`](crate::Memory), `Redis` | yes |
-/// | [`BoxLimiter`], [`Observed`], [`DeniedCache`] | as the limiter inside |
+/// | [`BoxLimiter`](crate::BoxLimiter), [`Observed`], [`DeniedCache`] | as the limiter inside |
 /// | [`FailOpen`] | as the limiter inside; what it allows during an outage has no id: settling returns `is_unknown_id`, and a repeat is charged |
 /// | [`Chained`], [`Fallback`], `RedisCell`, [`Reservation`] | no |
 /// | your own | what you implement: see [`AcquireOptions::reservation_id`] and [`AdminOperation::Settle`] |

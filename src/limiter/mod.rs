@@ -2,7 +2,7 @@
 //!
 //! | Limiter | Purpose |
 //! |---|---|
-//! | [`BoxLimiter`] | a limiter whose type is chosen at run time |
+//! | [`BoxLimiter`](crate::BoxLimiter) | a limiter whose type is chosen at run time |
 //! | [`DeniedCache`] | caches denials in front of a remote store |
 //! | [`FailOpen`] | allows requests while the store is unavailable |
 //! | [`Fallback`] | uses another limiter while the store is unavailable |
@@ -37,7 +37,6 @@ mod reservation;
 pub(crate) mod tests;
 
 pub use self::admin::AdminOperation;
-pub(crate) use self::boxed::BoxLimiter;
 pub(crate) use self::capacity::{
     CapacityListener, Released, capacity_added, capacity_released, hashers, limit_id, listen, queue_created,
     queues_removed,

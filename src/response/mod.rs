@@ -41,7 +41,6 @@ pub use self::headers::{Headers, RateLimitFormat, ResetFormat};
 pub(crate) use self::http::Http;
 #[cfg(feature = "axum")]
 pub use self::info::MissingRateLimitInfo;
-pub(crate) use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;
 pub use self::problem::Problem;
 // Bounds that closures, `Problem` and `From<Rejected>` satisfy: nameable for generic code, not documented.

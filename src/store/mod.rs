@@ -21,7 +21,7 @@ mod redis {
 
 pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 pub use self::memory::{DefaultHashBuilder, KeyId, MemoryLimits, TopKey, Usage};
-pub(crate) use self::memory::{DynLimit, Memory, MemoryBuilder, WhenFull};
+pub(crate) use self::memory::{DynLimit, Memory};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::RedisCellBuilder;
 #[cfg(all(any(test, fuzzing), feature = "redis"))]

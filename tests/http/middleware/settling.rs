@@ -59,12 +59,7 @@ async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
 }
 
 async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter
-        .acquire(&(), AcquireOptions::cost(cost).hold())
-        .await
-        .unwrap()
-        .held
-        .expect("the hold is allowed")
+    limiter.acquire(&(), AcquireOptions::cost(cost).hold()).await.unwrap().held.expect("the hold is allowed")
 }
 
 /// Makes the service ready, and calls it.

@@ -489,8 +489,7 @@ impl Limiter<Caller> for Faulty {
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
         let users = self.users.lock().expect("no thread panics");
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
-        let (now, options) =
-            (self.clock.now(), if options.hold { options.max_delay(Duration::ZERO) } else { options });
+        let (now, options) = (self.clock.now(), if options.hold { options.max_delay(Duration::ZERO) } else { options });
         if self.mistake != Mistake::IgnoresHolds {
             Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
         }
