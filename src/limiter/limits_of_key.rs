@@ -61,9 +61,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::BoxLimiter;
     use crate::decision::AcquireOptions;
     use crate::error::Error;
-    use crate::limiter::{BoxLimiter, Chained, DeniedCache, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
+    use crate::limiter::{Chained, DeniedCache, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
     use crate::{FixedWindow, Limit, Memory, Quota};
 
     /// (user, team).

@@ -21,7 +21,7 @@ use crate::observe::Observers;
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - A rejection over HTTP/1 of a request with a body has `Connection: close`, because the body is not read. A client
 ///   that sends a large body and reads afterwards may still report a broken connection instead of the rejection.
-/// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
+/// - Handlers find a [`RateLimitInfo`](crate::RateLimitInfo) in the request's extensions if
 ///   [`Headers::request_extension`] is on. It is off by default.
 ///
 /// ```

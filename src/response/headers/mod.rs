@@ -84,7 +84,7 @@ impl Headers {
         self
     }
 
-    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+    /// Sets whether requests carry a [`RateLimitInfo`](crate::RateLimitInfo) in their extensions, for handlers.
     ///
     /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
     pub const fn request_extension(mut self, on: bool) -> Self {
@@ -92,7 +92,7 @@ impl Headers {
         self
     }
 
-    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
+    /// Sets whether responses carry a [`RateLimitInfo`](crate::RateLimitInfo) in their extensions, for outer layers
     /// such as an access log.
     ///
     /// Off by default. A copy of the decision takes two allocations, and the map of the extensions more.

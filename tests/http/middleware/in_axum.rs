@@ -12,7 +12,8 @@ use tower::ServiceExt;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{ByContentType, Grpc, Headers, MissingRateLimitInfo, Rejected, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Error, FixedWindow, Http, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer, Verdict,
+    AcquireOptions, Error, FixedWindow, Http, Limiter, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer,
+    Verdict,
 };
 
 use crate::support::StubLimiter;

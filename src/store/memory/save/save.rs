@@ -16,7 +16,7 @@ where
     C: Clock,
     S: BuildHasher + 'static,
 {
-    /// Saves the counts and blocks of all limits, for [`restore`](crate::store::MemoryBuilder::restore) in the next process.
+    /// Saves the counts and blocks of all limits, for [`restore`](crate::MemoryBuilder::restore) in the next process.
     ///
     /// Save at shutdown after the last request, and then nothing is lost. To survive a crash, save every second while the
     /// limiter is in use: a key then gets at most what it was charged since the last save in addition. Decisions go on
