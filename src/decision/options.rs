@@ -164,7 +164,7 @@ impl AcquireOptions {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -203,7 +203,7 @@ impl AcquireOptions {
     /// is forgotten, from any caller. The first hold's number counts. Without an id it has no effect.
     ///
     /// ```
-    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {

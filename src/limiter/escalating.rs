@@ -20,7 +20,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// ```
 /// use tower_ratelimit::limiter::{Escalating, Escalation};
-/// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
+/// use tower_ratelimit::{BlockReason, Gcra, Limit, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {

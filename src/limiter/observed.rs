@@ -23,7 +23,7 @@ use crate::runtime::Instant;
 /// ```
 /// use tower_ratelimit::limiter::Observed;
 /// use tower_ratelimit::observe::Event;
-/// use tower_ratelimit::{FixedWindow, Memory, Quota};
+/// use tower_ratelimit::{FixedWindow, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {

@@ -58,7 +58,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id};
 /// ```
 /// use std::net::IpAddr;
 /// use std::time::Duration;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// const CLIENT: PeerIp = PeerIp::new();
 ///
@@ -73,7 +73,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id};
 ///
 /// ```compile_fail,E0277
 /// # use std::time::Duration;
-/// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// # use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 /// # const CLIENT: PeerIp = PeerIp::new();
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let _ = limiter.block("default", "192.0.2.1", Duration::from_secs(3600));
