@@ -42,10 +42,6 @@ impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
         self.0.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.0.visit_units(visit);
-    }
-
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         self.0.administer(key, operation)
     }

@@ -92,12 +92,12 @@ impl<A, B> Chained<A, B> {
 
 impl<A, B> Chained<A, B> {
     #[inline]
-    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    fn checked<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<AcquireOptions, Error>
     where
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
-        options_for_both("`Chained`", &self.first, &self.second, options)
+        options_for_both("`Chained`", &self.first, &self.second, key, options)
     }
 
     fn after_first<Key>(
@@ -253,7 +253,7 @@ where
     B: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -272,7 +272,7 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -287,11 +287,6 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.first.limits_of(key, limits);
         self.second.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.first.visit_units(visit);
-        self.second.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

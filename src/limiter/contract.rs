@@ -73,7 +73,7 @@ use crate::error::Error;
 ///         } else {
 ///             Verdict::Allowed
 ///         };
-///         LimiterFuture::ready(Ok(Decision::by_policy(self.clock.now(), verdict).into()))
+///         LimiterFuture::ready(Ok(Decision::without_limit(self.clock.now(), verdict).into()))
 ///     }
 /// }
 ///
@@ -166,20 +166,14 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         LimiterFuture::unsupported("peek failed: this limiter does not support it")
     }
 
-    /// Names the limits that apply to a key, with the part of the key by which each counts.
+    /// Names the limits that apply to a key, with the part of the key by which each counts, and the
+    /// [units](crate::Limit::cost_of) of all limits.
     ///
-    /// The layer lets requests that one limit denies wait in one queue, also if their keys differ. By default the
-    /// requests of each key wait in a queue of their own. A limiter around another one should forward the call.
+    /// The layer lets requests that one limit denies wait in one queue, also if their keys differ. By default the requests
+    /// of each key wait in a queue of their own. A limiter around others ([`Chained`], [`Fallback`]) accepts costs in the
+    /// units of all of them. A limiter around another one should forward the call.
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         let _ = (key, limits);
-    }
-
-    /// Names the units in which the limits of this limiter charge: see [`Limit::cost_of`](crate::Limit::cost_of).
-    ///
-    /// A limiter that decides alone returns an error for costs in any other unit. A limiter around others
-    /// ([`Chained`], [`Fallback`]) accepts the units of all of them, and forwards this call. By default there are none.
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        let _ = visit;
     }
 
     /// Runs an administrative operation on a key, or settles a hold by its id.
@@ -250,10 +244,6 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         (**self).limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        (**self).visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -329,10 +329,6 @@ where
         self.limiter.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
-    }
-
     /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let candidates = self.state.candidates(key);

@@ -212,10 +212,6 @@ where
         self.shared.limiter.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.shared.limiter.visit_units(visit);
-    }
-
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let done = self.shared.limiter.administer(key, operation);
         match operation {

@@ -89,10 +89,6 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {
         }
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
-    }
-
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         self.limiter.peek(key, options)
     }

@@ -1,6 +1,6 @@
 //! What [`Chained`](super::Chained) and [`Fallback`](super::Fallback) have in common.
 
-use super::Limiter;
+use super::{Limiter, LimitsOfKey};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 
@@ -15,6 +15,7 @@ pub(super) fn options_for_both<Key, A, B>(
     name: &str,
     first: &A,
     second: &B,
+    key: &Key,
     options: AcquireOptions,
 ) -> Result<AcquireOptions, Error>
 where
@@ -24,8 +25,9 @@ where
 {
     options.check_no_id(name)?;
     options.check_units(|visit| {
-        first.visit_units(visit);
-        second.visit_units(visit);
+        let units = &mut LimitsOfKey::units(visit);
+        first.limits_of(key, units);
+        second.limits_of(key, units);
     })?;
     Ok(options.with_known_units())
 }

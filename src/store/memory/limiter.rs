@@ -242,7 +242,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(never)]
     fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
         if self.check_units(options).is_err() {
-            return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
+            return (Decision::without_limit(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
         if let Some(decision) = L::try_complete(&self.shared.tables, context) {
@@ -432,7 +432,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         context: &AcquireContext<'_, Key, S>,
     ) -> (Decision, Vec<HeldLimit>) {
         self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
-            .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
+            .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
@@ -441,7 +441,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         context: &AcquireContext<'_, Key, S>,
     ) -> Decision {
         self.transact::<Key, L, _>(context, |transaction| transaction.peek())
-            .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
+            .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
@@ -580,12 +580,11 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if limits.add_units(|| self.units()) {
+            return;
+        }
         let context = self.context(key, AcquireOptions::default());
         L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        visit_units::<Key, L, S>(&self.shared.tables, visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

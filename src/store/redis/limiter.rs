@@ -259,11 +259,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        self.state().name_limits(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.state().visit_units(visit);
+        let state = self.state();
+        if !limits.add_units(|| state.units()) {
+            state.name_limits(key, limits);
+        }
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

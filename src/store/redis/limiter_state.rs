@@ -117,11 +117,11 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Checks that a limit names each unit of the options.
     #[inline]
     pub(super) fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
-        options.check_units(|visit| self.visit_units(visit))
+        options.check_units(|visit| self.units().for_each(visit))
     }
 
-    pub(super) fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits().iter().filter_map(|limit| limit.facts.cost.unit()).for_each(visit);
+    pub(super) fn units(&self) -> impl Iterator<Item = &'static str> {
+        self.limits().iter().filter_map(|limit| limit.facts.cost.unit())
     }
 
     /// Returns the index of the limit with this name.

@@ -192,7 +192,7 @@ impl<Key: ?Sized> Limiter<Key> for Budget {
                 LimiterFuture::ready(Ok(()))
             })
         });
-        LimiterFuture::ready(Ok(Outcome::new(Decision::by_policy(ManualClock::START, verdict), held)))
+        LimiterFuture::ready(Ok(Outcome::new(Decision::without_limit(ManualClock::START, verdict), held)))
     }
 
     fn peek(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -256,10 +256,6 @@ impl<Key: 'static> Limiter<Key> for MapStore<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limits.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

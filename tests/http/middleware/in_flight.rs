@@ -387,7 +387,7 @@ struct Custom;
 
 impl Limiter<()> for Custom {
     fn acquire(&self, (): &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
+        let decision = Decision::without_limit(ManualClock::START, Verdict::Allowed);
         let held = Some(Held::until_end(options.cost, || LimiterFuture::ready(Ok(()))));
         LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }

@@ -597,7 +597,7 @@ struct RemoteLimiter {
 
 impl<Key: ?Sized> Limiter<Key> for RemoteLimiter {
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
+        let decision = Decision::without_limit(ManualClock::START, Verdict::Allowed);
         let (this, cost) = (self.clone(), options.cost);
         let held = options.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
         LimiterFuture::ready(Ok(Outcome::new(decision, held)))
@@ -665,7 +665,7 @@ impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
         if options.hold && self.returns_error {
             return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
-        LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        LimiterFuture::ready(Ok(Decision::without_limit(ManualClock::START, Verdict::Allowed).into()))
     }
 }
 

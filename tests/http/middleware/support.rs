@@ -253,7 +253,7 @@ impl StubLimiter {
 
     /// A declared policy in place of a failed store.
     pub(crate) fn from_policy(verdict: Verdict) -> Self {
-        Self(Ok(Decision::by_policy(Timestamp::EPOCH, verdict)))
+        Self(Ok(Decision::without_limit(Timestamp::EPOCH, verdict)))
     }
 
     pub(crate) fn from_source(source: DecisionSource, verdict: Verdict) -> Self {

@@ -145,7 +145,8 @@ async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
 #[test]
 fn events_can_be_built() {
     let events = RecordedEvents::default();
-    let (decision, error) = (Decision::by_policy(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
+    let (decision, error) =
+        (Decision::without_limit(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
     for (event, expected) in [
         (Event::decided(&decision, None), "allowed by none in policy"),
         (Event::Exempt, "exempt"),

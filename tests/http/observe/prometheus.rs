@@ -46,7 +46,7 @@ async fn add_grounds(mut response: Response) -> Response {
                 DecisionSource::Store => "store",
                 DecisionSource::Cache => "cache",
                 DecisionSource::Fallback => "fallback",
-                _ => "policy",
+                _ => "no_limit",
             };
             format!("{limit} {outcome} {source}")
         }
@@ -256,7 +256,7 @@ fn scraped_metrics_equal_the_responses() {
         ["denied", "cache"],
         ["allowed", "fallback"],
         ["denied", "fallback"],
-        ["allowed", "policy"],
+        ["allowed", "no_limit"],
         ["delayed", "store"],
         ["exempt", "none"],
         ["missing_key", "none"],

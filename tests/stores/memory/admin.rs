@@ -1058,7 +1058,7 @@ fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
 
     impl Limiter<str> for Minimal {
         fn acquire(&self, _key: &str, _options: AcquireOptions) -> LimiterFuture<Outcome> {
-            LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+            LimiterFuture::ready(Ok(Decision::without_limit(ManualClock::START, Verdict::Allowed).into()))
         }
     }
 

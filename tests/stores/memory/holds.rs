@@ -458,7 +458,7 @@ fn new_key_is_denied_while_its_slots_are_held() {
         assert_eq!(usage.held_keys, guards.len());
         assert!(guards.len() * 10 > usage.capacity * 8, "{} of {}", guards.len(), usage.capacity);
         let second = Verdict::Denied { retry_after: SECOND };
-        assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::Policy), "{when_full:?}");
+        assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::NoLimit), "{when_full:?}");
         assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.check(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.usage()[0].evicted, 0);

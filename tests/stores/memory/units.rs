@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Held, LimiterFuture, Outcome};
-use tower_ratelimit::limiter::{DeniedCache, Reservation};
+use tower_ratelimit::limiter::{
+    Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, LimitsOfKey, Outcome, Reservation,
+};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, InFlight, Limit,
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict,
@@ -191,8 +192,8 @@ fn limiters_of_a_chain_charge_their_own_units() {
             LimiterFuture::ready(Err(Error::unavailable("the store is down")))
         }
 
-        fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-            ["input", "output"].into_iter().for_each(visit);
+        fn limits_of(&self, _: &str, limits: &mut LimitsOfKey<'_>) {
+            ["input", "output"].into_iter().for_each(|unit| limits.add_unit(unit));
         }
     }
 

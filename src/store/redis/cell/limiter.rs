@@ -126,7 +126,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// Returns the decision if the cost can never be allowed.
     fn exceeds_limit(&self, options: AcquireOptions) -> Option<Decision> {
         let CellState { rate, clock, .. } = &*self.handle;
-        let exceeds = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
+        let exceeds = || Decision::without_limit(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
         (!rate.is_within_burst(options.cost)).then(exceeds)
     }
 

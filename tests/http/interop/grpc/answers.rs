@@ -32,7 +32,7 @@ struct StubLimiter(Result<Verdict, Error>);
 impl Limiter<()> for StubLimiter {
     fn acquire(&self, (): &(), _: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision =
-            |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).with_source(DecisionSource::Policy);
+            |verdict| Decision::without_limit(Timestamp::from_micros(0), verdict).with_source(DecisionSource::NoLimit);
         LimiterFuture::ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
     }
 }

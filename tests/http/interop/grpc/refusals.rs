@@ -43,7 +43,7 @@ fn rejections() -> Vec<Rejection> {
     vec![
         Rejection::OverLimit(decided(denied)),
         Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
-        Rejection::OverLimit(Decision::by_policy(now, denied).with_source(DecisionSource::Policy)),
+        Rejection::OverLimit(Decision::without_limit(now, denied).with_source(DecisionSource::NoLimit)),
         Rejection::MissingKey(MissingKey::from_request("no tenant")),
         Rejection::MissingKey(MissingKey::from_server("no login")),
         Rejection::Unavailable(Error::unavailable("connection lost")),
