@@ -28,8 +28,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use tower_ratelimit::algorithm::{Algorithm, *};
-//! # use tower_ratelimit::{AcquireOptions, ManualClock, Memory, Quota, Verdict};
+//! # use tower_ratelimit::algorithm::Algorithm;
+//! # use tower_ratelimit::*;
 //! # fn timeline(algorithm: impl Algorithm, requests: &str) -> String {
 //! #     let clock = ManualClock::new();
 //! #     let limiter = Memory::builder(algorithm).clock(clock.clone()).build().unwrap();
@@ -49,7 +49,7 @@
 //! let each_second = "????????????????????????????????";
 //! let after_pause = "?----???????????????????????????";
 //!
-//! let bucket = Gcra::new(quota); // TokenBucket and LeakyBucket decide the same
+//! let bucket = Gcra::new(quota); // also named TokenBucket and LeakyBucket
 //! assert_eq!(timeline(bucket, each_second), "#######.#.#.#.#.#.#.#.#.#.#.#.#.");
 //! assert_eq!(timeline(bucket, after_pause), "#----#######.#.#.#.#.#.#.#.#.#.#");
 //!

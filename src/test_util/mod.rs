@@ -21,6 +21,7 @@
 //!
 //! ```
 //! use std::collections::HashMap;
+//! use std::future::ready;
 //! use std::sync::Mutex;
 //!
 //! use tower_ratelimit::limiter::{LimiterFuture, Outcome};

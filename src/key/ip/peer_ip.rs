@@ -51,8 +51,8 @@ impl<P, H> PeerIp<P, H> {
     /// use std::net::IpAddr;
     ///
     /// use http::Request;
-    /// use tower_ratelimit::PeerIp;
     /// use tower_ratelimit::key::Extracted;
+    /// use tower_ratelimit::{ExtractKey, PeerIp};
     ///
     /// /// The connection info of a custom server.
     /// #[derive(Clone)]
