@@ -218,7 +218,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
     /// ```
     // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
-    // docs/performance.md.
+    // benches/figures.md.
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
         let options = options.into().without_guard();
@@ -231,7 +231,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             Ok(decision) => decision,
             Err(_) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
-                // too. Row "hot key" of docs/performance.md.
+                // too. Row "hot key" of benches/figures.md.
                 let (decision, holds) = self.check_slow(key, options, context.now);
                 debug_assert_eq!(holds, 0, "without a guard, nothing is held");
                 decision
@@ -295,6 +295,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
+        self.shared.end_due::<Key, L>();
         let now = self.now();
         self.in_limit(limit, |table| table.top_keys(max, now))
     }
