@@ -1,5 +1,4 @@
 use std::fmt;
-use std::future::Ready;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
@@ -562,10 +561,8 @@ where
     C: Clock,
     S: Send + Sync + 'static,
 {
-    type Future = Ready<Result<Outcome, Error>>;
-
     #[inline]
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let context = self.context(key, options);
         let decided = if options.remember.is_some() {
             Err(NotDecided::NotApplicable)
@@ -573,8 +570,8 @@ where
             L::try_acquire(&self.shared.tables, &context)
         };
         match decided {
-            Ok(decision) => Acquisition::Ready(Ok(decision.into())),
-            Err(error) => Acquisition::Ready(self.acquire_slow(&context, error)),
+            Ok(decision) => LimiterFuture::ready(Ok(decision.into())),
+            Err(error) => LimiterFuture::ready(self.acquire_slow(&context, error)),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
@@ -80,7 +80,7 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
         panic!("memory answers immediately")
     };
     outcome.unwrap().held.expect("the hold is allowed")

@@ -150,7 +150,7 @@ fn reservation_id_of_concurrent_calls_holds_once() {
             scope.spawn(|| {
                 for id in 0..50 {
                     let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold().until_end());
-                    let tower_ratelimit::limiter::Acquisition::Ready(outcome) = hold else { panic!("ready") };
+                    let Ok(outcome) = hold.try_ready() else { panic!("ready") };
                     allowed.fetch_add(u64::from(outcome.expect("a decision").decision.is_allowed()), Ordering::Relaxed);
                 }
             });
