@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::future::both_ok;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome, check, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
@@ -20,7 +20,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// ```
 /// use tower_ratelimit::limiter::{Escalating, Escalation};
-/// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
+/// use tower_ratelimit::{BlockReason, Gcra, Limit, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -48,7 +48,8 @@ use crate::observe::{Event, Observer, Observers};
 /// limit or of a policy, denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
 /// the limit.
 ///
-/// A guaranteed [share](crate::Limit::guarantee) denies no request, so name a limit beside it.
+/// The limit must exist, and nothing checks its name: without such a limit no denial counts. A guaranteed
+/// [share](crate::Limit::guarantee) never denies, so name a limit beside it.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
@@ -100,44 +101,8 @@ struct Shared<L, C> {
 
 impl<L, C> Escalating<L, C> {
     /// Escalates denials of `limiter`. `counts` has the limits [`Escalation::limits`] or [`Escalation::limits_by`].
-    ///
-    /// # Panics
-    ///
-    /// Panics if [`try_new`](Self::try_new) returns an error.
-    #[track_caller]
-    pub fn new<Key: ?Sized>(limiter: L, counts: C, escalation: Escalation) -> Self
-    where
-        L: Limiter<Key>,
-    {
-        Self::try_new(limiter, counts, escalation).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// Works as [`new`](Self::new), and returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the limiter has no limit of the escalation's name, or if this limit denies no request: a shadow
-    /// or a guaranteed share. A limiter of your own that [names no limits](Limiter::visit_limits) is not checked.
-    pub fn try_new<Key: ?Sized>(limiter: L, counts: C, escalation: Escalation) -> Result<Self, Error>
-    where
-        L: Limiter<Key>,
-    {
-        let mut limits = Vec::new();
-        limiter.visit_limits(&mut |limit| limits.push((limit.name.to_owned(), limit.denies)));
-        let found = limits.iter().find(|(name, _)| name == escalation.limit());
-        if found.is_some_and(|(_, denies)| !denies) || found.is_none() && !limits.is_empty() {
-            let problem = match found {
-                Some(_) => "a shadow or a guaranteed share denies no request",
-                None => "the limiter has no limit of this name",
-            };
-            let denying: Vec<_> = limits.iter().filter(|limit| limit.1).map(|(name, _)| format!("{name:?}")).collect();
-            return Err(Error::config(format!(
-                "escalation of limit {:?}: {problem}; name one of [{}]",
-                escalation.limit(),
-                denying.join(", ")
-            )));
-        }
-        Ok(Self { shared: Arc::new(Shared { limiter, counts, escalation }), observers: Observers::default() })
+    pub fn new(limiter: L, counts: C, escalation: Escalation) -> Self {
+        Self { shared: Arc::new(Shared { limiter, counts, escalation }), observers: Observers::default() }
     }
 
     /// Adds an observer, which receives an [`Escalated`](Event::Escalated) for each block.
@@ -152,8 +117,6 @@ impl<L, C> Escalating<L, C> {
     pub fn get_ref(&self) -> &L {
         &self.shared.limiter
     }
-
-    limiter_methods!();
 
     /// Counts a denial, and blocks its key if there are too many. Returns the denial, as of the block.
     async fn count<Key>(self, key: Key::Owned, denied: Outcome) -> Result<Outcome, Error>
@@ -189,11 +152,11 @@ impl<L, C> Escalating<L, C> {
         C: Limiter<Key>,
     {
         let Shared { limiter, counts, escalation } = &*self.shared;
-        let counted = check(counts, key.borrow(), Escalation::denial());
+        let counted = counts.check(key.borrow(), Escalation::denial());
         if !Escalation::is_exceeded(&counted.await?) {
             return Ok(None);
         }
-        let counted = check(counts, key.borrow(), Escalation::block());
+        let counted = counts.check(key.borrow(), Escalation::block());
         let Some(step) = escalation.step(&counted.await?) else { return Ok(None) };
         let (limit, duration, reason) = (escalation.limit(), escalation.duration(step), BlockReason::Escalation);
         let blocked = limiter.administer(key.borrow(), AdminOperation::Block { limit, duration, reason });
@@ -247,10 +210,6 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.shared.limiter.limits_of(key, limits);
-    }
-
-    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
-        self.shared.limiter.visit_limits(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -18,7 +18,7 @@ fn escalation_counts_no_denial_by_leases() {
         let decision = Decision::from_limit(Timestamp::EPOCH, status).with_denied_by_leases(by_leases);
         let escalation = Escalation::new("api", Quota::per_day(3));
         let counts: Memory<str, _> = Memory::new(escalation.limits());
-        let limiter = Escalating::new::<str>(Fixed(decision), counts, escalation);
+        let limiter = Escalating::new(Fixed(decision), counts, escalation);
         let decide = || {
             let acquired = limiter.acquire("alice", AcquireOptions::default());
             let Ok(Ok(outcome)) = acquired.try_ready() else { panic!("no decision") };

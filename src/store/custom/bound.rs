@@ -11,7 +11,7 @@ use crate::decision::{AcquireOptions, BlockReason, LimitStatus};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::{LimitsOfKey, NamedLimit};
+use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
     LimitFacts, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition, hash_if_long,
     limit_id,
@@ -28,9 +28,6 @@ pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
 
     /// Returns the unit of the limit's costs, if it names one.
     fn unit(&self) -> Option<&'static str>;
-
-    /// Returns what other limiters need to know of the limit.
-    fn named(&self) -> NamedLimit<'_>;
 
     /// Returns an error if a store of bytes cannot keep the limit's states.
     fn check(&self) -> Result<(), Error>;
@@ -105,10 +102,6 @@ where
 
     fn unit(&self) -> Option<&'static str> {
         self.cost().unit()
-    }
-
-    fn named(&self) -> NamedLimit<'_> {
-        NamedLimit::of_store(Limit::name(self), self.cost().unit(), self.is_shadow(), self.share())
     }
 
     fn check(&self) -> Result<(), Error> {

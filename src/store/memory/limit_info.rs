@@ -12,7 +12,6 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::limiter::NamedLimit;
 use crate::store::inner::Name;
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
@@ -28,8 +27,8 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         self.limit.name_handle()
     }
 
-    fn named(&self) -> NamedLimit<'_> {
-        NamedLimit::of_store(self.limit.name(), self.limit.cost().unit(), self.limit.is_shadow(), self.limit.share())
+    fn unit(&self) -> Option<&'static str> {
+        self.limit.cost().unit()
     }
 
     fn is_held_until_end(&self) -> bool {

@@ -11,7 +11,7 @@ use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
-use crate::limiter::{LimitsOfKey, NamedLimit};
+use crate::limiter::LimitsOfKey;
 use crate::store::inner::{LimitCost, Name};
 
 /// The capacity of each limit.
@@ -75,8 +75,8 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
-    /// Returns what other limiters need to know of the limit.
-    fn named(&self) -> NamedLimit<'_>;
+    /// Returns the unit of the limit's cost, if there is one.
+    fn unit(&self) -> Option<&'static str>;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual`.

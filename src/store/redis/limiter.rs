@@ -10,9 +10,9 @@ use super::script::Operation;
 use super::server::RedisServer;
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, NamedLimit, Outcome};
+use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::Event;
-use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
+use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, micros_floor};
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
@@ -220,8 +220,6 @@ impl<Key: ?Sized> Redis<Key> {
         leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }
 
-    limiter_methods!(Key);
-
     /// Returns the name in Redis of a key of a limit.
     ///
     /// # Errors
@@ -261,13 +259,9 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        self.state().name_limits(key, limits);
-    }
-
-    fn visit_limits(&self, visit: &mut dyn FnMut(NamedLimit<'_>)) {
-        for limit in self.state().limits() {
-            let facts = &limit.facts;
-            visit(NamedLimit::of_store(facts.name.as_str(), facts.cost.unit(), facts.is_shadow, facts.share));
+        let state = self.state();
+        if !limits.add_units(|| state.units()) {
+            state.name_limits(key, limits);
         }
     }
 
