@@ -140,8 +140,7 @@ fn compare_with_larger_costs(third: Third, seed: u64) -> [u64; 4] {
         assert_eq!(ours, remaining, "{context}");
         for (index, status) in outcome.decision.limits().iter().enumerate().filter(|_| held.is_empty() && !is_hold) {
             let (kept, single) = (kept.get(index).copied().unwrap_or_default(), &singles[index]);
-            let peeked =
-                |cost| ready(single.peek(&call.user, AcquireOptions::cost(cost).until_end().detail(Detail::All)));
+            let peeked = |cost| ready(single.peek(&call.user, AcquireOptions::cost(cost).detail(Detail::All)));
             let left = peeked(0);
             // The time when more is left than is kept free.
             let next = if left.remaining() >= Some(kept) {
