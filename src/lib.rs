@@ -297,6 +297,14 @@ pub mod guide {
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
 
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [leases]: crate::guide::leases
+    /// [metrics]: crate::guide::metrics
+    #[doc = include_str!("../docs/pictures/calendar.md")]
+    ///
+    #[doc = include_str!("../docs/everyday.md")]
+    pub mod everyday {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
@@ -321,6 +329,7 @@ pub mod guide {
     /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
+    /// [paced]: crate::guide::everyday#bytes-per-second
     ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
@@ -348,6 +357,7 @@ pub mod guide {
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [calendar]: crate::guide::everyday#calendar-windows
     /// [configuration]: crate::guide::configuration
     /// [operating]: crate::guide::operating
     /// [proxies]: crate::guide::keys#clients-behind-proxies

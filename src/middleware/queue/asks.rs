@@ -28,8 +28,8 @@ pub(super) struct AskOrder {
 /// How far ahead the queue asks for starts over a link.
 const HORIZON: Duration = Duration::from_millis(50);
 
-/// The longest random time by which an ask over a link comes later. Otherwise the process whose asks arrive first would
-/// receive all starts that processes share.
+/// The longest random time by which an ask for a start that is scheduled over a link comes later. Otherwise the process
+/// whose asks arrive first would receive all starts that processes share.
 const MAX_LATER: Duration = Duration::from_millis(10);
 
 /// The same in memory: two ticks of the runtime's timer, because starts that are closer are handed over together.
@@ -40,18 +40,9 @@ impl Queue {
     pub(super) fn ask_at(&self, head: u64, now: Instant) -> Option<Instant> {
         let class = self.waiters.get(head)?.class;
         let at = self.forecast.at(self.pace.cost_under_way.saturating_add(class.cost));
-        let at = at.map(|at| at.checked_sub(self.lead(class)).unwrap_or(now) + self.later(class));
-        self.pace.ask_at(at, now)
-    }
-
-    /// Returns the random time by which the queue asks later over a link. Unless starts are scheduled, it delays them.
-    fn later(&self, class: Class) -> Duration {
-        let interval = self.forecast.time_for(class.cost).unwrap_or_default();
-        match self.lead(class) {
-            _ if !self.pace.is_remote() => Duration::ZERO,
-            HORIZON => self.pace.random_part_of(MAX_LATER),
-            _ => self.pace.random_part_of(MAX_LATER.min(interval / 24)),
-        }
+        let lead = self.lead(class);
+        let later = if lead == HORIZON { self.pace.random_part_of(MAX_LATER) } else { Duration::ZERO };
+        self.pace.ask_at(at.map(|at| at.checked_sub(lead).unwrap_or(now) + later), now)
     }
 
     /// Returns how far ahead the queue asks for a start, if the limiter schedules starts.
@@ -125,7 +116,7 @@ impl Queue {
                 if is_home {
                     self.update_forecast(&order, &decision);
                 }
-                let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
+                let more = if is_home { self.forecast.remaining / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
                 self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
                 let held = StartHold::new(held);

@@ -30,12 +30,11 @@ pub(super) struct Driver {
     in_flight: VecDeque<(AskOrder, AskFuture)>,
     #[pin]
     sleep: Option<Sleep>,
-    is_finished: bool,
 }
 
 impl Driver {
     pub(super) fn new(queues: Weak<Queues>, id: u64, token: u64) -> Self {
-        Self { queues, id, token, in_flight: VecDeque::new(), sleep: None, is_finished: false }
+        Self { queues, id, token, in_flight: VecDeque::new(), sleep: None }
     }
 }
 
@@ -45,10 +44,7 @@ impl Future for Driver {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
         loop {
-            let Some(queues) = this.queues.upgrade() else {
-                *this.is_finished = true;
-                return Poll::Ready(());
-            };
+            let Some(queues) = this.queues.upgrade() else { return Poll::Ready(()) };
             let mut index = 0;
             while let Some((_, future)) = this.in_flight.get_mut(index) {
                 match poll_caught(future, cx) {
@@ -80,10 +76,7 @@ impl Future for Driver {
                     let Some(sleep) = this.sleep.as_mut().as_pin_mut() else { return Poll::Pending };
                     ready!(sleep.poll(cx));
                 }
-                Next::Finished => {
-                    *this.is_finished = true;
-                    return Poll::Ready(());
-                }
+                Next::Finished => return Poll::Ready(()),
             }
         }
     }
@@ -111,12 +104,10 @@ const MAX_SLEEP: Duration = Duration::from_secs(60 * 60 * 24);
 
 #[pin_project::pinned_drop]
 impl PinnedDrop for Driver {
-    /// The runtime shuts down: another runtime's request drives the queue, or the queue ends with its requests.
+    /// If the runtime shuts down, another runtime's request drives the queue, or the queue ends with its requests.
     fn drop(self: Pin<&mut Self>) {
         let this = self.project();
-        if !*this.is_finished
-            && let Some(queues) = this.queues.upgrade()
-        {
+        if let Some(queues) = this.queues.upgrade() {
             queues.leave_driver(*this.id, *this.token);
             let orders = this.in_flight.drain(..).map(|(order, _)| order);
             orders.flat_map(|order| order.released).for_each(Released::pass_on);
@@ -226,9 +217,9 @@ impl Queues {
         self.change(id, |queue, effects| {
             if queue.driver == Some(token) {
                 queue.leave_driver(Instant::now());
-                queue.wake_waiters(effects);
+                effects.wakers.extend(queue.waiters.iter().filter_map(|waiter| waiter.ticket.take_waker()));
                 if queue.waiters.is_empty() {
-                    effects.unused = queue.take_starts();
+                    effects.unused.extend(queue.starts.drain(..));
                 }
             }
         });

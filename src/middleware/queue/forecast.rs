@@ -16,7 +16,7 @@ use crate::runtime::Instant;
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
     asked_at: Option<Instant>,
-    remaining: u64,
+    pub(super) remaining: u64,
     /// `None` if held costs make the time unknown.
     next_unit: Option<Instant>,
     /// The time between two units that return.
@@ -104,11 +104,6 @@ impl Forecast {
             let offset = self.offset(units - self.remaining);
             self.next_unit = self.next_unit.map(|at| now.checked_sub(offset).map_or(at, |earliest| at.max(earliest)));
         }
-    }
-
-    /// Returns how many units are free at once.
-    pub(super) fn remaining(&self) -> u64 {
-        self.remaining
     }
 
     /// Returns the time between the return of the next unit and of the `number`th one.

@@ -103,7 +103,7 @@ impl Queues {
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
                 return Err(JoinError::NoQueue(Box::new(arrival)));
             }
-            if !existing.is_some_and(Queue::has_driver) && !runtime::has_timer() {
+            if !existing.is_some_and(|queue| queue.driver.is_some()) && !runtime::has_timer() {
                 return Err(JoinError::Refused {
                     rejection: Rejection::Unavailable(Error::no_timer()),
                     is_queue: false,
@@ -138,7 +138,7 @@ impl Queues {
         let scheduled = match asked {
             Asked::No => None,
             Asked::Denied(decision) => {
-                queue.denied_before_joining(&decision, class, arrived_at);
+                queue.denied_before_joining(decision, class, arrived_at);
                 None
             }
             Asked::Scheduled(start) => {

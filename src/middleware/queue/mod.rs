@@ -33,7 +33,7 @@
 //!
 //! | Rule | What the queue does | Without it |
 //! |---|---|---|
-//! | horizon (`asks.rs`) | If the limiter schedules starts, the queue asks 2 ms before them in memory, and 40 to 50 ms before them over a link: a random time. Buckets and `LeakyQueue` schedule, unless another limit of the request has units left. Over a link the other limits are asked a random part of a 24th of the interval later. | A slow link loses starts, and the process whose asks arrive first receives all starts that processes share. |
+//! | horizon (`asks.rs`) | If the limiter schedules starts, the queue asks 2 ms before them in memory, and 40 to 50 ms before them over a link: a random time. Buckets and `LeakyQueue` schedule, unless another limit of the request has units left. | A slow link loses starts, and the process whose asks arrive first receives all starts that processes share. |
 //! | one ask after a denial (`pace.rs`) | The number of asks under way doubles with an admission and falls to one with a denial. After a denial with an estimate, the queue asks again after a release, else after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less. It asks at least once a second. | Processes ask in vain. |
 //! | releases (`limiter/capacity.rs`) | A release of units names its limit. The oldest request that the limit can deny is asked for, then the next one, until the limit denies. | Requests of other classes and shares start late, or all of them ask. |
 //! | order (`driver.rs`) | Before it asks for a request, the queue looks whether another queue of its limits has an earlier open request. Then the request moves there. | A tenant at its own limit keeps the others from a common limit. |

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_ratelimit::{
-    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    AcquireOptions, Calendar, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
     SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
@@ -17,7 +17,9 @@ use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, Operation, SPAN, clock, compare, no_id_passes_too_often, remaining};
+use crate::reservation_model::{
+    LIMIT, Operation, SPAN, clock, compare, day_or_year, no_id_passes_too_often, remaining,
+};
 use crate::server::Server;
 
 fn options(cost: u64, id: &str) -> AcquireOptions {
@@ -33,7 +35,7 @@ async fn reservation_id_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
     for seed in 0..200 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
@@ -46,7 +48,7 @@ async fn repeated_reservation_ids() {
     let (server, mut counts) = (Server::start(), [0; 2]);
     for seed in 0..60 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
         counts = [counts[0] + sent, counts[1] + passed];
     }
@@ -121,6 +123,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
         let pairs = [
             twice!("bucket", TokenBucket::new(quota)),
             twice!("fixed", FixedWindow::new(quota)),
+            twice!("calendar", FixedWindow::calendar(LIMIT, Calendar::daily())),
             twice!("window", SlidingWindow::new(quota)),
             twice!("log", SlidingLog::new(quota)),
         ];
