@@ -45,7 +45,10 @@ pub async fn call<L: Limiter<str>>(limiter: &L, clock: &ManualClock) -> Result<V
         };
         let window = PLAN.window_at(clock.now());
         let days = window.end.saturating_since(window.start).as_secs() / 86_400;
-        lines.push(format!("{local} {verdict}: {} of 3 left, in a month of {days} days", decision.remaining().unwrap_or(0)));
+        lines.push(format!(
+            "{local} {verdict}: {} of 3 left, in a month of {days} days",
+            decision.remaining().unwrap_or(0)
+        ));
     }
     Ok(lines)
 }

@@ -62,7 +62,7 @@ where
         LimitTable::new(limit.beside(shares), capacity)
     }
 
-    // Row "hot key" of docs/performance.md.
+    // Row "hot key" of benches/figures.md.
     #[inline(always)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
         plain::try_acquire(tables, context)
@@ -136,7 +136,7 @@ macro_rules! tuple {
                 Ok(($(LimitTable::new(limits.$index.beside(shares), capacity)?,)+))
             }
 
-            // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
+            // Row "three limits" of benches/figures.md: the transaction takes six times the instructions.
             #[inline(always)]
             fn try_acquire(
                 tables: &Self::Tables,
@@ -152,7 +152,7 @@ macro_rules! tuple {
                 let supports_scheduling = true
                     $(&& $charged.as_ref().is_none_or(|charged| charged.supports_scheduling))+;
                 // The most restrictive limit has the least remaining. Of equals, it is the first one. Compared one by
-                // one: row "three limits" of docs/performance.md, 518 instructions instead of 586 with an array.
+                // one: row "three limits" of benches/figures.md, 518 instructions instead of 586 with an array.
                 let mut least = (usize::MAX, u64::MAX);
                 $(
                     if let Some(charged) = &$charged {

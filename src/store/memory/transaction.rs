@@ -110,7 +110,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Charges the plain case of all limits: see [`Part::decide_plain`].
-    // Row "three limits, dynamic" of docs/performance.md: five times as long without.
+    // Row "three limits, dynamic" of benches/figures.md: five times as long without.
     #[inline]
     pub(super) fn try_plain(&self) -> Option<Decision> {
         let has = |share| self.parts.iter().any(|part| part.share() == share);

@@ -30,7 +30,8 @@ use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock as _, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Timestamp,
+    AcquireOptions, Calendar, Clock as _, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    Timestamp,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};

@@ -14,7 +14,9 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::waiting::{LimitedSink, LimitedStream, until_ready};
-use tower_ratelimit::{AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+};
 
 use crate::goodput::Remote;
 use crate::random::Random;
@@ -92,7 +94,9 @@ async fn wait(way: Way, service: impl Service<(), Error = BoxError>, limiter: Bo
             let options = AcquireOptions::default().max_delay(MAX_WAIT);
             until_ready(&limiter, &(), options).await.is_ok_and(|decision| decision.is_allowed())
         }
-        Way::Stream => LimitedStream::new(stream::iter([()]), limiter, ()).next().await.is_some_and(|item| item.is_ok()),
+        Way::Stream => {
+            LimitedStream::new(stream::iter([()]), limiter, ()).next().await.is_some_and(|item| item.is_ok())
+        }
         Way::Sink => LimitedSink::new(sink::drain(), limiter, ()).send(()).await.is_ok(),
     }
 }

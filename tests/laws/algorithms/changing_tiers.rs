@@ -172,9 +172,11 @@ fn quota() -> impl Strategy<Value = Quota> {
 }
 
 fn fixed_window() -> impl Strategy<Value = FixedWindow> {
-    (quota(), any::<bool>()).prop_map(|(quota, is_aligned)| {
-        if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
-    })
+    (quota(), any::<bool>()).prop_map(
+        |(quota, is_aligned)| {
+            if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
+        },
+    )
 }
 
 fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Result<(), TestCaseError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, Weekday, per_key,
@@ -70,7 +70,7 @@ impl Subject {
     }
 
     pub(crate) fn acquire(&mut self, options: AcquireOptions) -> Decision {
-        let Acquisition::Ready(outcome) = self.limiter.acquire("key", options) else {
+        let Ok(outcome) = self.limiter.acquire("key", options).try_ready() else {
             panic!("memory decides immediately")
         };
         let Outcome { decision, held, .. } = outcome.expect("memory never fails");

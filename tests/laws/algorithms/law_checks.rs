@@ -24,7 +24,10 @@ fn check_algorithm_passes_every_algorithm() {
         passes(check_algorithm(&LeakyQueue::new(quota).max_waiting(4)));
         passes(check_algorithm(&FixedWindow::new(quota)));
         passes(check_algorithm(&FixedWindow::new(quota).aligned_to_clock()));
-        passes(check_algorithm(&FixedWindow::calendar(quota.limit(), Calendar::monthly_on(31).utc_offset_minutes(-90))));
+        passes(check_algorithm(&FixedWindow::calendar(
+            quota.limit(),
+            Calendar::monthly_on(31).utc_offset_minutes(-90),
+        )));
         passes(check_algorithm(&SlidingWindow::new(quota)));
         passes(check_algorithm(&SlidingWindow::new(quota).blocks(1).weighted()));
         passes(check_algorithm(&SlidingLog::new(quota)));

@@ -12,9 +12,9 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter as _, ManualClock, Quota, Redis, RedisBuilder, RedisServer, SlidingLog, SlidingWindow, SystemClock,
-    Timestamp, TokenBucket, per_key,
+    AcquireOptions, Calendar, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, InFlight, LeakyBucket,
+    LeakyQueue, Limit, Limiter as _, ManualClock, Quota, Redis, RedisBuilder, RedisServer, SlidingLog, SlidingWindow,
+    SystemClock, Timestamp, TokenBucket, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};

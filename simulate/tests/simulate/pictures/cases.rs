@@ -65,7 +65,8 @@ fn several_limits() -> Vec<Panel> {
 fn calendar() -> Vec<Panel> {
     const HOUR: u64 = 3_600_000;
     let window = |name: &str, quota: &str| {
-        let fields = format!("name = '{name}'\nby = 'user'\nalgorithm = 'fixed-window'\nquota = '{quota}'\nwindow = 'calendar'");
+        let fields =
+            format!("name = '{name}'\nby = 'user'\nalgorithm = 'fixed-window'\nquota = '{quota}'\nwindow = 'calendar'");
         toml::from_str::<Policy>(&fields).expect("a policy")
     };
     let (month, day) = (window("month", "250/month"), window("day", "8/d"));

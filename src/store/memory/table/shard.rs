@@ -199,7 +199,7 @@ impl<A: Algorithm> Keys<A> {
     /// Finds a free slot for an absent key.
     ///
     /// A shard that can grow does so before keys are in their second sets: a decision then reads one set, and predicts its
-    /// slot (row "1000 keys" of docs/performance.md).
+    /// slot (row "1000 keys" of benches/figures.md).
     fn free_slot(&self, fingerprint: u64, now: u64, info: &TableInfo<A::State>) -> Option<SlotIndex> {
         let [first, second] = candidate_sets(fingerprint, self.sets.len());
         let in_first = self.free_slot_in(first, now);

@@ -136,7 +136,13 @@ impl LeaseBook {
         own: Option<Arc<dyn DynLuaAlgorithm>>,
     ) -> Option<Arc<LeasedQuota>> {
         match own {
-            Some(own) => Some(Arc::new(LeasedQuota::of_key(index, limit, own, &self.lease, Timestamp::from_micros(self.clock.now())))),
+            Some(own) => Some(Arc::new(LeasedQuota::of_key(
+                index,
+                limit,
+                own,
+                &self.lease,
+                Timestamp::from_micros(self.clock.now()),
+            ))),
             None => self.limits[index].fixed.clone(),
         }
     }

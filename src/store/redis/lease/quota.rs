@@ -24,7 +24,8 @@ pub(super) struct LeasedLimit {
 impl LeasedLimit {
     pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
         let algorithm = limit.fixed_algorithm.as_ref();
-        let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH)));
+        let fixed =
+            algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH)));
         let (name, warn_keys) = (limit.facts.name.clone(), limit.warn_keys.clone());
         Self { name, is_shadow: limit.facts.is_shadow, cost: limit.facts.cost, warn_keys, fixed }
     }

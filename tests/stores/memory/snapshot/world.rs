@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock as _, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, Calendar, Clock as _, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock,
+    Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
 use crate::random::Random;
@@ -119,7 +119,7 @@ impl World {
             }
             Op::Hold { key, cost } => {
                 let options = AcquireOptions::cost(cost).detail(Detail::All);
-                let Acquisition::Ready(outcome) = self.limiter.hold(&key, options) else { panic!("memory is ready") };
+                let Ok(outcome) = self.limiter.hold(&key, options).try_ready() else { panic!("memory is ready") };
                 let outcome = outcome.expect("a decision");
                 self.open.extend(outcome.held);
                 return format!("{:?}", outcome.decision);
