@@ -21,16 +21,16 @@ const CALLS: [&str; 7] = ["23:58:00", "23:58:30", "23:59:00", "23:59:30", "23:59
 /// 14 February 2027, 23:58 in the plan's zone: 21:58 UTC.
 const START: Timestamp = Timestamp::from_micros(1_802_642_280_000_000);
 
-pub fn plan() -> Limit<FixedWindow> {
+pub(crate) fn plan() -> Limit<FixedWindow> {
     Limit::new("plan", FixedWindow::calendar(3, PLAN))
 }
 
-pub fn clock() -> ManualClock {
+pub(crate) fn clock() -> ManualClock {
     ManualClock::at(START)
 }
 
 /// Calls at the local times, and returns a line for each call.
-pub async fn call<L: Limiter<str>>(limiter: &L, clock: &ManualClock) -> Result<Vec<String>, Error> {
+pub(crate) async fn call<L: Limiter<str>>(limiter: &L, clock: &ManualClock) -> Result<Vec<String>, Error> {
     let mut lines = Vec::new();
     for local in CALLS {
         let seconds = local.split(':').filter_map(|part| part.parse::<u64>().ok()).fold(0, |sum, part| sum * 60 + part);

@@ -28,8 +28,8 @@ pub(super) struct AskOrder {
 /// How far ahead the queue asks for starts over a link.
 const HORIZON: Duration = Duration::from_millis(50);
 
-/// The longest random time by which an ask for a start that is scheduled over a link comes later. Otherwise the process
-/// whose asks arrive first would receive all starts that processes share.
+/// The longest random time by which an ask over a link comes later. Otherwise the process whose asks arrive first would
+/// receive all starts that processes share.
 const MAX_LATER: Duration = Duration::from_millis(10);
 
 /// The same in memory: two ticks of the runtime's timer, because starts that are closer are handed over together.
@@ -41,13 +41,16 @@ impl Queue {
         let class = self.waiters.get(head)?.class;
         let at = self.forecast.at(self.pace.cost_under_way.saturating_add(class.cost));
         let lead = self.lead(class);
-        let later = if lead == HORIZON { self.pace.random_part_of(MAX_LATER) } else { Duration::ZERO };
+        // Unless the limiter schedules starts, the random time delays them.
+        let interval = self.forecast.time_for(class.cost).unwrap_or_default();
+        let longest = if lead == HORIZON { MAX_LATER } else { MAX_LATER.min(interval / 24) };
+        let later = if self.pace.is_remote() { self.pace.random_part_of(longest) } else { Duration::ZERO };
         self.pace.ask_at(at.map(|at| at.checked_sub(lead).unwrap_or(now) + later), now)
     }
 
     /// Returns how far ahead the queue asks for a start, if the limiter schedules starts.
     fn lead(&self, class: Class) -> Duration {
-        if !self.forecast.schedules || class.hold {
+        if !self.forecast.schedules || class.hold || cfg!(queue_rule_off = "horizon") {
             Duration::ZERO
         } else if self.pace.is_remote() {
             HORIZON
@@ -112,7 +115,7 @@ impl Queue {
         match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 effects.released.append(&mut order.released);
-                let is_home = queue_of(&order.ticket.ask, &decision) == self.id;
+                let is_home = queue_of(&*order.ticket.ask, &decision) == self.id;
                 if is_home {
                     self.update_forecast(&order, &decision);
                 }
@@ -139,7 +142,7 @@ impl Queue {
 
     fn on_denied(&mut self, mut order: AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.remove_ask(order.class);
-        let home = queue_of(&order.ticket.ask, &decision);
+        let home = queue_of(&*order.ticket.ask, &decision);
         let is_late = is_late(&order, &decision, now);
         if home != self.id {
             // The limits whose releases have caused the ask may admit the next request.

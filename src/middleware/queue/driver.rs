@@ -63,10 +63,12 @@ impl Future for Driver {
                     Some(other) => {
                         queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
                     }
-                    None => match acquire_caught(&order).try_ready() {
-                        Ok(result) => queues.answer(*this.id, *this.token, order, result),
-                        Err(future) => this.in_flight.push_back((order, future)),
-                    },
+                    None => {
+                        let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);
+                        // A panic is caught when the future is polled.
+                        let asked = LimiterFuture::pending(async move { ask.acquire(options).await });
+                        this.in_flight.push_back((order, asked));
+                    }
                 },
                 Next::Sleep(until) => {
                     // A sleeping task must not keep the layer alive.
@@ -82,19 +84,11 @@ impl Future for Driver {
     }
 }
 
-/// Asks the limiter. A panic of the limiter fails one request, not all that wait.
-fn acquire_caught(order: &AskOrder) -> LimiterFuture<Outcome> {
-    let acquired = catch_unwind(AssertUnwindSafe(|| order.ticket.ask.acquire(order.options)));
-    acquired.unwrap_or_else(|_| LimiterFuture::ready(Err(limiter_panicked())))
-}
-
+/// A panic of the limiter fails one request, not all that wait.
 fn poll_caught(future: &mut LimiterFuture<Outcome>, cx: &mut Context<'_>) -> Poll<Result<Outcome, Error>> {
     let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *future).poll(cx)));
-    polled.unwrap_or_else(|_| Poll::Ready(Err(limiter_panicked())))
-}
-
-fn limiter_panicked() -> Error {
-    Error::unavailable("waiting failed: the limiter panicked; see the panic message")
+    let panicked = || Error::unavailable("waiting failed: the limiter panicked; see the panic message");
+    polled.unwrap_or_else(|_| Poll::Ready(Err(panicked())))
 }
 
 /// Timers accept a limited time only. The driver then sleeps again.

@@ -148,7 +148,7 @@ impl StartInterval {
     /// Returns the likely wait of a request behind so many units, if enough have started.
     pub(super) fn wait_behind(&self, ahead: u64) -> Option<Duration> {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        (self.starts >= Self::ENOUGH).then(|| self.average.saturating_mul(ahead))
+        (self.starts >= Self::ENOUGH && !cfg!(queue_rule_off = "own-rate")).then(|| self.average.saturating_mul(ahead))
     }
 }
 

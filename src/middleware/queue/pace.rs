@@ -84,7 +84,7 @@ impl Pace {
 
     /// Records a denial, and whether it is unknown when an admission is possible.
     pub(super) fn denied(&mut self, is_unknown: bool, now: Instant) {
-        self.more = 0;
+        self.more = if cfg!(queue_rule_off = "one-ask") { Self::MAX_UNDER_WAY } else { 0 };
         self.set_recheck(is_unknown, now);
         self.estimates += u32::from(is_unknown && self.estimates < 4);
     }
@@ -104,7 +104,7 @@ impl Pace {
 
     /// Returns a part of a time, drawn for each ask.
     pub(super) fn random_part_of(&self, time: Duration) -> Duration {
-        time * u32::from(self.random) / 255
+        if cfg!(queue_rule_off = "random") { Duration::ZERO } else { time * u32::from(self.random) / 255 }
     }
 
     /// Returns between 80 and 95 % of a time, so that processes do not ask together.

@@ -93,7 +93,7 @@ impl Queue {
 
     /// Returns the time until a request that joins now starts, `None` if that is unknown.
     pub(super) fn wait_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
-        if self.waiters.newest_first {
+        if self.waiters.newest_first || cfg!(queue_rule_off = "position") {
             return Some(Duration::ZERO);
         }
         let by_rate = self.start_interval.wait_behind(self.waiters.open_cost());
@@ -165,7 +165,7 @@ impl Queue {
     /// Returns the next request that will probably not leave before its start.
     pub(super) fn next_that_stays(&self, now: Instant) -> Option<u64> {
         // A start for the only key is not lost when its request leaves: the next one uses it.
-        if !self.waiters.has_several_keys() {
+        if !self.waiters.has_several_keys() || cfg!(queue_rule_off = "leavers") {
             return None;
         }
         self.waiters.next_open_that(|waiter| {
@@ -194,21 +194,21 @@ impl Queue {
     // Handing over starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Hands a start to a request of its class, `first` or the next ones. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, first: Option<Waiter>, effects: &mut Effects) -> Option<Start> {
+    /// Hands a start to a request of its class, `first` or the next ones.
+    fn hand_over(&mut self, start: Start, first: Option<Waiter>, effects: &mut Effects) {
         let (class, at) = (start.class, start.at);
         let (mut reply, mut next) = (Box::new(Ok(start)), first);
         while let Some(waiter) = next {
             effects.ended += 1;
             self.start_interval.record(at, class.cost);
             match waiter.ticket.reply(reply, &mut effects.wakers) {
-                Ok(()) => return None,
+                Ok(()) => return,
                 // The request has left a moment ago.
                 Err(returned) => reply = returned,
             }
             next = self.waiters.take_first(class);
         }
-        reply.ok()
+        effects.unused.extend(reply.ok());
     }
 
     /// Takes back a start whose request did not use it, and hands it to the next request.
@@ -216,8 +216,7 @@ impl Queue {
         // A held cost counts until it is settled.
         let is_usable = start.class.hold || start.at + MAX_LATENESS >= now;
         let first = if is_usable { self.waiters.take_first(start.class) } else { None };
-        let unused = self.hand_over(start, first, effects);
-        effects.unused.extend(unused);
+        self.hand_over(start, first, effects);
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
@@ -227,8 +226,7 @@ impl Queue {
             // A deadline at the time of the start is in time.
             self.expire(start.at.checked_sub(Duration::from_nanos(1)).unwrap_or(start.at), effects);
             let first = self.waiters.take_asked(start.class);
-            let unused = self.hand_over(start, first, effects);
-            effects.unused.extend(unused);
+            self.hand_over(start, first, effects);
         }
     }
 

@@ -276,7 +276,7 @@ mod tests {
     }
 
     fn waiter(sequence: u64, key: u64, now: Instant) -> Waiter {
-        let ticket = Arc::new(Ticket::new(0, sequence, Never(Observers::default())));
+        let ticket = Arc::new(Ticket::new(0, sequence, Arc::new(Never(Observers::default()))));
         let deadline = Some(now + Duration::from_micros(sequence * 7919 % 1000));
         Waiter { ticket, class: class(key), options: AcquireOptions::default(), arrived_at: now, deadline }
     }

@@ -16,7 +16,8 @@ use tower_ratelimit::pacing::PacingLayer;
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, InFlight, Limit, Limiter, ManualClock, Quota, RateLimitLayer, Redis, RedisServer, TokenBucket,
+    AcquireOptions, Detail, InFlight, Limit, Limiter as _, ManualClock, Quota, RateLimitLayer, Redis, RedisServer,
+    TokenBucket,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY};
@@ -64,11 +65,18 @@ enum Seen {
     Started(u64),
 }
 
-/// The next event. Tokio's paused clock stands while this waits, because a blocking task runs.
-async fn next(events: &Arc<std::sync::Mutex<mpsc::Receiver<Seen>>>) -> Seen {
-    let events = Arc::clone(events);
-    let seen = tokio::task::spawn_blocking(move || events.lock().unwrap().recv_timeout(Duration::from_secs(60)));
-    seen.await.expect("no panic").expect("a call that can start waits")
+/// The next event. Tokio's paused clock stands while this waits, because a blocking task runs. Then it advances by the
+/// milliseconds of a timer, and not by the time after which a queue asks again by itself.
+async fn next(events: &Arc<std::sync::Mutex<mpsc::Receiver<Seen>>>, context: &dyn Fn() -> String) -> Seen {
+    for _ in 0..5 {
+        let events = Arc::clone(events);
+        let seen = tokio::task::spawn_blocking(move || events.lock().unwrap().recv_timeout(Duration::from_secs(10)));
+        if let Ok(seen) = seen.await.expect("no panic") {
+            return seen;
+        }
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
+    panic!("no call starts or waits: {}", context())
 }
 
 /// The clock of the queues stands, so no queue asks again by itself: only a release starts the calls that wait. They start
@@ -117,7 +125,7 @@ async fn run(seed: u64, limiter: &Redis<Call>, real: &Runtime) -> (usize, usize)
         if random.below(2) == 0 || running.is_empty() {
             let end = Arc::new(Notify::new());
             drop(tokio::spawn(service.clone().oneshot((number, call, Arc::clone(&end)))));
-            match next(&events).await {
+            match next(&events, &|| format!("seed {seed}, step {number}: {call:?} arrives")).await {
                 Seen::Started(started) => {
                     assert!(started == number && admits(call, &running), "seed {seed}: {started} of {number} starts");
                     running.insert(number, (call, End::Inside(end)));
@@ -150,9 +158,17 @@ async fn run(seed: u64, limiter: &Redis<Call>, real: &Runtime) -> (usize, usize)
             }
             counts.1 += 1;
         }
+        if !waiting.values().any(|(call, _)| admits(*call, &running)) {
+            until_held(limiter, real, running.len() as u64).await;
+        }
         // Of several calls that can start now, the release of each unit starts the oldest in its way.
         while waiting.values().any(|(call, _)| admits(*call, &running)) {
-            let Seen::Started(started) = next(&events).await else { panic!("no call arrives") };
+            let context = || {
+                let running: Vec<_> = running.iter().map(|(number, (call, _))| (number, call)).collect();
+                let waiting: Vec<_> = waiting.iter().map(|(number, (call, _))| (number, call)).collect();
+                format!("seed {seed}, step {number}: {waiting:?} wait, {running:?} run")
+            };
+            let Seen::Started(started) = next(&events, &context).await else { panic!("no call arrives") };
             let (call, end) = waiting.remove(&started).expect("it waits");
             assert!(admits(call, &running), "seed {seed}, step {number}: {started} {call:?} starts");
             let is_older = |(other, (of, _)): (&u64, &(Call, _))| {
@@ -169,6 +185,22 @@ async fn run(seed: u64, limiter: &Redis<Call>, real: &Runtime) -> (usize, usize)
         drop(running);
     }));
     counts
+}
+
+/// Waits until so many units are held in Redis: the layer releases them in the background.
+async fn until_held(limiter: &Redis<Call>, real: &Runtime, held: u64) {
+    let (limiter, handle) = (limiter.clone(), real.handle().clone());
+    let wait = async move {
+        let call = Call { tenant: 9, is_bulk: false };
+        loop {
+            let peeked = limiter.peek(&call, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
+            if peeked.limits().iter().any(|limit| limit.name() == "all" && limit.remaining() == 4 - held) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::task::spawn_blocking(move || handle.block_on(wait)).await.expect("no panic");
 }
 
 /// Two processes pace the bodies of one key by Redis, with leases and without: each body is whole, and together they pass no
