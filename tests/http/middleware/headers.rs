@@ -28,10 +28,10 @@ use tower::{Layer as _, ServiceExt, service_fn};
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
+use tower_ratelimit::response::{Headers, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock as _, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    Timestamp,
+    AcquireOptions, Calendar, Clock as _, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    Respond, Timestamp,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};

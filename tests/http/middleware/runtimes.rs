@@ -11,11 +11,11 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::waiting::{LimitedSink, LimitedStream, until_ready};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
+    TokioClock,
 };
 
 use crate::goodput::Remote;

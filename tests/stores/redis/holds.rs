@@ -375,14 +375,14 @@ fn guards_work_in_other_runtimes_and_at_shutdown() {
     });
     let began = Instant::now();
     drop(one);
-    assert!(began.elapsed() < Duration::from_secs(4), "the shutdown hangs");
+    assert!(began.elapsed() < LONG_DEADLINE, "the shutdown hangs");
     // Dropped outside of a runtime.
     let held = other.block_on(hold(&*limiter, "alice", 1));
     drop(held);
     other.block_on(wait_for_usage(&*limiter, "alice", 14));
     let began = Instant::now();
     drop(other);
-    assert!(began.elapsed() < Duration::from_secs(4), "the shutdown hangs");
+    assert!(began.elapsed() < LONG_DEADLINE, "the shutdown hangs");
 }
 
 /// Several limits hold all or nothing. A shadow limit holds only what it would have allowed.
@@ -568,9 +568,9 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
         for (limiter, options) in [(&new, ours), (&old, theirs)] {
             let options = if round % 5 == 0 { options.hold() } else { options };
             let outcome = acquire(limiter, "alice", options).await.expect("an answer");
-            admitted += if outcome.decision.is_allowed() { options.get_cost() } else { 0 };
+            admitted += if outcome.decision.is_allowed() { options.cost } else { 0 };
             if let Some(held) = outcome.held {
-                held.settle(options.get_cost()).await.expect("done");
+                held.settle(options.cost).await.expect("done");
             }
         }
     }
