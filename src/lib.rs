@@ -172,10 +172,12 @@ pub mod test_util;
 #[cfg(feature = "timer")]
 pub mod waiting;
 
-#[doc(inline)]
-pub use crate::algorithm::{
-    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
-};
+pub use crate::algorithm::bucket::{Gcra, LeakyBucket, TokenBucket};
+pub use crate::algorithm::fixed_window::FixedWindow;
+pub use crate::algorithm::in_flight::InFlight;
+pub use crate::algorithm::leaky_queue::LeakyQueue;
+pub use crate::algorithm::sliding_log::SlidingLog;
+pub use crate::algorithm::sliding_window::SlidingWindow;
 pub use crate::calendar::{Calendar, Weekday};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
@@ -185,31 +187,28 @@ pub use crate::decision::{
     ReservationId, Verdict,
 };
 pub use crate::error::Error;
+pub use crate::key::extract::ExtractKey;
+pub use crate::key::ip::{ClientIp, PeerIp};
 #[doc(inline)]
-pub use crate::key::{ClientIp, ExtractKey, PeerIp};
-#[doc(inline)]
-pub use crate::limit::{Limit, per_key};
-#[doc(inline)]
-pub use crate::limiter::{BoxLimiter, Limiter};
+pub use crate::limit::Limit;
+pub use crate::limit::per_key::per_key;
+pub use crate::limiter::boxed::BoxLimiter;
+pub use crate::limiter::contract::Limiter;
 pub use crate::middleware::{
     InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
 };
 pub use crate::quota::{Quota, QuotaError};
 pub use crate::read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
-#[doc(inline)]
-pub use crate::response::{Http, RateLimitInfo, Respond};
+pub use crate::response::http::Http;
+pub use crate::response::info::RateLimitInfo;
+pub use crate::response::respond::Respond;
+pub use crate::store::memory::{DynLimit, Memory, MemoryBuilder, WhenFull};
 #[cfg(feature = "redis-cell")]
-#[doc(inline)]
-pub use crate::store::RedisCell;
+pub use crate::store::redis::RedisCell;
 #[cfg(feature = "redis-tls")]
-#[doc(inline)]
-pub use crate::store::RedisTls;
-pub use crate::store::WhenFull;
-#[doc(inline)]
-pub use crate::store::{DynLimit, Memory, MemoryBuilder};
+pub use crate::store::redis::RedisTls;
 #[cfg(feature = "redis")]
-#[doc(inline)]
-pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
+pub use crate::store::redis::{Redis, RedisBuilder, RedisCredentials, RedisServer};
 
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module. `tests/docs` tests the examples, which need more dependencies than this package.

@@ -152,7 +152,7 @@ fn main() {
         "in-flight" => {
             let limiter = Memory::builder(InFlight::new(100)).clock(ManualClock::new()).build().expect("a limit");
             repeat(count, |_| {
-                let options = AcquireOptions::default().until_end();
+                let options = AcquireOptions::default().keep_guard();
                 match limiter.acquire(black_box(&7_u64), options).try_ready() {
                     Ok(Ok(outcome)) => outcome.held.is_some(),
                     _ => false,

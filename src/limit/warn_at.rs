@@ -19,7 +19,7 @@ impl<A, P> Limit<A, P> {
     ///
     /// | Signal | When |
     /// |---|---|
-    /// | [`LimitStatus::is_near_limit`](crate::LimitStatus::is_near_limit), [`Decision::is_near_limit`](crate::Decision::is_near_limit) and [`RateLimitInfo::is_near_limit`](crate::response::RateLimitInfo::is_near_limit) | the usage is at the mark after the decision |
+    /// | [`LimitStatus::is_near_limit`](crate::LimitStatus::is_near_limit), [`Decision::is_near_limit`](crate::Decision::is_near_limit) and [`RateLimitInfo::is_near_limit`](crate::RateLimitInfo::is_near_limit) | the usage is at the mark after the decision |
     /// | [`LimitStatus::crossed_mark`](crate::LimitStatus::crossed_mark), and the counter `ratelimit_near_limit_total` | each crossing |
     /// | [`Event::NearLimit`](crate::observe::Event::NearLimit) | a crossing, at most once per key and minute |
     ///

@@ -400,7 +400,7 @@ impl Event<'_> {
             DecisionSource::Lease => "lease",
             DecisionSource::Cache => "cache",
             DecisionSource::Fallback => "fallback",
-            DecisionSource::Policy => "policy",
+            DecisionSource::NoLimit => "no_limit",
         })
     }
 

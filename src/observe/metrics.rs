@@ -65,7 +65,7 @@ struct LimitCounters {
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
 const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
-const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "policy", NONE];
+const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "no_limit", NONE];
 
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.

@@ -76,7 +76,7 @@ impl Tracing {
             );
         }
         match decision.source() {
-            DecisionSource::Fallback | DecisionSource::Policy if first_time(&self.logged.degraded) => {
+            DecisionSource::Fallback | DecisionSource::NoLimit if first_time(&self.logged.degraded) => {
                 warn!(target: TARGET, limiter, source, "store unavailable: a fallback or a policy decides instead");
             }
             DecisionSource::Store => self.recovered(),

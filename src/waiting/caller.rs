@@ -38,7 +38,7 @@ where
     /// Waits until the limiter allows the cost, at most for [`AcquireOptions::max_delay`]. Dropping the future leaves the
     /// queue.
     pub(crate) fn until_ready(&self, options: AcquireOptions) -> LimiterFuture<Decision> {
-        if options.hold || options.until_end {
+        if options.hold || options.keeps_guard {
             return LimiterFuture::unsupported("waiting failed: it cannot hold a cost; call `hold` of the limiter");
         }
         let max_wait = options.max_delay.unwrap_or(UNBOUNDED);

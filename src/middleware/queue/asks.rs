@@ -118,7 +118,7 @@ impl Queue {
         effects: &mut Effects,
     ) {
         self.pace.answered(order.class.cost, order.asked_at, now);
-        match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
+        match result.and_then(|outcome| outcome.check_guard(order.options.keeps_guard)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 effects.released.append(&mut order.released);
                 let is_home = queue_of(&order.ticket.ask, &decision) == self.id;

@@ -80,7 +80,7 @@ where
 {
     fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let acquired = self.limiter.acquire(self.key.borrow(), options);
-        let holds = options.hold || options.until_end;
+        let holds = options.hold || options.keeps_guard;
         let limits = if holds { limits_of_guard(self.key.borrow(), &self.limiter) } else { None };
         acquired.map(|outcome| outcome.waking(|| limits))
     }

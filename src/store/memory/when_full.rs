@@ -57,7 +57,7 @@ pub enum WhenFull {
     CarryOver,
     /// Denies the new key, with a `retry_after` until one of the keys in its place is idle: an
     /// [estimate](crate::Decision::is_estimate), because a slot can be free before. The decision is
-    /// [by policy](crate::DecisionSource::Policy), as no limit of the key has denied it. In HTTP it is a 503.
+    /// [without a limit](crate::DecisionSource::NoLimit), as no limit of the key has denied it. In HTTP it is a 503.
     ///
     /// Setting the usage of a new key, and charging a new key after its request, fails with an error. A shadow limit
     /// evicts instead.

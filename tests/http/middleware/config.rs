@@ -80,7 +80,7 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold()).try_ready() else {
         panic!("memory answers immediately")
     };
     outcome.unwrap().held.expect("the hold is allowed")
@@ -1364,8 +1364,8 @@ fn hold_is_settled_after_a_change_of_tier() {
 /// The counts are in the same store, by the sub-key of the limit.
 #[test]
 fn escalation_of_a_policy_blocks_its_limit() {
-    use tower_ratelimit::BlockReason;
-    use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+    use tower_ratelimit::limiter::Escalating;
+    use tower_ratelimit::{BlockReason, BoxLimiter};
 
     let key_parts = KeyParts::new().add("user", |user: &u64| *user);
     let policies: Vec<Policy> = serde_json::from_str(

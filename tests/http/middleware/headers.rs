@@ -28,8 +28,10 @@ use tower::ServiceExt;
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::response::{Headers, Rejection, ResetFormat};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Respond,
+};
 
 use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::spawn;

@@ -10,9 +10,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+use tower_ratelimit::{
+    BoxLimiter, FixedWindow, Gcra, InFlight, Limiter, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+};
 
 use crate::goodput::Remote;
 use crate::random::Random;

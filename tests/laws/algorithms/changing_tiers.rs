@@ -227,11 +227,11 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.get_cost()).max_delay(ticks(0)));
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.cost).max_delay(ticks(0)));
             prop_assert!(allowed_at(at, at_once), "{options:?} at {now}: delayed beyond {at}");
             prop_assert!(!allowed_at(at - 1, at_once), "{options:?} at {now}: allowed before {at}");
         }
-        Verdict::ExceedsLimit => prop_assert!(options.get_cost() > snapshot(subject).limit),
+        Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
         Verdict::Allowed => {
             prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied");
         }

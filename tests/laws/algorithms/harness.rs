@@ -224,7 +224,7 @@ impl Pair {
             Op::Acquire(options) => return Some(self.model.acquire(now, options)),
             Op::Hold(options) => {
                 let expected = self.model.acquire(now, options.hold());
-                self.held.extend(expected.verdict.is_allowed().then_some((options.get_cost(), self.tier)));
+                self.held.extend(expected.verdict.is_allowed().then_some((options.cost, self.tier)));
                 return Some(expected);
             }
             Op::Settle { which, actual } => self.settle(now, which, |_| actual),
@@ -269,7 +269,7 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "is_estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let lists_all = match options.get_detail() {
+        let lists_all = match options.detail {
             Detail::MostRestrictive => false,
             Detail::AllIfDenied => !expected.verdict.is_allowed(),
             _ => true,

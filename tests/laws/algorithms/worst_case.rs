@@ -207,7 +207,7 @@ fn admitted(spec: Spec, start: u64, steps: Vec<Step>) -> Vec<(u64, u64)> {
         };
         let decision = pair.step(step).expect("an acquire decides");
         if decision.is_allowed() {
-            admitted.push((pair.subject.now() + micros(decision.delay()), options.get_cost()));
+            admitted.push((pair.subject.now() + micros(decision.delay()), options.cost));
         }
     }
     admitted.sort_unstable();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Held, Limiter};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus,
+    AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
 };
 
@@ -103,7 +103,7 @@ fn compare_with_larger_costs(third: Third, seed: u64) -> [u64; 2] {
         let max_delay = [None, Some(Duration::ZERO), Some(Duration::from_secs(9))][random.index(3)];
         let is_hold = random.below(3) == 0;
         let options_of = |cost| {
-            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            let options = AcquireOptions::cost(cost).keep_guard().detail(Detail::All);
             if is_hold { options.hold() } else { options }
         };
         let options = options_of(cost).max_delay(max_delay);

@@ -149,7 +149,7 @@ fn reservation_id_of_concurrent_calls_holds_once() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for id in 0..50 {
-                    let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold().until_end());
+                    let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold());
                     let Ok(outcome) = hold.try_ready() else { panic!("ready") };
                     allowed.fetch_add(u64::from(outcome.expect("a decision").decision.is_allowed()), Ordering::Relaxed);
                 }

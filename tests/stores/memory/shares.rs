@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{DeniedCache, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, ManualClock, Memory,
-    MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
 use crate::immediate::{acquire, ready};
@@ -81,7 +81,7 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
         }
         let (cost, is_hold) = (1 + random.below(4), random.below(3) == 0);
         let options_of = |cost| {
-            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            let options = AcquireOptions::cost(cost).keep_guard().detail(Detail::All);
             if is_hold { options.hold() } else { options }
         };
         let options = options_of(cost).max_delay([None, Some(Duration::from_secs(9))][random.index(2)]);

@@ -4,10 +4,10 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
+use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, SystemClock,
-    Timestamp, Weekday, per_key,
+    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, MemoryBuilder, Quota,
+    Redis, SystemClock, Timestamp, Weekday, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};

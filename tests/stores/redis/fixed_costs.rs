@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Chained, Limiter};
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Quota, Redis, RedisServer};
+use tower_ratelimit::limiter::Chained;
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer};
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
 use crate::server::Server;

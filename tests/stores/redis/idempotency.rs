@@ -73,7 +73,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                 let costs = Costs::from(cost);
                 let costs = if kind == 3 { costs.add("output", output) } else { costs };
                 let remember = Duration::from_micros(4 * SPAN);
-                let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).until_end();
+                let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).keep_guard();
                 let settles = random.below(3) == 0;
                 if settles {
                     options = options.hold();

@@ -27,7 +27,7 @@ fn options(cost: u64, id: &str) -> AcquireOptions {
 }
 
 async fn hold(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
-    acquire(limiter, key, options.hold().until_end()).await.expect("an answer").decision.is_allowed()
+    acquire(limiter, key, options.hold()).await.expect("an answer").decision.is_allowed()
 }
 
 #[tokio::test]

@@ -9,9 +9,9 @@ use axum::body::Body;
 use axum::routing::any;
 use http::{Method, Request, StatusCode};
 use tower::ServiceExt as _;
-use tower_ratelimit::key::{ExtractKey, Extracted, MissingKey, Pepper};
+use tower_ratelimit::key::{Extracted, MissingKey, Pepper};
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
-use tower_ratelimit::{Memory, PeerIp};
+use tower_ratelimit::{ExtractKey, Memory, PeerIp};
 
 use crate::random::Random;
 use crate::server::Server;
