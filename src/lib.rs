@@ -29,13 +29,13 @@
 //! request
 //!    │
 //!    v
-//! key extractor    PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//! key extractor   PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
 //!    │
 //!    v
-//! limiter          Memory or Redis, any algorithm   ── denied ──> responder: 429 and Retry-After
-//!    │                                              ── delayed ─> waits in a queue, then goes on
+//! limiter         Memory or Redis, any algorithm   ── denied ──> 429, Retry-After
+//!    │                                             ── delayed ─> waits in a queue
 //!    v
-//! your service     ──> response with RateLimit
+//! your service    ──> response with RateLimit
 //! ```
 //!
 //! # Components
@@ -52,8 +52,8 @@
 //! You can call a limiter without the middleware: [`Memory::check`]. In your tests, a [`ManualClock`] moves the time: see
 //! [testing your limits](guide::testing_your_limits).
 //!
-//! Extractor, limiter, algorithm and responder are
-//! traits for your own implementations. The documentation of each trait contains a complete example.
+//! Extractor, limiter, algorithm and responder are traits for your own implementations. The documentation of each trait
+//! contains a complete example.
 //!
 //! | Module | Contents |
 //! |---|---|
