@@ -29,13 +29,13 @@
 //! request
 //!    │
 //!    v
-//! key extractor    PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//! key extractor   PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
 //!    │
 //!    v
-//! limiter          Memory or Redis, any algorithm   ── denied ──> responder: 429 and Retry-After
-//!    │                                              ── delayed ─> waits in a queue, then goes on
+//! limiter         Memory or Redis, any algorithm   ── denied ──> 429, Retry-After
+//!    │                                             ── delayed ─> waits in a queue
 //!    v
-//! your service     ──> response with RateLimit
+//! your service    ──> response with RateLimit
 //! ```
 //!
 //! # Components
@@ -52,8 +52,8 @@
 //! You can call a limiter without the middleware: [`Memory::check`]. In your tests, a [`ManualClock`] moves the time: see
 //! [testing your limits](guide::testing_your_limits).
 //!
-//! Extractor, limiter, algorithm and responder are
-//! traits for your own implementations. The documentation of each trait contains a complete example.
+//! Extractor, limiter, algorithm and responder are traits for your own implementations. The documentation of each trait
+//! contains a complete example.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -265,6 +265,8 @@ pub mod guide {
 
     /// [limits]: crate::guide::limits
     /// [tiers]: crate::guide::limits#tiers
+    /// [policy]: crate::config::Policy
+    /// [routes]: crate::routes
     ///
     #[doc = include_str!("../docs/configuration.md")]
     pub mod configuration {}
@@ -299,6 +301,14 @@ pub mod guide {
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
 
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [leases]: crate::guide::leases
+    /// [metrics]: crate::guide::metrics
+    #[doc = include_str!("../docs/pictures/calendar.md")]
+    ///
+    #[doc = include_str!("../docs/everyday.md")]
+    pub mod everyday {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
@@ -313,7 +323,7 @@ pub mod guide {
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
-    /// [performance]: crate::guide::performance
+    /// [performance]: crate::guide::performance#what-a-setting-costs
     /// [streams]: crate::guide::recipes#streams-of-a-language-model
     /// [users]: crate::guide::recipes#users-anonymous-clients-and-writes
     #[doc = include_str!("../docs/pictures/several-limits.md")]
@@ -325,6 +335,7 @@ pub mod guide {
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
     /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
+    /// [paced]: crate::guide::everyday#bytes-per-second
     ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
@@ -353,6 +364,7 @@ pub mod guide {
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [calendar]: crate::guide::everyday#calendar-windows
     /// [ids]: crate::guide::costs#reservation-ids
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client
