@@ -69,17 +69,18 @@ if fast == 1 then
   end
 end
 
--- The fast path for holds, and for updates of their sessions: on states of the current quota, without a block, leases, ids,
--- or entries that have expired. It replies as the driver does (driver.lua, holds.lua), to which it leaves any other batch,
--- and then it has written nothing. Benchmark: `redis holding callers`.
+-- The fast path for holds, and for updates of their sessions: on states of the current quota, without a block, leases,
+-- ids, or entries that have expired. It replies as the driver does (driver.lua, holds.lua), to which it leaves any other
+-- batch, and then it has written nothing. Benchmark: `redis holding callers`.
 if fast == 2 then
   local MAX_PERIOD = 6311520000000000
-  -- A hold has 14 doubles behind its codes, an update 18.
-  local HOLD_FORMAT, UPDATE_FORMAT = '<HH' .. ('d'):rep(14), '<HH' .. ('d'):rep(18)
-  -- A value: the state's words, and the words HELD. Of a template: the codes, two arguments, and the parameters.
-  local WORDS, HEAD = 5, 4
-  local COST, IDS = HEAD + 11, HEAD + 11
-  local floor, max = math.floor, math.max
+  -- A value: the state and the words HELD, for the usual single entry with it; an entry.
+  local HELD_FORMAT, VALUE_FORMAT, ENTRY_FORMAT = '<dddddddddddddddd', '<ddddddddddddddddddddd', '<ddddd'
+  local HELD_LENGTH, ENTRY_LENGTH = VALUE_LENGTH - 8 + 8 * HELD.LENGTH, 8 * ENTRY.LENGTH
+  -- A template: the codes, two arguments and the parameters, in front of the fields of a hold and of an update.
+  local HOLD_FORMAT, UPDATE_FORMAT = '<HHdddddddddddddd', '<HHdddddddddddddddddd'
+  local HEAD, COST, IDS = 4, 15, 15
+  local floor, max, min = math.floor, math.max, math.min
 
   -- Charges a cost at a time, at which the state's rate is that of the parameters: see `charge` in bucket.lua.
   local function charge(tat, fraction, at, cost, tokens, ticks)
@@ -101,75 +102,69 @@ if fast == 2 then
     return tat, fraction
   end
 
-  local function is_number(number)
-    return number >= 0 and number <= MAX_EXACT
-  end
-
   -- Returns a key's state and entries, and the value for the reply; nil if the driver must decide.
   local function read(value)
-    if not value then
-      return { 0, 0, 0, 0, 0, expires = 0, entries = {}, count = 0, cost = 0, span = 0, most = 0, duration = 0 }, ''
-    end
-    local count = (#value - 8 * (WORDS + HELD.LENGTH)) / (8 * ENTRY.LENGTH)
-    local is_held = count >= 0 and count <= BOUND.max_entries and count % 1 == 0
-    if not is_held and #value ~= VALUE_LENGTH then
-      return
-    end
-    local s = { unpack(is_held and '<dddddddddddddddd' or '<dddddd', value) }
-    for word = 1, is_held and WORDS + HELD.LENGTH or WORDS + HELD.key_expiry do
-      if not is_number(s[word]) then
-        return
-      end
-    end
-    -- The clock was not set back.
-    if s[5] > now then
-      return
-    end
-    s.expires = s[WORDS + HELD.key_expiry]
-    if not is_held then
-      s.entries, s.count, s.cost, s.span, s.most, s.duration = {}, 0, 0, 0, 0, 0
-      return s, value
-    end
-    if s[WORDS + HELD.block] ~= 0 or s[WORDS + HELD.leased] ~= 0 or s[WORDS + HELD.yields_until] ~= 0
-        or s[WORDS + HELD.count] ~= count or s[WORDS + HELD.due] <= now
-        or s[WORDS + HELD.latest] > now + s[WORDS + HELD.span] then
-      return
-    end
-    s.cost, s.span, s.count = s[WORDS + HELD.cost], s[WORDS + HELD.span], count
-    s.most, s.duration = s[WORDS + HELD.most], s[WORDS + HELD.duration]
-    local entries, held = {}, 0
-    for index = 1, count do
-      local entry = { unpack('<ddddd', value, 8 * (WORDS + HELD.LENGTH + (index - 1) * ENTRY.LENGTH) + 1) }
-      for word = 1, ENTRY.LENGTH do
-        if not is_number(entry[word]) then
+    local tat, fraction, tokens, ticks, charged_at, expires, reported = 0, 0, 0, 0, 0, 0, ''
+    local block, cost, leased, due, latest, span, most = 0, 0, 0, MAX_EXACT, 0, 0, 0
+    local duration, yields_until, count, entries = 0, 0, 0, {}
+    if value then
+      reported = value
+      if #value == VALUE_LENGTH then
+        tat, fraction, tokens, ticks, charged_at, expires = unpack('<dddddd', value)
+      elseif #value >= HELD_LENGTH then
+        tat, fraction, tokens, ticks, charged_at, expires, block, cost, leased, due, latest, span, most, duration,
+          yields_until, count = unpack(HELD_FORMAT, value)
+        if #value ~= HELD_LENGTH + count * ENTRY_LENGTH then
           return
         end
-      end
-      -- Neither a lease nor a group of reservations.
-      if entry[ENTRY.id] >= BOUND.lease_ids or entry[ENTRY.id] % 1 ~= 0 then
+        -- The sum of the held costs, the state, and one byte that marks this format.
+        reported = value:sub(VALUE_LENGTH + 9, VALUE_LENGTH + 16) .. value:sub(1, VALUE_LENGTH - 8) .. '\0'
+      else
         return
       end
-      entries[index], held = entry, held + entry[ENTRY.held]
     end
-    if held ~= s.cost then
+    -- The conditions are positive because all comparisons with NaN are false. The driver handles foreign values.
+    if not (tat >= 0 and tat <= MAX_EXACT and fraction >= 0 and fraction <= MAX_EXACT
+        and tokens >= 0 and tokens <= MAX_EXACT and ticks >= 0 and ticks <= MAX_EXACT
+        and charged_at >= 0 and charged_at <= now and expires >= 0 and expires <= MAX_EXACT
+        and block == 0 and leased == 0 and yields_until == 0 and due > now and latest >= 0 and latest <= now + span
+        and span <= MAX_EXACT and most >= 0 and most <= MAX_EXACT and duration >= 0 and duration <= MAX_EXACT
+        and count <= BOUND.max_entries and count % 1 == 0) then
       return
     end
-    s.entries = entries
-    -- The sum of the held costs, and one byte that marks this format.
-    return s, pack('<d', held) .. value:sub(1, 8 * WORDS) .. '\0'
+    local held = 0
+    for index = 1, count do
+      local id, own, released, charged, expiry =
+        unpack(ENTRY_FORMAT, value, HELD_LENGTH + 1 + (index - 1) * ENTRY_LENGTH)
+      -- Neither a lease nor a group of reservations.
+      if not (id >= 0 and id < BOUND.lease_ids and id % 1 == 0 and own >= 0 and own <= MAX_EXACT
+          and released >= 0 and released <= MAX_EXACT and charged >= 0 and charged <= MAX_EXACT
+          and expiry >= 0 and expiry <= MAX_EXACT) then
+        return
+      end
+      entries[index], held = { id, own, released, charged, expiry }, held + own
+    end
+    if held ~= cost then
+      return
+    end
+    return {
+      tat = tat, fraction = fraction, tokens = tokens, ticks = ticks, charged_at = charged_at, expires = expires,
+      cost = cost, span = span, most = most, duration = duration, count = count, entries = entries, changed = false,
+    }, reported
   end
 
   local function find(s, id)
+    local entries = s.entries
     for index = 1, s.count do
-      if s.entries[index][ENTRY.id] == id then
-        return s.entries[index], index
+      if entries[index][ENTRY.id] == id then
+        return entries[index], index
       end
     end
   end
 
   -- Returns the wait of a denied hold, 0 for an allowed one; nil if the driver must decide.
   local function hold(s, p)
-    local tat, fraction, tokens, id, cost = s[1], s[2], p[HEAD + 1], math.abs(p[IDS + 1]), p[COST]
+    local tat, fraction, tokens, id = s.tat, s.fraction, p[HEAD + 1], p[IDS + 1]
     if s.cost > 0 then
       tat, fraction = charge(tat, fraction, now, s.cost, tokens, p[HEAD + 2])
     elseif tat <= now then
@@ -182,17 +177,17 @@ if fast == 2 then
     if wait > 0 then
       return wait
     end
-    local entry = find(s, id)
+    local entry = find(s, id < 0 and -id or id)
     if not entry then
-      if p[IDS + 1] > 0 or s.count >= BOUND.max_entries then
+      if id > 0 or s.count >= BOUND.max_entries then
         return
       end
-      entry = { id, 0, 0, 0, 0 }
+      entry = { -id, 0, 0, 0, 0 }
       s.count = s.count + 1
       s.entries[s.count] = entry
     end
-    entry[ENTRY.held], entry[ENTRY.expiry] = entry[ENTRY.held] + cost, now + p[4]
-    s.cost, s.span, s.changed = s.cost + cost, max(s.span, p[4]), p
+    entry[ENTRY.held], entry[ENTRY.expiry] = entry[ENTRY.held] + p[COST], now + p[4]
+    s.cost, s.span, s.changed = s.cost + p[COST], max(s.span, p[4]), p
     return 0
   end
 
@@ -202,16 +197,15 @@ if fast == 2 then
     if not entry then
       return
     end
-    local released = max(0, p[IDS + UPDATE.released] - entry[ENTRY.released])
-    local charged = max(0, p[IDS + UPDATE.charged] - entry[ENTRY.charged])
+    local held, sum_released, sum_charged = entry[ENTRY.held], p[IDS + UPDATE.released], p[IDS + UPDATE.charged]
+    local released, charged = max(0, sum_released - entry[ENTRY.released]), max(0, sum_charged - entry[ENTRY.charged])
     local ends = p[IDS + UPDATE.ends] == 1
-    if ends or released > entry[ENTRY.held] then
-      released = entry[ENTRY.held]
+    if ends or released > held then
+      released = held
     end
-    entry[ENTRY.held] = entry[ENTRY.held] - released
-    entry[ENTRY.released] = max(entry[ENTRY.released], p[IDS + UPDATE.released])
-    entry[ENTRY.charged] = max(entry[ENTRY.charged], p[IDS + UPDATE.charged])
-    entry[ENTRY.expiry] = now + p[3]
+    entry[ENTRY.held], entry[ENTRY.expiry] = held - released, now + p[3]
+    entry[ENTRY.released], entry[ENTRY.charged] =
+      max(entry[ENTRY.released], sum_released), max(entry[ENTRY.charged], sum_charged)
     s.cost, s.span, s.changed = s.cost - released, max(s.span, p[3]), p
     if ends then
       table.remove(s.entries, position)
@@ -221,15 +215,16 @@ if fast == 2 then
       end
     end
     if charged > 0 then
-      s[1], s[2] = charge(s[1], s[2], now, charged, p[HEAD + 1], p[HEAD + 2])
-      s[3], s[4], s[5] = p[HEAD + 1], p[HEAD + 2], now
+      s.tat, s.fraction = charge(s.tat, s.fraction, now, charged, p[HEAD + 1], p[HEAD + 2])
+      s.tokens, s.ticks, s.charged_at = p[HEAD + 1], p[HEAD + 2], now
     end
     return released, charged
   end
 
-  -- Returns the results, and the states and the values for the reply by key; nil if the driver must decide.
+  -- Returns the results and their number, and by key the states and the values for the reply; nil if the driver must
+  -- decide.
   local function run()
-    local templates, found, states, reported, at = {}, {}, {}, {}, pos + 2
+    local templates, at = { nil, nil, nil, nil, nil, nil, nil, nil }, pos + 2
     for index = 1, template_count do
       local op, limit = unpack('<HH', input, at)
       local is_hold = op == OPERATION.hold and limit == 0
@@ -243,9 +238,10 @@ if fast == 2 then
           or is_hold and (p[3] ~= 0 or p[HEAD + 8] == 0 or p[COST] == 0 or p[IDS + 1] == 0) then
         return
       end
-      p.is_hold, templates[index] = is_hold, p
+      templates[index] = p
     end
-    if #KEYS > 1 then
+    local keys = #KEYS
+    if keys > 1 then
       values = call('MGET', table_unpack(KEYS))
     else
       local value = redis.pcall('GET', KEYS[1])
@@ -254,29 +250,31 @@ if fast == 2 then
       end
       values = { value }
     end
-    for index = 1, #KEYS do
+    local states, reported = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
+    for index = 1, keys do
       -- MGET returns none for a key of another type, too.
-      if not values[index] and #KEYS > 1 and call('EXISTS', KEYS[index]) == 1 then
+      if not values[index] and keys > 1 and call('EXISTS', KEYS[index]) == 1 then
         return
       end
-      states[index], reported[index] = read(values[index])
-      if not states[index] then
+      local s, value = read(values[index])
+      if not s then
         return
       end
+      states[index], reported[index] = s, value
     end
-    local count = 0
+    local found, count = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
     for index = 1, operation_count do
       local template, key, repeats = 1, index, 1
       if not is_plain then
         template, key, repeats, at = unpack('<HHH', input, at)
       end
       local s, p = states[key], templates[template]
-      if s[1] > now and (s[3] ~= p[HEAD + 1] or s[4] ~= p[HEAD + 2]) then
+      if s.tat > now and (s.tokens ~= p[HEAD + 1] or s.ticks ~= p[HEAD + 2]) then
         return
       end
       for _ = 1, repeats do
         local first, second
-        if p.is_hold then
+        if p[1] == OPERATION.hold then
           first, second = hold(s, p), FLAG.cannot_schedule
         else
           first, second = update(s, p)
@@ -287,33 +285,42 @@ if fast == 2 then
         found[count + 1], found[count + 2], count = first, second, count + 2
       end
     end
-    return found, states, reported
+    return found, count, states, reported
   end
 
   -- Writes a key.
   local function write(key, s)
-    local due, latest, last, parts = MAX_EXACT, 0, s[1], { '', '' }
-    for index = 1, s.count do
-      local entry = s.entries[index]
-      due, latest = math.min(due, entry[ENTRY.expiry]), max(latest, entry[ENTRY.expiry])
-      parts[index + 2] = pack('<ddddd', table_unpack(entry, 1, ENTRY.LENGTH))
+    local due, latest, last, count, entries = MAX_EXACT, 0, s.tat, s.count, s.entries
+    for index = 1, count do
+      local expiry = entries[index][ENTRY.expiry]
+      due, latest = min(due, expiry), max(latest, expiry)
     end
-    if s.count > 0 then
+    if count > 0 then
       last = max(last, latest)
       if s.cost > 0 then
-        last = max(last, (charge(s[1], s[2], latest, s.cost, s.changed[HEAD + 1], s.changed[HEAD + 2])))
+        last = max(last, (charge(s.tat, s.fraction, latest, s.cost, s.changed[HEAD + 1], s.changed[HEAD + 2])))
       end
-      parts[2] = pack('<dddddddddd', 0, s.cost, 0, due, latest, s.span, s.most, s.duration, 0, s.count)
     end
     if last <= now then
       return call('DEL', key)
     end
-    local expires = s.expires
+    local expires, value = s.expires, nil
     if last > expires or expires - last > EXCESS then
       expires = last + TTL_SLACK
     end
-    parts[1] = pack('<dddddd', s[1], s[2], s[3], s[4], s[5], expires)
-    local value = table.concat(parts)
+    if count == 0 then
+      value = pack('<dddddd', s.tat, s.fraction, s.tokens, s.ticks, s.charged_at, expires)
+    elseif count == 1 then
+      value = pack(VALUE_FORMAT, s.tat, s.fraction, s.tokens, s.ticks, s.charged_at, expires,
+        0, s.cost, 0, due, latest, s.span, s.most, s.duration, 0, 1, table_unpack(entries[1], 1, ENTRY.LENGTH))
+    else
+      local parts = { pack(HELD_FORMAT, s.tat, s.fraction, s.tokens, s.ticks, s.charged_at, expires,
+        0, s.cost, 0, due, latest, s.span, s.most, s.duration, 0, count) }
+      for index = 1, count do
+        parts[index + 1] = pack(ENTRY_FORMAT, table_unpack(entries[index], 1, ENTRY.LENGTH))
+      end
+      value = table.concat(parts)
+    end
     if expires == s.expires then
       call('SET', key, value, 'KEEPTTL')
     else
@@ -321,16 +328,17 @@ if fast == 2 then
     end
   end
 
-  local found, states, reported = run()
+  local found, count, states, reported = run()
   if found then
-    local lengths = { nil, nil, nil, nil }
-    for index = 1, #KEYS do
+    local keys = #KEYS
+    for index = 1, keys do
       if states[index].changed then
         write(KEYS[index], states[index])
       end
-      lengths[index] = #reported[index]
+      -- After the results come the lengths of the values.
+      found[count + index] = #reported[index]
     end
-    return pack('<dHHH', now, 0, #found, #KEYS) .. pack('<' .. ('d'):rep(#found), table_unpack(found))
-      .. pack('<' .. ('H'):rep(#KEYS), table_unpack(lengths)) .. table.concat(reported)
+    return pack('<dHHH' .. ('d'):rep(count) .. ('H'):rep(keys), now, 0, count, keys,
+      table_unpack(found, 1, count + keys)) .. table.concat(reported, '', 1, keys)
   end
 end
