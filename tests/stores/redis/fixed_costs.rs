@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tower_ratelimit::limiter::{Chained, Limiter};
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, ManualClock, Quota, Redis, RedisServer};
+use tower_ratelimit::{
+    AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, ManualClock, Quota, Redis, RedisServer,
+};
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
 use crate::holds::pass_expiries;
