@@ -301,6 +301,14 @@ pub mod guide {
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
 
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [leases]: crate::guide::leases
+    /// [metrics]: crate::guide::metrics
+    #[doc = include_str!("../docs/pictures/calendar.md")]
+    ///
+    #[doc = include_str!("../docs/everyday.md")]
+    pub mod everyday {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
@@ -327,6 +335,7 @@ pub mod guide {
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
     /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
+    /// [paced]: crate::guide::everyday#bytes-per-second
     ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}
@@ -355,6 +364,7 @@ pub mod guide {
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [calendar]: crate::guide::everyday#calendar-windows
     /// [ids]: crate::guide::costs#reservation-ids
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client
