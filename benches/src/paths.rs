@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
-use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, ManualClock, Memory, Quota, TokenBucket};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket};
 
 use crate::harness::{Contestant, Harness};
 use crate::memory::{Contestants, KeySequence, SLOW, decide};
@@ -72,7 +72,7 @@ fn holds(harness: &Harness, keys: &[u64]) {
         let (flights, keys) = (&flights, keys);
         move |count| {
             for _ in 0..count {
-                let options = AcquireOptions::default().until_end();
+                let options = AcquireOptions::default().keep_guard();
                 let outcome = ready(flights.acquire(&keys[sequence.next()], options));
                 drop(black_box(outcome.held.expect("an allowed request")));
             }

@@ -55,12 +55,12 @@ use crate::error::Error;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let limiter = Memory::new(InFlight::new(1));
-/// let job = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
-/// let denied = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
+/// let job = limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?;
+/// let denied = limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?;
 /// assert!(job.held.is_some() && denied.decision.is_estimate());
 ///
 /// drop(job);
-/// assert!(limiter.acquire("alice", AcquireOptions::default().until_end()).await?.decision.is_allowed());
+/// assert!(limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?.decision.is_allowed());
 /// # Ok(())
 /// # }
 /// ```

@@ -177,8 +177,6 @@ macro_rules! with_algorithm {
     ($policy:expr, $algorithm:ident => $result:expr) => {
         match $policy.built() {
             BuiltAlgorithm::Gcra($algorithm) => $result,
-            BuiltAlgorithm::TokenBucket($algorithm) => $result,
-            BuiltAlgorithm::LeakyBucket($algorithm) => $result,
             BuiltAlgorithm::LeakyQueue($algorithm) => $result,
             BuiltAlgorithm::FixedWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingWindow($algorithm) => $result,

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 
@@ -87,18 +88,16 @@ impl<A, B> Chained<A, B> {
     pub fn and<C>(self, last: C) -> Chained<Self, C> {
         Chained::new(self, last)
     }
-
-    limiter_methods!();
 }
 
 impl<A, B> Chained<A, B> {
     #[inline]
-    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    fn checked<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<AcquireOptions, Error>
     where
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
-        options_for_both("`Chained`", &self.first, &self.second, options)
+        options_for_both("`Chained`", &self.first, &self.second, key, options)
     }
 
     fn after_first<Key>(
@@ -254,7 +253,7 @@ where
     B: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -273,7 +272,7 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -288,11 +287,6 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.first.limits_of(key, limits);
         self.second.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.first.visit_units(visit);
-        self.second.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::future::both_ok;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, check, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
@@ -20,7 +20,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// ```
 /// use tower_ratelimit::limiter::{Escalating, Escalation};
-/// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
+/// use tower_ratelimit::{BlockReason, Gcra, Limit, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -118,8 +118,6 @@ impl<L, C> Escalating<L, C> {
         &self.shared.limiter
     }
 
-    limiter_methods!();
-
     /// Counts a denial, and blocks its key if there are too many. Returns the denial, as of the block.
     async fn count<Key>(self, key: Key::Owned, denied: Outcome) -> Result<Outcome, Error>
     where
@@ -154,11 +152,11 @@ impl<L, C> Escalating<L, C> {
         C: Limiter<Key>,
     {
         let Shared { limiter, counts, escalation } = &*self.shared;
-        let counted = check(counts, key.borrow(), Escalation::denial());
+        let counted = counts.check(key.borrow(), Escalation::denial());
         if !Escalation::is_exceeded(&counted.await?) {
             return Ok(None);
         }
-        let counted = check(counts, key.borrow(), Escalation::block());
+        let counted = counts.check(key.borrow(), Escalation::block());
         let Some(step) = escalation.step(&counted.await?) else { return Ok(None) };
         let (limit, duration, reason) = (escalation.limit(), escalation.duration(step), BlockReason::Escalation);
         let blocked = limiter.administer(key.borrow(), AdminOperation::Block { limit, duration, reason });
@@ -212,10 +210,6 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.shared.limiter.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.shared.limiter.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

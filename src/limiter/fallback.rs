@@ -1,6 +1,7 @@
 use std::borrow::Borrow;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
@@ -44,8 +45,6 @@ impl<P, S> Fallback<P, S> {
         Self { primary, secondary }
     }
 
-    limiter_methods!();
-
     /// Asks the primary limiter, and the secondary one if the primary is unavailable.
     fn decide<Key, T>(
         &self,
@@ -62,7 +61,7 @@ impl<P, S> Fallback<P, S> {
         S: Limiter<Key> + Clone,
         T: Send + 'static,
     {
-        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, options) {
+        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, key, options) {
             Ok(options) => options,
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -103,11 +102,6 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.primary.limits_of(key, limits);
         self.secondary.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.primary.visit_units(visit);
-        self.secondary.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -28,7 +28,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let (until_end, limit) = (C::Algorithm::HELD_UNTIL_END, &self.limit);
         let &AcquireContext { key, options, .. } = context;
         // A caller that holds a cost beside requests in flight has a guard of two parts.
-        let is_hold = options.hold != until_end && (options.until_end || !until_end);
+        let is_hold = options.hold != until_end && (options.keeps_guard || !until_end);
         let cost = options.cost;
         if !is_hold
             || cost == 0

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
+use crate::store::inner::{capacity_added, capacity_released, limit_id};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -58,7 +58,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_m
 /// ```
 /// use std::net::IpAddr;
 /// use std::time::Duration;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// const CLIENT: PeerIp = PeerIp::new();
 ///
@@ -73,7 +73,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_m
 ///
 /// ```compile_fail,E0277
 /// # use std::time::Duration;
-/// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// # use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 /// # const CLIENT: PeerIp = PeerIp::new();
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let _ = limiter.block("default", "192.0.2.1", Duration::from_secs(3600));
@@ -242,7 +242,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(never)]
     fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
         if self.check_units(options).is_err() {
-            return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
+            return (Decision::without_limit(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
         if let Some(decision) = L::try_complete(&self.shared.tables, context) {
@@ -317,8 +317,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
     }
 
-    limiter_methods!(Key: hold administer);
-
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
     fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
@@ -332,7 +330,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         {
             return Ok(decision.into());
         }
-        if !options.until_end && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
+        if !options.keeps_guard && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
@@ -434,7 +432,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         context: &AcquireContext<'_, Key, S>,
     ) -> (Decision, Vec<HeldLimit>) {
         self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
-            .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
+            .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
@@ -443,7 +441,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         context: &AcquireContext<'_, Key, S>,
     ) -> Decision {
         self.transact::<Key, L, _>(context, |transaction| transaction.peek())
-            .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
+            .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
@@ -582,12 +580,11 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if limits.add_units(|| self.units()) {
+            return;
+        }
         let context = self.context(key, AcquireOptions::default());
         L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        visit_units::<Key, L, S>(&self.shared.tables, visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

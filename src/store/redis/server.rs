@@ -13,7 +13,7 @@ use super::connect::{
     parse_address,
 };
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// The address of a Redis deployment, and how to connect to it.
 ///

@@ -18,15 +18,14 @@ use http_body_util::Full;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
+    ApiKey, Bearer, Cookie, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
-use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, ClientIp, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp, Quota,
-    RateLimitLayer, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, ClientIp, Detail, DynLimit, ExtractKey, FixedWindow, Gcra, Http, InFlight, Limit,
+    Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Respond, SlidingWindow, TokenBucket,
 };
 
 type Page = Response<Full<Bytes>>;
@@ -341,7 +340,7 @@ fn hold_of_one_limit_allocates_once() {
         let Ok(held) = bucket.hold(&7, 3).try_ready() else { panic!("memory decides immediately") };
         let held = held.expect("a decision").held.expect("an allowed request");
         assert!(held.settle(2).try_ready().is_ok_and(|settled| settled.is_ok()));
-        let Ok(held) = flights.acquire(&7, AcquireOptions::default().until_end()).try_ready() else {
+        let Ok(held) = flights.acquire(&7, AcquireOptions::default().keep_guard()).try_ready() else {
             panic!("memory decides immediately")
         };
         drop(held.expect("a decision").held.expect("an allowed request"));
@@ -455,7 +454,7 @@ fn overdue_requests_end_in_bounded_steps() {
         let before = bytes();
         let allocated = measure(|| {
             for request in 0..REQUESTS {
-                let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().until_end());
+                let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().keep_guard());
                 let Ok(Ok(outcome)) = acquired.try_ready() else { panic!("a decision") };
                 // The request never ends.
                 std::mem::forget(outcome.held.expect("allowed"));

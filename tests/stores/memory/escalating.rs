@@ -7,13 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use http::StatusCode;
-use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Problem, Rejection};
-use tower_ratelimit::store::MemoryBuilder;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock as _, Decision, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
-    SlidingLog, Timestamp,
+    AcquireOptions, BlockReason, Clock as _, Decision, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory,
+    MemoryBuilder, Quota, SlidingLog, Timestamp,
 };
 
 use crate::random::Random;

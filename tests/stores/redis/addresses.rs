@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use tower_ratelimit::{Error, Gcra, Quota, Redis, RedisServer};
+use tower_ratelimit::{Error, Gcra, Limiter, Quota, Redis, RedisServer};
 
 use crate::helpers::{is_allowed, redis_limiter};
 use crate::server::Server;

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Chained, Limiter};
+use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, ManualClock, Quota, Redis, RedisServer,
+    AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Limiter, ManualClock, Quota, Redis, RedisServer,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold};

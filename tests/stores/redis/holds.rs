@@ -586,9 +586,9 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
         for (limiter, options) in [(&new, ours), (&old, theirs)] {
             let options = if round % 5 == 0 { options.hold() } else { options };
             let outcome = acquire(limiter, "alice", options).await.expect("an answer");
-            admitted += if outcome.decision.is_allowed() { options.get_cost() } else { 0 };
+            admitted += if outcome.decision.is_allowed() { options.cost } else { 0 };
             if let Some(held) = outcome.held {
-                held.settle(options.get_cost()).await.expect("done");
+                held.settle(options.cost).await.expect("done");
             }
         }
     }

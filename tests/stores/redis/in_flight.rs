@@ -25,7 +25,7 @@ use crate::server::Server;
 const SHORT_EXPIRY: Duration = Duration::from_millis(600);
 
 fn request(cost: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).until_end()
+    AcquireOptions::cost(cost).keep_guard()
 }
 
 async fn start(limiter: &Redis<str>, cost: u64) -> Outcome {

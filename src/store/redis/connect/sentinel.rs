@@ -11,7 +11,7 @@ use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// Connects to the master that Sentinel names. Each new connection asks the Sentinels again.
 #[derive(Clone)]

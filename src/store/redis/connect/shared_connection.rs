@@ -11,7 +11,7 @@ use tokio::task::{AbortHandle, yield_now};
 
 use super::connection::Connection;
 use super::credentials::CredentialsProvider;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// A connection of the redis crate. Clones share it.
 #[derive(Clone)]
