@@ -17,6 +17,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// How many bodies are read at a time.
 const MAX_OPEN: usize = 100;
 
+/// The parts of a byte that are counted.
+const MICRO: u128 = 1_000_000;
+
 /// For how long a body is read.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
@@ -76,7 +79,6 @@ impl Drain {
         if bytes > self.max_bytes_per_request {
             return None;
         }
-        const MICRO: u128 = 1_000_000;
         let (mut used, now) = (self.lock(), Instant::now());
         let elapsed = used.at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let left = elapsed.as_micros().saturating_mul(self.max_bytes_per_second.into());
