@@ -176,7 +176,7 @@ impl<A, B> Chained<A, B> {
         second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
     }
 
-    /// Releases before it peeks, so that the numbers of the first limiter are those of a key that was not charged.
+    /// Releases before it peeks, so that the first limiter returns the numbers of a key that was not charged.
     fn denied_by_second<Key: ?Sized>(
         &self,
         key: &Key,
@@ -235,7 +235,7 @@ fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Opt
     Decision::merge(options, &parts)
 }
 
-/// Returns the options of a peek whose decision is merged with that of another limiter.
+/// Returns the options of a peek whose decision is merged with another limiter's decision.
 ///
 /// Whether all limits are listed depends on both decisions, so the peek lists all of its limits.
 fn peek_options(options: AcquireOptions) -> AcquireOptions {
