@@ -58,7 +58,7 @@ pub enum DecisionSource {
 /// What a guard holds apart from the cost that is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldParts {
-    /// Fixed costs, which a provisional hold includes.
+    /// Fixed costs, if the options hold them.
     pub(crate) fixed: bool,
     /// What limits on requests in flight hold.
     pub(crate) until_end: bool,

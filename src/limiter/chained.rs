@@ -153,7 +153,7 @@ impl<A, B> Chained<A, B> {
                 };
                 let mut held = Held::join(held, second.held);
                 // In a chain inside another chain, a further limiter may still deny.
-                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                if let Some(held) = held.as_mut().filter(|_| !options.holds_fixed_costs) {
                     held.charge_fixed_costs();
                 }
                 LimiterFuture::ready(Ok(Outcome::of_store(decision, held)))
@@ -258,7 +258,7 @@ where
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
         // Provisional: fixed costs stay held, too, until the second limiter has decided.
-        match self.first.acquire(key, options.provisional()).try_ready() {
+        match self.first.acquire(key, options.hold_all_costs()).try_ready() {
             Ok(first) => self.after_first(key, options, first),
             Err(pending) => {
                 let (this, key) = (self.clone(), key.to_owned());
