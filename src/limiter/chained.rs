@@ -257,7 +257,7 @@ where
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        // Provisional: fixed costs stay held, too, until the second limiter has decided.
+        // Fixed costs stay held, too, until the second limiter has decided.
         match self.first.acquire(key, options.hold_all_costs()).try_ready() {
             Ok(first) => self.after_first(key, options, first),
             Err(pending) => {
