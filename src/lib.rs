@@ -265,6 +265,8 @@ pub mod guide {
 
     /// [limits]: crate::guide::limits
     /// [tiers]: crate::guide::limits#tiers
+    /// [policy]: crate::config::Policy
+    /// [routes]: crate::routes
     ///
     #[doc = include_str!("../docs/configuration.md")]
     pub mod configuration {}
@@ -313,7 +315,7 @@ pub mod guide {
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
-    /// [performance]: crate::guide::performance
+    /// [performance]: crate::guide::performance#what-a-setting-costs
     /// [streams]: crate::guide::recipes#streams-of-a-language-model
     /// [users]: crate::guide::recipes#users-anonymous-clients-and-writes
     #[doc = include_str!("../docs/pictures/several-limits.md")]

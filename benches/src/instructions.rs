@@ -130,7 +130,7 @@ fn main() {
         "unit" => settings!(count, Limit::new("a", PLENTY).cost_of("input"), |_: u64| Costs::new().add("input", 1)),
         // A share that allows each request, and one whose tenant borrows.
         "share" | "borrow" => {
-            let share = Gcra::new(Quota::per_day(1)).burst(if case == "share" { 1 << 20 } else { 1 });
+            let share = Gcra::new(Quota::per_second(1)).burst(if case == "share" { 1 << 20 } else { 1 });
             let share = Limit::new("share", share).keyed_by(|key: &u64| *key).guarantee(4);
             settings!(count, (share, Limit::new("all", PLENTY).keyed_by(|_: &u64| ())), |_: u64| 1);
         }
