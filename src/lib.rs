@@ -29,13 +29,13 @@
 //! request
 //!    │
 //!    v
-//! key extractor    PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//! key extractor   PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
 //!    │
 //!    v
-//! limiter          Memory or Redis, any algorithm   ── denied ──> responder: 429 and Retry-After
-//!    │                                              ── delayed ─> waits in a queue, then goes on
+//! limiter         Memory or Redis, any algorithm   ── denied ──> 429, Retry-After
+//!    │                                             ── delayed ─> waits in a queue
 //!    v
-//! your service     ──> response with RateLimit
+//! your service    ──> response with RateLimit
 //! ```
 //!
 //! # Components
@@ -52,8 +52,8 @@
 //! You can call a limiter without the middleware: [`Memory::check`]. In your tests, a [`ManualClock`] moves the time: see
 //! [testing your limits](guide::testing_your_limits).
 //!
-//! Extractor, limiter, algorithm and responder are
-//! traits for your own implementations. The documentation of each trait contains a complete example.
+//! Extractor, limiter, algorithm and responder are traits for your own implementations. The documentation of each trait
+//! contains a complete example.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -301,6 +301,15 @@ pub mod guide {
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
 
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [leases]: crate::guide::leases
+    /// [metrics]: crate::guide::metrics
+    /// [websocket]: crate::guide::recipes#websocket-and-sse-messages
+    #[doc = include_str!("../docs/pictures/calendar.md")]
+    ///
+    #[doc = include_str!("../docs/everyday.md")]
+    pub mod everyday {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
@@ -313,6 +322,7 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
+    /// [handler]: crate::guide::recipes#a-limiter-in-a-handler
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
     /// [performance]: crate::guide::performance#what-a-setting-costs
@@ -326,6 +336,7 @@ pub mod guide {
 
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
+    /// [paced]: crate::guide::everyday#bytes-per-second
     /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
     ///
     #[doc = include_str!("../docs/metrics.md")]
@@ -355,6 +366,7 @@ pub mod guide {
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [calendar]: crate::guide::everyday#calendar-windows
     /// [ids]: crate::guide::costs#reservation-ids
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client

@@ -165,6 +165,12 @@ impl Observer for Tracing {
             Event::InFlightEnded { cost, lasted } => {
                 trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");
             }
+            Event::Paced { direction, error: Some(error), .. } => {
+                debug!(target: TARGET, limiter, direction = direction.name(), %error, "paced body ends with an error");
+            }
+            Event::Paced { direction, limit, bytes, waited, .. } => {
+                trace!(target: TARGET, limiter, direction = direction.name(), limit, bytes, ?waited, "bytes passed");
+            }
             Event::NearLimit { limit } => debug!(target: TARGET, limiter, limit, "a key is near its limit"),
             Event::ShadowUncounted { limit } => {
                 trace!(target: TARGET, limiter, limit, "a shadow limit has no slot for the key: not counted");

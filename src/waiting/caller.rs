@@ -59,7 +59,7 @@ where
         LimiterFuture::pending(async move {
             let arrival = || {
                 let class = Queues::class(&ask.identity(), options.costs(), options.charged_once(), false);
-                Arrival { ask: Arc::clone(&ask), class, options, max_wait: Some(max_wait), arrived_at }
+                Arrival { ask: Arc::clone(&ask) as _, class, options, max_wait: Some(max_wait), arrived_at }
             };
             if let Some(queue) = behind {
                 match queues().join(queue, arrival(), Asked::No, Bounds::NONE) {

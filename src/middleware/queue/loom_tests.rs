@@ -111,9 +111,9 @@ async fn yield_once() {
     .await;
 }
 
-fn arrival(slots: &Slots) -> Arrival<Slots> {
+fn arrival(slots: &Slots) -> Arrival {
     Arrival {
-        ask: slots.clone(),
+        ask: Arc::new(slots.clone()),
         class: Queues::class(&"key", 1.into(), None, true),
         options: AcquireOptions::default().hold(),
         max_wait: Some(Duration::from_secs(1000)),

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock,
-    Memory, SlidingLog, SlidingWindow, Timestamp, per_key,
+    AcquireOptions, Calendar, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, Weekday, per_key,
 };
 
 use crate::model::{Combined, Expected, Spec};
@@ -153,10 +154,23 @@ pub(crate) fn gcra(spec: Spec) -> Gcra {
 }
 
 pub(crate) fn fixed_window(spec: Spec) -> FixedWindow {
-    let Spec::FixedWindow { quota, aligned } = spec else { panic!("{spec:?} is not a window") };
-    let window = FixedWindow::new(quota);
-    if aligned { window.aligned_to_clock() } else { window }
+    let Spec::FixedWindow { quota, aligned: is_aligned } = spec else { panic!("{spec:?} is not a window") };
+    if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
 }
+
+/// Creates windows at multiples of the period. Days, and weeks from the weekday of the epoch, are those of a calendar.
+pub(crate) fn aligned(quota: Quota) -> FixedWindow {
+    let calendar = match quota.period() {
+        DAY => Calendar::daily(),
+        WEEK => Calendar::weekly_from(Weekday::Thursday),
+        _ => return FixedWindow::new(quota).aligned_to_clock(),
+    };
+    FixedWindow::calendar(quota.limit(), calendar)
+}
+
+/// The periods of calendar windows.
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
+pub(crate) const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
 pub(crate) fn sliding_window(spec: Spec) -> SlidingWindow {
     let Spec::SlidingWindow { quota, blocks, weighted } = spec else { panic!("{spec:?} has no blocks") };

@@ -20,7 +20,8 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
-use crate::harness::ready;
+use crate::harness::{aligned, ready};
+use crate::schedule::calendar_quota;
 use crate::span::{micros, ticks};
 
 /// A user, and the group of that user.
@@ -310,7 +311,8 @@ fn check_one_limit<A: Algorithm + Copy>(
 /// Generates small limits, with periods that are multiples of one another or unrelated.
 fn quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), 1u64..100_000];
-    (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+    let any = (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    prop_oneof![4 => any, 1 => calendar_quota()]
 }
 
 proptest! {
@@ -347,7 +349,7 @@ proptest! {
     fn kept_charges_conform_fixed_window(quota in quota(), moves in moves()) {
         let limit = quota.limit();
         check_one_limit(FixedWindow::new(quota), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
-        check_one_limit(FixedWindow::new(quota).aligned_to_clock(), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
+        check_one_limit(aligned(quota), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
     }
 
     #[test]

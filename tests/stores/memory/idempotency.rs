@@ -13,7 +13,7 @@ use tower_ratelimit::{
 
 use crate::idempotency_model::{RESULTS, compare};
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, clock};
+use crate::reservation_model::{LIMIT, MAX_IDS, clock, day_or_year};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HUNDRED: Quota = Quota::per_day(LIMIT);
@@ -31,7 +31,7 @@ async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
     for seed in 0..130 {
         let clock = clock();
-        let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
+        let limiter = Memory::builder(day_or_year(seed)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in RESULTS {

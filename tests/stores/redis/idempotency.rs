@@ -15,7 +15,7 @@ use crate::idempotency_model::{RESULTS, compare};
 use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, SPAN, clock};
+use crate::reservation_model::{LIMIT, SPAN, clock, day_or_year};
 use crate::server::Server;
 
 fn once(cost: u64, id: &str) -> AcquireOptions {
@@ -31,7 +31,7 @@ async fn idempotency_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
     for seed in 0..100 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
@@ -62,6 +62,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                     Limit::new("open", InFlight::new(LIMIT)),
                 )
             ),
+            in_redis_and_memory!(server, format!("calendar{seed}"), &clock, day_or_year(1)),
         ];
         for (kind, (redis, memory)) in pairs.iter().enumerate() {
             let (mut random, mut guards) = (Random::new(seed), Vec::new());

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_ratelimit::{
-    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, Timestamp, TokenBucket,
+    AcquireOptions, Calendar, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis,
+    RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
 use crate::child::{child_task, command};
@@ -18,7 +18,8 @@ use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::reservation_model::{
-    DRAINING, LIMIT, Operation, SPAN, clock, compare, looking_changes_no_charge, no_id_passes_too_often, remaining,
+    DRAINING, LIMIT, Operation, SPAN, clock, compare, day_or_year, looking_changes_no_charge, no_id_passes_too_often,
+    remaining,
 };
 use crate::server::Server;
 
@@ -35,7 +36,7 @@ async fn reservation_id_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
     for seed in 0..200 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
@@ -48,7 +49,7 @@ async fn repeated_reservation_ids() {
     let (server, mut counts) = (Server::start(), [0; 2]);
     for seed in 0..60 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
         counts = [counts[0] + sent, counts[1] + passed];
     }
@@ -127,6 +128,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
         law!(
             "bucket": TokenBucket::new(DRAINING),
             "fixed": FixedWindow::new(DRAINING),
+            "calendar": FixedWindow::calendar(LIMIT, Calendar::daily()),
             "window": SlidingWindow::new(DRAINING),
             "log": SlidingLog::new(DRAINING),
             "two": (
