@@ -315,7 +315,7 @@ pub(crate) async fn looking_changes_no_charge(
                 match [looked.hold(key, hold).await, alone.hold(key, hold).await] {
                     [Ok(one), Ok(other)] => assert_eq!(one.decision, other.decision, "{context}"),
                     [one, other] => {
-                        assert_eq!(one.as_ref().err().map(text), other.as_ref().err().map(text), "{context}")
+                        assert_eq!(one.as_ref().err().map(text), other.as_ref().err().map(text), "{context}");
                     }
                 }
             }
