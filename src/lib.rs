@@ -304,6 +304,7 @@ pub mod guide {
     /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
     /// [leases]: crate::guide::leases
     /// [metrics]: crate::guide::metrics
+    /// [websocket]: crate::guide::recipes#websocket-and-sse-messages
     #[doc = include_str!("../docs/pictures/calendar.md")]
     ///
     #[doc = include_str!("../docs/everyday.md")]
@@ -321,6 +322,7 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
+    /// [handler]: crate::guide::recipes#a-limiter-in-a-handler
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
     /// [performance]: crate::guide::performance#what-a-setting-costs
@@ -334,8 +336,8 @@ pub mod guide {
 
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
-    /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
     /// [paced]: crate::guide::everyday#bytes-per-second
+    /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
     ///
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}

@@ -92,9 +92,11 @@ fn measure(harness: &Harness, scenario: &str, rejected: bool) {
 /// What pacing adds to a frame of 64 KiB, whose rate is never reached.
 fn compare_frames(harness: &Harness) {
     fn poll(mut body: impl HttpBody<Error: Debug> + Unpin) -> impl FnMut(u64) {
-        move |_| {
-            let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        move |count| {
+            for _ in 0..count {
+                let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+                assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+            }
         }
     }
     let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from_static(&[7; 1 << 16]))));

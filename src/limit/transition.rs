@@ -150,7 +150,7 @@ impl<A: Algorithm> Transition<'_, A> {
             snapshot = algorithm.snapshot(state, now);
         }
         if share == ShareRole::None {
-            snapshot = snapshot.keeping_free(kept_free);
+            snapshot = snapshot.keeping_free(kept_free, verdict.wait_for_more(cost));
         }
         LimitReading {
             verdict,

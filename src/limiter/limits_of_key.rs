@@ -13,6 +13,8 @@ pub struct LimitsOfKey<'a>(Visit<'a>);
 enum Visit<'a> {
     Limits(&'a mut dyn FnMut(LimitOfKey<'_>)),
     Units(&'a mut dyn FnMut(&'static str)),
+    /// All limits of stores, whatever the key: the name, and whether the limit denies requests.
+    All(&'a mut dyn FnMut(&str, bool)),
 }
 
 /// One limit that applies to a key.
@@ -37,6 +39,10 @@ impl<'a> LimitsOfKey<'a> {
 
     pub(crate) fn units(visit: &'a mut dyn FnMut(&'static str)) -> Self {
         Self(Visit::Units(visit))
+    }
+
+    pub(crate) fn all(visit: &'a mut dyn FnMut(&str, bool)) -> Self {
+        Self(Visit::All(visit))
     }
 
     /// Adds a limit: its name, as in [`LimitStatus::name`](crate::LimitStatus::name), and the part of the key by which
@@ -73,6 +79,13 @@ impl<'a> LimitsOfKey<'a> {
     ) -> bool {
         let Visit::Units(visit) = &mut self.0 else { return false };
         units().into_iter().for_each(visit);
+        true
+    }
+
+    /// Runs `visit_all` and returns true, if the caller asks for all limits.
+    pub(crate) fn add_all(&mut self, visit_all: impl FnOnce(&mut dyn FnMut(&str, bool))) -> bool {
+        let Visit::All(visit) = &mut self.0 else { return false };
+        visit_all(visit);
         true
     }
 }

@@ -138,7 +138,11 @@ impl<Key: ?Sized> StoreLimits<Key> {
 
     /// Names the limits that apply to a key and the units of all limits, for [`Limiter::limits_of`](crate::Limiter::limits_of).
     pub fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        if !limits.add_units(|| self.limits.iter().filter_map(|limit| limit.0.unit())) {
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            self.limits.iter().for_each(|limit| visit(limit.name(), limit.0.facts().denies()));
+        };
+        let units = || self.limits.iter().filter_map(|limit| limit.0.unit());
+        if !limits.add_units(units) && !limits.add_all(add_all) {
             self.limits.iter().for_each(|limit| limit.0.name_limit(key, limits));
         }
     }

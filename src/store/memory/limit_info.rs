@@ -12,7 +12,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::Name;
+use crate::store::inner::{Name, ShareRole};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
@@ -25,6 +25,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
 
     fn name(&self) -> &Name {
         self.limit.name_handle()
+    }
+
+    fn denies(&self) -> bool {
+        !self.limit.is_shadow() && self.limit.share() != ShareRole::Share
     }
 
     fn unit(&self) -> Option<&'static str> {

@@ -580,7 +580,10 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        if limits.add_units(|| self.units()) {
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
+        };
+        if limits.add_units(|| self.units()) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());

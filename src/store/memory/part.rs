@@ -198,7 +198,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let allowed = allows(cost)?;
             *preview = plain::preview(algorithm, &allowed, now);
             if let Some(keys) = limit.warn_keys() {
-                let snapshot = (*preview)?.keeping_free(Some(kept_free));
+                let snapshot = (*preview)?.keeping_free(Some(kept_free), None);
                 (!keys.warn_at.level(&snapshot).has(NearLimit::NEAR)).then_some(())?;
             }
             *next = Some(allowed);
@@ -215,7 +215,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let state = keys.state_mut((*slot)?);
             state.apply(next.take()?);
             let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
-            Some(if is_beside_share { snapshot } else { snapshot.keeping_free(self.kept_free) })
+            Some(if is_beside_share { snapshot } else { snapshot.keeping_free(self.kept_free, None) })
         });
         let supports_scheduling =
             is_shadow || !is_beside_share && self.kept_free.is_none() && algorithm.supports_scheduling();

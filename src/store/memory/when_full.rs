@@ -18,7 +18,7 @@
 ///
 /// - If all other keys are idle, that does not happen below `max_keys` keys with held costs.
 /// - If all other slots are in use, it happens to one new key in 10 000 if a tenth of the slots has held costs, to one in
-///   1000 if a fifth has, and to one in 20 if half has.
+///   1000 if a fifth has, and to one in 19 if half has.
 ///
 /// So a client that can open requests under many keys can keep new clients out. Bound the requests in flight in total,
 /// with a second limit that counts all keys together, well below `max_keys`.

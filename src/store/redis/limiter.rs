@@ -260,7 +260,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         let state = self.state();
-        if !limits.add_units(|| state.units()) {
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            state.limits().iter().for_each(|limit| visit(limit.facts.name.as_str(), limit.facts.denies()));
+        };
+        if !limits.add_units(|| state.units()) && !limits.add_all(add_all) {
             state.name_limits(key, limits);
         }
     }

@@ -217,27 +217,30 @@ fn blocked_share_is_denied_until_the_block_ends() {
     assert!(limiter.check(&call, 1).is_allowed());
 }
 
-/// A table of shares evicts no sub-key in use, whatever the capacity: the requests borrow.
+/// A table of shares evicts no sub-key in use, whatever the capacity and the policy: the requests borrow.
 #[test]
 fn sub_key_without_a_slot_borrows() {
     let day = |limit, burst| Gcra::new(Quota::per_day(limit)).burst(burst);
-    let limits = (
-        Limit::new("share", day(1, 2)).keyed_by(|call: &Call| call.tenant).guarantee(4),
-        Limit::new("all", day(1_000_000, 1_000_000)).keyed_by(|_: &Call| ()),
-    );
-    let limiter = Memory::builder(limits).max_keys(4).when_full(WhenFull::Evict).build().expect("limits");
-    let is_within = |tenant| {
-        let (call, options) = (Call { tenant, kept: 0 }, AcquireOptions::cost(1).detail(Detail::All));
-        let (peek, decision) = (ready(limiter.peek(&call, options)), limiter.check(&call, options));
-        assert_eq!(peek.limits()[0].is_borrowing(), decision.limits()[0].is_borrowing(), "{tenant}");
-        assert!(decision.is_allowed());
-        !decision.limits()[0].is_borrowing()
-    };
-    let first: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
-    assert!(first.len() >= 4 && first.len() < 2_000, "{}", first.len());
-    let again: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
-    assert_eq!(first, again, "no sub-key was evicted");
-    assert!(!(0..3_000).any(is_within), "the shares are used");
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
+        let limits = (
+            Limit::new("share", day(1, 2)).keyed_by(|call: &Call| call.tenant).guarantee(4),
+            Limit::new("all", day(1_000_000, 1_000_000)).keyed_by(|_: &Call| ()),
+        );
+        let limiter = Memory::builder(limits).max_keys(4).when_full(when_full).build().expect("limits");
+        let is_within = |tenant| {
+            let (call, options) = (Call { tenant, kept: 0 }, AcquireOptions::cost(1).detail(Detail::All));
+            let (peek, decision) = (ready(limiter.peek(&call, options)), limiter.check(&call, options));
+            assert_eq!(peek.limits()[0].is_borrowing(), decision.limits()[0].is_borrowing(), "{tenant}");
+            assert!(decision.is_allowed());
+            !decision.limits()[0].is_borrowing()
+        };
+        let first: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+        assert!(first.len() >= 4 && first.len() < 2_000, "{when_full:?}: {}", first.len());
+        let again: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+        assert_eq!(first, again, "{when_full:?}: no sub-key was evicted");
+        assert!(!(0..3_000).any(is_within), "{when_full:?}: the shares are used");
+        assert!(limiter.usage().iter().all(|usage| usage.limit != "share" || usage.evicted == 0));
+    }
 }
 
 fn error_of(limits: Vec<DynLimit<Call>>) -> String {
