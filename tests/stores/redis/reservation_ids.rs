@@ -7,15 +7,14 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_ratelimit::{
     AcquireOptions, Calendar, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis,
-    RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
+    SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
 use crate::child::{child_task, command};
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
+use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::process::Process;
-use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::reservation_model::{
     DRAINING, LIMIT, Operation, SPAN, clock, compare, day_or_year, looking_changes_no_charge, no_id_passes_too_often,
@@ -215,34 +214,15 @@ impl<T, F: Fn() -> T> MapTwo<T> for F {
 /// A reply that is lost on the way: the repeated call finds what the first one did.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_id_is_held_and_settled_once_if_replies_are_lost() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter = Redis::builder(address, "api", FixedWindow::new(HUNDRED)).deadline(LONG_DEADLINE);
-    let limiter: Redis<str> = limiter.build().expect("limits");
-    let direct = redis_limiter::<str>(server.open(), "api", FixedWindow::new(HUNDRED));
+    let server = LossyServer::start();
+    let (limiter, direct) = (&server.limiter, &server.direct);
     let (mut lost_holds, mut lost_settlements) = (0, 0);
     for number in 0..20 {
         let id = format!("{number}");
-        proxy.cut_next_reply();
-        // A cut connection fails the calls on it, and the calls until the next connection is open.
-        let mut tries = 0;
-        while acquire(&limiter, "alice", options(5, &id).hold()).await.is_err() {
-            tries += 1;
-            assert!(tries < 100, "the proxy works again");
-            sleep(Duration::from_millis(20)).await;
-        }
-        lost_holds += u64::from(tries > 0);
-        assert_eq!(left(&direct, "alice").await, 100 - 2 * number - 5);
-        proxy.cut_next_reply();
-        tries = 0;
-        while limiter.settle("alice", id.as_str(), 2).await.is_err() {
-            tries += 1;
-            assert!(tries < 100, "the proxy works again");
-            sleep(Duration::from_millis(20)).await;
-        }
-        lost_settlements += u64::from(tries > 0);
-        assert_eq!(left(&direct, "alice").await, 100 - 2 * (number + 1));
+        lost_holds += u64::from(server.lose_a_reply(|| acquire(limiter, "alice", options(5, &id).hold())).await);
+        assert_eq!(left(direct, "alice").await, 100 - 2 * number - 5);
+        lost_settlements += u64::from(server.lose_a_reply(|| limiter.settle("alice", id.as_str(), 2)).await);
+        assert_eq!(left(direct, "alice").await, 100 - 2 * (number + 1));
     }
     assert!(lost_holds > 10 && lost_settlements > 10, "{lost_holds}, {lost_settlements}");
 }
