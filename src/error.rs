@@ -98,7 +98,7 @@ impl Error {
     pub(crate) fn id_conflict() -> Self {
         Self::new(
             Kind::IdConflict,
-            "hold failed: the reservation id is that of a hold with another cost on this key; use a new id for each \
+            "hold failed: the reservation id belongs to a hold with another cost on this key; use a new id for each \
              request",
         )
     }

@@ -115,7 +115,7 @@ impl Escalation {
         if self.block_for.last().is_some_and(|longest| *longest >= self.forget_after) {
             return Err(Error::config(format!(
                 "escalation that forgets a block while it lasts: blocks are forgotten after {:?}; set a longer time than \
-                 that of each block",
+                 each block lasts",
                 self.forget_after
             )));
         }

@@ -272,7 +272,6 @@ pub mod guide {
     pub mod configuration {}
 
     /// [held]: crate::guide::redis#costs-that-are-held
-    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
     /// [jobs]: crate::guide::recipes#a-fair-job-queue
     /// [pitfalls]: crate::guide::pitfalls#waiting-and-disconnected-clients
     /// [stream]: crate::guide::recipes#a-stream-with-a-reservation-id
@@ -371,7 +370,6 @@ pub mod guide {
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client
     /// [operating]: crate::guide::operating
-    /// [proxies]: crate::guide::keys#clients-behind-proxies
     /// [responses]: crate::guide::responses
     /// [several]: crate::guide::limits
     ///

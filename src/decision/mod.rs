@@ -58,7 +58,7 @@ pub enum DecisionSource {
 /// What a guard holds apart from the cost that is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldParts {
-    /// Fixed costs, which a provisional hold includes.
+    /// Fixed costs, if the options hold them.
     pub(crate) fixed: bool,
     /// What limits on requests in flight hold.
     pub(crate) until_end: bool,
@@ -201,8 +201,8 @@ impl Decision {
     /// wait suffices, but a shorter one may do.
     ///
     /// These waits are estimates too: of a key for which a table [in memory](crate::WhenFull) has no slot, of a hold whose
-    /// id [repeats](Self::is_repeat) another one or is one too many, and of a higher cost than that of a
-    /// [cached](crate::limiter::DeniedCache) denial.
+    /// id [repeats](Self::is_repeat) another one or is one too many, and of a request with a higher cost than
+    /// a [cached](crate::limiter::DeniedCache) denial has.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.flags.has(DecisionFlags::ESTIMATE)

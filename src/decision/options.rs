@@ -30,7 +30,7 @@ pub struct AcquireOptions {
     /// Whether the caller keeps the guard until the request has ended.
     pub keeps_guard: bool,
     /// Whether the hold may be released as if the request had not come. Then limits with a fixed cost hold it, too.
-    pub(crate) is_provisional: bool,
+    pub(crate) holds_fixed_costs: bool,
     /// The costs in units. Options with units are made from [`Costs`].
     pub(crate) units: UnitCosts,
     /// A limiter around this one has checked that a limit names each unit.
@@ -66,7 +66,7 @@ impl AcquireOptions {
             detail,
             hold: false,
             keeps_guard: false,
-            is_provisional: false,
+            holds_fixed_costs: false,
             units: UnitCosts::NONE,
             has_known_units: false,
             remember: None,
@@ -299,8 +299,8 @@ impl AcquireOptions {
     }
 
     /// Holds the costs of all limits, until another limiter has decided.
-    pub(crate) const fn provisional(mut self) -> Self {
-        self.is_provisional = true;
+    pub(crate) const fn hold_all_costs(mut self) -> Self {
+        self.holds_fixed_costs = true;
         self.hold_cost()
     }
 

@@ -52,8 +52,8 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         if C::Algorithm::HELD_UNTIL_END { options.hold_cost().max_delay(Duration::ZERO) } else { options }
     }
 
-    /// Returns what a request of these costs was charged, of which a repeat is not charged again. A request in flight
-    /// charges nothing.
+    /// Returns the cost that this limit has charged for a request of these costs. A repeat of the request is charged only
+    /// what exceeds it. A limit in flight has charged nothing.
     #[cold]
     pub(crate) fn credit_of(&self, charged: Costs) -> u64 {
         if C::Algorithm::HELD_UNTIL_END { 0 } else { self.cost.options(charged.into()).cost }

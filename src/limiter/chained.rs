@@ -153,7 +153,7 @@ impl<A, B> Chained<A, B> {
                 };
                 let mut held = Held::join(held, second.held);
                 // In a chain inside another chain, a further limiter may still deny.
-                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                if let Some(held) = held.as_mut().filter(|_| !options.holds_fixed_costs) {
                     held.charge_fixed_costs();
                 }
                 LimiterFuture::ready(Ok(Outcome::of_store(decision, held)))
@@ -176,7 +176,7 @@ impl<A, B> Chained<A, B> {
         second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
     }
 
-    /// Releases before it peeks, so that the numbers of the first limiter are those of a key that was not charged.
+    /// Releases before it peeks, so that the first limiter returns the numbers of a key that was not charged.
     fn denied_by_second<Key: ?Sized>(
         &self,
         key: &Key,
@@ -235,7 +235,7 @@ fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Opt
     Decision::merge(options, &parts)
 }
 
-/// Returns the options of a peek whose decision is merged with that of another limiter.
+/// Returns the options of a peek whose decision is merged with another limiter's decision.
 ///
 /// Whether all limits are listed depends on both decisions, so the peek lists all of its limits.
 fn peek_options(options: AcquireOptions) -> AcquireOptions {
@@ -257,8 +257,8 @@ where
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        // Provisional: fixed costs stay held, too, until the second limiter has decided.
-        match self.first.acquire(key, options.provisional()).try_ready() {
+        // Fixed costs stay held, too, until the second limiter has decided.
+        match self.first.acquire(key, options.hold_all_costs()).try_ready() {
             Ok(first) => self.after_first(key, options, first),
             Err(pending) => {
                 let (this, key) = (self.clone(), key.to_owned());

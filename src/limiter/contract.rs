@@ -114,7 +114,7 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// Holds the cost instead of charging it, if the request is allowed. An integer is the cost of the request.
     ///
     /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it. Keep the guard
-    /// until the request has ended. The options are those of [`AcquireOptions::hold`].
+    /// until the request has ended, as [`AcquireOptions::hold`] declares.
     ///
     /// # Errors
     ///

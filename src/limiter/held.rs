@@ -78,7 +78,7 @@ type Settle = Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>;
 /// What few guards have: costs in units, and the parts of a hold that end apart from the request's cost.
 #[derive(Default)]
 struct Parts {
-    /// The fixed costs of limits, which a [provisional](AcquireOptions::provisional) hold includes.
+    /// The fixed costs of limits, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds.
     fixed: Option<Held>,
     /// What limits on requests in flight hold. It is never charged.
     until_end: Option<Held>,

@@ -11,8 +11,8 @@
 //! | [`Observed`] | emits the events of decisions, for code without the layer |
 //!
 //! All of these are a [`Limiter`], which has the methods `check`, `hold`, `set_usage`, `block`, `unblock` and `reset`:
-//! import it. `usage`, `report_usage`, `key_id` and `top_keys` read the tables of [`Memory`](crate::Memory), so only it has them: keep a clone
-//! of it. Redis has no list of a limiter's keys.
+//! import it. `usage`, `report_usage`, `key_id` and `top_keys` read the tables of [`Memory`](crate::Memory), so only it
+//! has them: keep a clone of it. Redis has no list of a limiter's keys.
 //!
 //! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. The module `waiting`
 //! (feature `timer`) waits for a limiter without the middleware.

@@ -94,7 +94,7 @@
 //! | `driver.rs` | the task that drives a queue |
 //! | `waiting.rs` | the future of a waiting request, and the guard of a start |
 //!
-//! All state of a queue is under the mutex of its shard. A ticket has a mutex of its own, which is locked after that of
+//! All state of a queue is under the mutex of its shard. A ticket has a mutex of its own, which is locked after the mutex of
 //! a shard, never before.
 
 mod abandonment;

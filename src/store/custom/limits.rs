@@ -155,7 +155,7 @@ impl<Key: ?Sized> fmt::Debug for StoreLimits<Key> {
 }
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for [`StoreLimits`] that are known only at run time, in a
-/// `Vec`.
+/// `Vec`. Its sub-key needs an encoding, which the sub-key of a [`DynLimit`](crate::DynLimit) does not.
 pub struct StoreLimit<Key: ?Sized>(Box<dyn AnyLimit<Key>>);
 
 impl<Key: ?Sized> StoreLimit<Key> {

@@ -223,7 +223,7 @@ pub(super) struct PartList<'a> {
 /// The maximum number of limits of a decision that allocates nothing.
 pub(super) const INLINE_LIMITS: usize = 8;
 
-/// Runs `f` on the parts `before`, and those of the `limits` that apply.
+/// Runs `f` on the parts `before`, and the parts of the `limits` that apply.
 pub(super) fn with_parts_of<Key: ?Sized, S>(
     limits: &[&dyn TransactionLimit<Key, S>],
     context: &AcquireContext<'_, Key, S>,

@@ -148,7 +148,7 @@ fn events_can_be_built() {
     let (decision, error) =
         (Decision::without_limit(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
     for (event, expected) in [
-        (Event::decided(&decision, None), "allowed by none in policy"),
+        (Event::decided(&decision, None), "allowed by none in no_limit"),
         (Event::Exempt, "exempt"),
         (Event::missing_key(&"no key", false, false), "missing_key"),
         (Event::missing_key(&"no key", false, true), "missing_key_exempt"),

@@ -36,7 +36,7 @@ impl SentinelConnector {
     ) -> Result<Self, Error> {
         if sentinels.is_empty() {
             return Err(Error::config(
-                "invalid Sentinel settings: there is no address; give that of at least one Sentinel",
+                "invalid Sentinel settings: there is no address; give the address of at least one Sentinel",
             ));
         }
         if master_name.is_empty() {
