@@ -3,30 +3,38 @@
 //! Each server has its own runtime. Without `wrk` its scenarios are skipped with a message.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::ready;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::routing::get;
-use futures_util::stream;
+use futures_util::{FutureExt, stream};
+use http::{Request, Response};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
+use tower_ratelimit::key::Global;
 use tower_ratelimit::pacing::PacingLayer;
 use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer, TokenBucket};
 
-use crate::harness::{Harness, median};
+use crate::harness::{Contestant, Harness, median};
 
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX as u64);
 /// One request per day, which `Server::send_one` uses up before the measurement.
 const ONE: Gcra = Gcra::new(Quota::per_day(1));
 
 pub(crate) fn run(harness: &mut Harness) {
+    compare_frames(harness);
     if harness.wants("wire paced body") {
         measure_bodies(harness);
     }
@@ -79,6 +87,31 @@ fn measure(harness: &Harness, scenario: &str, rejected: bool) {
     }
     let values: Vec<_> = servers.iter().map(|server| server.name).zip(rates.map(median)).collect();
     harness.report(scenario, json!({}), "per_second", &values);
+}
+
+/// What pacing adds to a frame of 64 KiB, whose rate is never reached.
+fn compare_frames(harness: &Harness) {
+    fn poll(mut body: impl HttpBody<Error: Debug> + Unpin) -> impl FnMut(u64) {
+        move |count| {
+            for _ in 0..count {
+                let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+                assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+            }
+        }
+    }
+    let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from_static(&[7; 1 << 16]))));
+    let rate = TokenBucket::new(Quota::per_second(1_000_000_000)).burst(1 << 46);
+    let layer = PacingLayer::downloads(Global, Memory::<(), _>::new(rate));
+    let respond = service_fn(move |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(endless()))));
+    let paced = move |_| {
+        let response = layer.layer(respond).oneshot(Request::default()).now_or_never();
+        poll(response.expect("ready").expect("a response").into_body())
+    };
+    harness.compare(
+        "wire paced frame",
+        1,
+        &[Contestant::new("ours", paced), Contestant::new("bare", move |_| poll(endless()))],
+    );
 }
 
 /// The processor time of a server that sends a gigabyte in frames of 64 KiB: paced by a rate that is never reached, and

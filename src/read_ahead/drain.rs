@@ -76,6 +76,7 @@ impl Drain {
 
     /// Counts a body of so many bytes, if the bounds allow it.
     fn open(&self, bytes: u64) -> Option<Open> {
+        const MICRO: u128 = 1_000_000;
         if bytes > self.max_bytes_per_request {
             return None;
         }
