@@ -17,9 +17,6 @@ use crate::sync::{Mutex, MutexGuard};
 /// How many bodies are read at a time.
 const MAX_OPEN: usize = 100;
 
-/// The parts of a byte that are counted.
-const MICRO: u128 = 1_000_000;
-
 /// For how long a body is read.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
