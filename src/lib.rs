@@ -107,7 +107,7 @@
 //! - **`redis-cluster`**: Redis Cluster and Valkey Cluster.
 //! - **`redis-sentinel`**: connects to the master that Redis Sentinel reports.
 //! - **`redis-tls`**: `rediss://` addresses, and `RedisTls` for certificates.
-//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::GateLayer`,
+//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::gate::GateLayer`,
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.

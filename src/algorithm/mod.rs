@@ -191,11 +191,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// nothing, as for [`InFlight`].
     ///
     /// The usage of a key is then the sum of its held costs, and `peek_with_held` decides.
+    #[doc(hidden)]
     const HELD_UNTIL_END: bool = false;
 
     /// Whether the algorithm is a queue, as [`LeakyQueue`] is: it delays requests by default, one start after the other.
     ///
     /// A lease cannot serve a queue, so a limiter with both is an error when it is built.
+    #[doc(hidden)]
     const IS_QUEUE: bool = false;
 
     /// The name of what the words of a state mean, for [stores of your own](crate::store::StoreLimits).
@@ -233,11 +235,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn max_reset(&self) -> Duration;
 
     /// Returns the verdict on a request without charging it.
+    #[doc(hidden)]
     fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
         self.decide(state, now, options.into()).verdict()
     }
 
     /// Charges `cost` unconditionally, for a request that starts after `delay`.
+    #[doc(hidden)]
     fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
@@ -306,12 +310,14 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// Returns after what time a store ends a hold whose request has not ended, if
     /// [`HELD_UNTIL_END`](Self::HELD_UNTIL_END) is set.
+    #[doc(hidden)]
     fn max_hold_duration(&self) -> Option<Duration> {
         None
     }
 
     /// Returns how many requests of a key may wait under a layer in one process, if the algorithm bounds that, as
     /// [`LeakyQueue`] does.
+    #[doc(hidden)]
     fn max_waiting(&self) -> Option<u64> {
         None
     }

@@ -249,7 +249,7 @@ where
 
 /// Returns what the checks of a limiter's limits need of a policy.
 pub(crate) fn limit_facts(policy: &Policy) -> LimitFacts {
-    let (sub_key, conditions) = (Arc::new(|_: &()| ()), Conditions { when: None, kept_free: None });
+    let (sub_key, conditions) = (Arc::new(|(): &()| ()), Conditions { when: None, kept_free: None });
     with_algorithm!(policy, algorithm => limit_of(policy, algorithm, sub_key, conditions).facts::<()>())
 }
 

@@ -78,9 +78,9 @@ pub struct Policy {
 pub enum AlgorithmName {
     /// [`Gcra`]
     Gcra,
-    /// [`TokenBucket`]
+    /// [`TokenBucket`](crate::TokenBucket)
     TokenBucket,
-    /// [`LeakyBucket`]
+    /// [`LeakyBucket`](crate::LeakyBucket)
     LeakyBucket,
     /// [`LeakyQueue`]
     LeakyQueue,

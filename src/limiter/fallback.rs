@@ -9,7 +9,7 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource};
 /// Typically the primary limiter is in Redis and the secondary in [`Memory`](crate::Memory). Divide the quota of the
 /// secondary by the number of processes, so that all processes together stay near the shared limit.
 ///
-/// If the primary limiter returns an error for which [`is_unavailable`](Error::is_unavailable) holds, the secondary
+/// If the primary limiter returns an error for which [`is_unavailable`](crate::Error::is_unavailable) holds, the secondary
 /// limiter decides. The source of its decisions is [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). The
 /// two limiters do not share usage: after an outage a key may have used up to the sum of both limits.
 ///

@@ -73,10 +73,10 @@ impl Drain {
 
     /// Counts a body of so many bytes, if the bounds allow it.
     fn open(&self, bytes: u64) -> Option<Open> {
+        const MICRO: u128 = 1_000_000;
         if bytes > self.max_bytes_per_request {
             return None;
         }
-        const MICRO: u128 = 1_000_000;
         let (mut used, now) = (self.lock(), Instant::now());
         let elapsed = used.at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         let left = elapsed.as_micros().saturating_mul(self.max_bytes_per_second.into());

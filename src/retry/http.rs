@@ -4,7 +4,7 @@ use super::gate::{GateSignal, ReadGateSignal};
 use super::hint::{ReadRetryHint, RetryHint};
 use super::reading::Reading;
 
-/// Reads HTTP responses, for [`RetryAfter`](super::RetryAfter) and for [`GateLayer`](super::GateLayer).
+/// Reads HTTP responses, for [`RetryAfter`](super::RetryAfter) and for [`GateLayer`](super::gate::GateLayer).
 ///
 /// | Response | Meaning |
 /// |---|---|

@@ -62,12 +62,12 @@ impl Future for Driver {
                 Next::Ask(order) => {
                     if let Some(other) = queues.queue_with_earlier(*this.id, &order.ticket) {
                         queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
-                        continue;
+                    } else {
+                        let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);
+                        // A panic is caught when the future is polled.
+                        let asked = LimiterFuture::pending(async move { ask.acquire(options).await });
+                        this.in_flight.push_back((order, asked));
                     }
-                    let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);
-                    // A panic is caught when the future is polled.
-                    let asked = LimiterFuture::pending(async move { ask.acquire(options).await });
-                    this.in_flight.push_back((order, asked));
                 }
                 Next::Sleep(until) => {
                     // A sleeping task must not keep the layer alive.

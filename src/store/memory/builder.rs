@@ -110,7 +110,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
     /// colliding keys.
     ///
-    /// The default is foldhash with a random seed. [`RandomState`](std::hash::RandomState) of the standard library, SipHash
+    /// The default is foldhash with a random seed. [`RandomState`](std::hash::RandomState) of the standard library, `SipHash`
     /// with a random seed for each limiter, is designed to resist clients that choose colliding keys (user names, API keys,
     /// paths). With it a decision takes 1.2 to 1.4 times as long (`cd benches && cargo bench -- "memory hashers"`).
     ///

@@ -49,7 +49,7 @@ pub enum WhenFull {
     ///
     /// So no key is ever admitted beyond its limit, however many keys there are. A flood of new keys is limited,
     /// together, to what the keys of the table can use: new keys start with usage and are soon denied, other clients'
-    /// new keys among them, until that usage has drained. A key that is [reset](crate::Memory::reset) starts like a new
+    /// new keys among them, until that usage has drained. A key that is [reset](crate::Limiter::reset) starts like a new
     /// key.
     ///
     /// This is exact if one algorithm applies to all keys. If the algorithm is chosen by the key, the new key's

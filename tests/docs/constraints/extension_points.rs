@@ -16,7 +16,8 @@ use tower_ratelimit::limiter::{AdminOperation, Held, LimiterFuture, LimitsOfKey,
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::Rejection;
 use tower_ratelimit::retry::gate::{GateKey, ReadGateSignal};
-use tower_ratelimit::retry::{GateLayer, GateSignal, RetryAfter, RetryHint};
+use tower_ratelimit::retry::gate::{GateLayer, GateSignal};
+use tower_ratelimit::retry::{RetryAfter, RetryHint};
 use tower_ratelimit::store::{RedisLimit, StoreLimit, StoreLimits, StoreWrite};
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{

@@ -18,10 +18,7 @@ fn request(cost: u64) -> AcquireOptions {
 }
 
 fn try_acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Result<Outcome, Error> {
-    match limiter.acquire(key, options).try_ready() {
-        Ok(result) => result,
-        Err(_) => panic!("the memory store returns ready results"),
-    }
+    limiter.acquire(key, options).try_ready().expect("the memory store returns ready results")
 }
 
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {

@@ -193,7 +193,9 @@ fn limiters_of_a_chain_charge_their_own_units() {
         }
 
         fn limits_of(&self, _: &str, limits: &mut LimitsOfKey<'_>) {
-            ["input", "output"].into_iter().for_each(|unit| limits.add_unit(unit));
+            for unit in ["input", "output"] {
+                limits.add_unit(unit);
+            }
         }
     }
 

@@ -147,9 +147,9 @@ impl<L> TwoStep<L> {
 
 impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
     fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let acquire = |limiter: &L, options: AcquireOptions| match limiter.acquire(caller, options).try_ready() {
-            Ok(outcome) => outcome.expect("the memory store returns no error"),
-            Err(_) => panic!("the memory store returns ready results"),
+        let acquire = |limiter: &L, options: AcquireOptions| {
+            let outcome = limiter.acquire(caller, options).try_ready().expect("the memory store returns ready results");
+            outcome.expect("the memory store returns no error")
         };
         let [one, other] = &self.limiters;
         let first = acquire(one, options.hold());
