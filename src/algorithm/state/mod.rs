@@ -2,14 +2,17 @@
 
 mod counters;
 mod hit_log;
+mod windows;
 mod words;
 
 pub use self::counters::{Counters, CountersEdit};
 pub use self::hit_log::{HitLog, HitLogEdit};
 pub(crate) use self::hit_log::{KeptFor, Reach};
+pub(crate) use self::windows::{KINDS, MAX_WINDOWS, OneWindow, WRITTEN_AT, WindowWords, Windows, further};
 use crate::decision::LazySnapshot;
 
-/// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
+/// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`], a [`HitLog`] or the windows of a
+/// [`FixedWindow`](super::FixedWindow).
 ///
 /// A state of zeros is the state of a never-seen key. The first word is the time at which the key is idle: from then on
 /// the state equals the zero state.
@@ -81,4 +84,5 @@ mod sealed {
     impl<const N: usize> Sealed for [u64; N] {}
     impl Sealed for super::Counters {}
     impl Sealed for super::HitLog {}
+    impl Sealed for super::Windows {}
 }

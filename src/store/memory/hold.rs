@@ -12,10 +12,10 @@ use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{LimitCost, ShareRole, micros_floor};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
-    /// Holds the cost of a request on this limit alone, if its key is present and it allows the request.
+    /// Holds the cost of a request on this limit alone, if it allows the request.
     ///
-    /// Returns `None`, with nothing held, for everything that is left to the transaction: denials, absent and blocked keys,
-    /// costs that are not the number of the request, and limits that need more than their state.
+    /// Returns `None`, with nothing held, for everything that is left to the transaction: denials, blocked keys, costs that
+    /// are not the number of the request, and limits that need more than their state.
     // Rows "hold and settle" and "in flight" of docs/performance.md.
     pub(super) fn try_hold<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>
     where
@@ -52,8 +52,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             self.announce(&ended);
             keys = self.table.lock(hash);
         }
-        let slot = keys.find(hash)?;
-        let (state, held) = (keys.state(slot), keys.held(hash));
+        let slot = keys.find(hash);
+        if slot.is_none() && !keys.starts_idle(now) {
+            return None;
+        }
+        let (state, held) = (slot.map_or(&self.table.info().zero, |slot| keys.state(slot)), keys.held(hash));
         if keys.block(hash, now).is_some() || transition.verdict_with_held(state, held, now) != Verdict::Allowed {
             return None;
         }
@@ -61,6 +64,10 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         let snapshot = transition.snapshot(state, held.saturating_add(cost), now);
         let duration = if until_end { algorithm.max_hold_duration() } else { None };
         let max_duration = duration.map(|duration| (now, micros_floor(duration)));
+        if slot.is_none() {
+            // If the table is full, the transaction denies.
+            keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()).ok()?;
+        }
         let (deadline, algorithm) = keys.hold(hash, cost, max_duration, own);
         drop(keys);
         let status = LimitStatus::from_verdict(limit.name_handle().clone(), Verdict::Allowed, snapshot, false);

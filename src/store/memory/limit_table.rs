@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::part::{LimitPart, Part};
-use super::plain;
+use super::plain::{self, PartList};
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
@@ -149,6 +149,22 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
 }
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
+    /// Decides alone, if it needs no transaction.
+    pub(super) fn try_complete_alone<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision>
+    where
+        Key: ?Sized,
+        C: SelectAlgorithm<Key>,
+        P: SubKeyOf<Key> + Send + Sync + 'static,
+        P::SubKey: Hash,
+        S: BuildHasher,
+    {
+        if self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
+            return plain::try_complete(self, context);
+        }
+        let part = LimitPart::new(self, context)?;
+        plain::try_parts(Some(&PartList { part: &part, rest: None }), context)
+    }
+
     /// Returns the fingerprint of the sub-key of a limit that applies. A condition that has changed its result since then
     /// gets an arbitrary one.
     fn fingerprint_of<Key: ?Sized>(&self, context: &AcquireContext<'_, Key, impl BuildHasher>) -> u64
@@ -177,7 +193,7 @@ where
     }
 
     fn try_complete(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision> {
-        plain::try_complete(self, context)
+        self.try_complete_alone(context)
     }
 
     fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {

@@ -8,6 +8,8 @@ use super::hasher::DefaultHashBuilder;
 use super::hold_by_id::ChargedFor;
 use super::limits::INLINE_LIMITS;
 use super::limits::MemoryLimits;
+use super::part::Part;
+use super::plain::PartList;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
 use super::table::TableFull;
@@ -335,6 +337,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if !options.until_end && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
+        if options.remember.is_none()
+            && let Some(decision) = L::try_complete(&self.shared.tables, *context)
+        {
+            return Ok(decision.into());
+        }
         if let Some(reserve) = options.reserve() {
             return self.hold_with_id(key, options, reserve);
         }
@@ -346,9 +353,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         self.shared.end_due::<Key, L>();
         if let Some((decision, limit)) = L::try_hold(&self.shared.tables, context) {
             return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
-        }
-        if let Some(decision) = L::try_complete(&self.shared.tables, *context) {
-            return Ok(decision.into());
         }
         let (decision, limits) = self.shared.acquire::<Key, L>(context);
         let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
@@ -453,20 +457,34 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         decide: fn(Transaction<'_>) -> T,
     ) -> Option<T> {
         let (mut decided, mut ended) = (None, Vec::new());
-        L::with_parts(&self.tables, context, &mut |parts| {
+        L::with_parts(&self.tables, context, &mut |list| {
+            let count = PartList::iter(list).count();
+            let (mut few, mut many);
+            let parts: &mut [&dyn Part] = match list {
+                None => &mut [],
+                Some(list) if count <= INLINE_LIMITS => {
+                    few = [list.part; INLINE_LIMITS];
+                    &mut few[..count]
+                }
+                Some(list) => {
+                    many = vec![list.part; count];
+                    &mut many
+                }
+            };
+            parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
             let (mut few, mut some, mut many);
             // A step is large, so a few limits initialize no more than they need.
-            let steps: &mut [LimitStep] = match parts.len() {
+            let steps: &mut [LimitStep] = match count {
                 0..=2 => {
                     few = [LimitStep::EMPTY; 2];
-                    &mut few[..parts.len()]
+                    &mut few[..count]
                 }
                 3..=INLINE_LIMITS => {
                     some = [LimitStep::EMPTY; INLINE_LIMITS];
-                    &mut some[..parts.len()]
+                    &mut some[..count]
                 }
                 _ => {
-                    many = vec![LimitStep::EMPTY; parts.len()];
+                    many = vec![LimitStep::EMPTY; count];
                     &mut many
                 }
             };

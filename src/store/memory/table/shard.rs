@@ -199,11 +199,15 @@ impl<A: Algorithm> Keys<A> {
     /// Finds a free slot for an absent key.
     ///
     /// A shard that can grow does so before keys are in their second sets: a decision then reads one set, and predicts its
-    /// slot (row "1000 keys" of docs/performance.md).
+    /// slot. It also grows before a key loses its slot that was live in the last second, because most keys come again: an
+    /// insertion takes four times as long as a decision (both: row "1000 keys" of docs/performance.md).
     fn free_slot(&self, fingerprint: u64, now: u64, info: &TableInfo<A::State>) -> Option<SlotIndex> {
+        const KEPT_MICROS: u64 = 1_000_000;
         let [first, second] = candidate_sets(fingerprint, self.sets.len());
-        let in_first = self.free_slot_in(first, now);
-        if in_first.is_some() || self.sets.len() < info.max_sets { in_first } else { self.free_slot_in(second, now) }
+        if self.sets.len() < info.max_sets {
+            return self.free_slot_in(first, now.saturating_sub(KEPT_MICROS));
+        }
+        self.free_slot_in(first, now).or_else(|| self.free_slot_in(second, now))
     }
 
     /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any time, as
