@@ -15,7 +15,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Decision, Error, Gcra, Limit, LimitSnapshot, LimitStatus, ManualClock, Memory, Quota,
     RateLimitLayer, Verdict,
@@ -29,21 +29,19 @@ struct Prepaid {
 }
 
 impl Limiter<KeyText> for Prepaid {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, account: &KeyText, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, account: &KeyText, options: AcquireOptions) -> LimiterFuture<Outcome> {
         if options.is_hold() {
-            return Acquisition::Ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
+            return LimiterFuture::ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
         }
-        let (decision, held) = match self.burst.hold(account, options) {
-            Acquisition::Ready(Ok(Outcome { decision, held: Some(held), .. })) => (decision, held),
+        let (decision, held) = match self.burst.hold(account, options).try_ready() {
+            Ok(Ok(Outcome { decision, held: Some(held), .. })) => (decision, held),
             // Denied: an immediate outcome, without a call to the bank.
-            Acquisition::Ready(denied) => return Acquisition::Ready(denied),
-            Acquisition::Pending(future) => return Acquisition::Pending(Box::pin(future)),
+            Ok(denied) => return LimiterFuture::ready(denied),
+            Err(pending) => return pending,
         };
         // The future must not borrow from `self`. A dropped future drops the guard, which charges the whole cost.
         let (bank, account) = (Arc::clone(&self.bank), *account);
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             let at = decision.decided_at();
             let debited = bank.debit(account, options.get_cost()).await;
             if let Ok(Some(left)) = debited {
@@ -54,7 +52,7 @@ impl Limiter<KeyText> for Prepaid {
             // All or nothing: a denial charges neither limit.
             held.release().await?;
             debited.map(|_| Decision::from_limit(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
-        }))
+        })
     }
 }
 

@@ -335,7 +335,7 @@ pub mod guide {
 
     /// [sizing]: crate::guide::redis_sizing
     ///
-    #[doc = include_str!("../docs/performance.md")]
+    #[doc = include_str!("../benches/figures.md")]
     pub mod performance {}
 
     /// [costs]: crate::guide::costs#waiting-queueing

@@ -23,7 +23,6 @@ use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
@@ -111,8 +110,8 @@ fn main() {
         }
         "hold-and-settle" => {
             let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
-            repeat(count, |_| match limiter.hold(black_box(&7_u64), 2) {
-                Acquisition::Ready(Ok(outcome)) => outcome.held.is_some_and(|held| held.settle(1).try_ready().is_ok()),
+            repeat(count, |_| match limiter.hold(black_box(&7_u64), 2).try_ready() {
+                Ok(Ok(outcome)) => outcome.held.is_some_and(|held| held.settle(1).try_ready().is_ok()),
                 _ => false,
             });
         }
@@ -120,8 +119,8 @@ fn main() {
             let limiter = Memory::builder(InFlight::new(100)).clock(ManualClock::new()).build().expect("a limit");
             repeat(count, |_| {
                 let options = AcquireOptions::default().until_end();
-                match limiter.acquire(black_box(&7_u64), options) {
-                    Acquisition::Ready(Ok(outcome)) => outcome.held.is_some(),
+                match limiter.acquire(black_box(&7_u64), options).try_ready() {
+                    Ok(Ok(outcome)) => outcome.held.is_some(),
                     _ => false,
                 }
             });
@@ -177,9 +176,9 @@ fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u
 
 /// Decides by a limiter that has the result at once, with the clock that users have.
 fn acquire(limiter: &impl Limiter<u64>, key: u64) -> bool {
-    match limiter.acquire(black_box(&key), AcquireOptions::default()) {
-        Acquisition::Ready(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
-        Acquisition::Pending(_) => false,
+    match limiter.acquire(black_box(&key), AcquireOptions::default()).try_ready() {
+        Ok(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
+        Err(_) => false,
     }
 }
 

@@ -12,7 +12,7 @@
 //! cargo bench -- memory              # the scenarios with `memory` in their names
 //! cargo bench -- memory service      # the scenarios with `memory` or `service` in their names
 //! cargo bench -- --json              # one JSON object per scenario
-//! cargo bench -- --table             # a Markdown table, which `scripts/bench-table` writes to docs/performance.md
+//! cargo bench -- --table             # a Markdown table, which `scripts/bench-table` writes to benches/figures.md
 //! ```
 //!
 //! The contestants of a scenario run in alternating rounds, and the output is the median of the rounds. The machine's

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, ManualClock, Memory, Quota, TokenBucket};
 
 use crate::harness::{Contestant, Harness};
@@ -155,11 +155,8 @@ fn random_keys(count: usize) -> Vec<u64> {
 }
 
 /// Returns the outcome of a limiter in memory.
-fn ready<F>(acquired: Acquisition<F>) -> Outcome {
-    match acquired {
-        Acquisition::Ready(outcome) => outcome.expect("a decision"),
-        Acquisition::Pending(_) => panic!("memory decides at once"),
-    }
+fn ready(acquired: LimiterFuture<Outcome>) -> Outcome {
+    acquired.try_ready().expect("memory decides at once").expect("a decision")
 }
 
 /// Decides by the method that the layer calls.
@@ -169,9 +166,9 @@ fn acquire<'a>(name: &'static str, limiter: &'a Memory<u64, Gcra>, keys: &'a [u6
         move |count| {
             for _ in 0..count {
                 let acquired = limiter.acquire(&keys[sequence.next()], AcquireOptions::default());
-                black_box(match acquired {
-                    Acquisition::Ready(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
-                    Acquisition::Pending(_) => false,
+                black_box(match acquired.try_ready() {
+                    Ok(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
+                    Err(_) => false,
                 });
             }
         }

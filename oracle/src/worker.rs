@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Acquisition, Outcome};
+use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, FixedWindow, Gcra, InFlight, Limiter as _, Quota, Redis, RedisServer, RedisTls,
@@ -244,8 +244,8 @@ fn call(
         Use::Hold | Use::Request => load.limiter.hold(key, options),
     };
     let (log, granted) = (Arc::clone(log), Arc::clone(&load.granted));
-    match acquired {
-        Acquisition::Ready(outcome) => {
+    match acquired.try_ready() {
+        Ok(outcome) => {
             if let Some((call, outcome, id)) = call.answer(outcome, &log) {
                 tokio::spawn(async move {
                     call.request(outcome, id, &log).await;
@@ -253,7 +253,7 @@ fn call(
                 });
             }
         }
-        Acquisition::Pending(pending) => drop(tokio::spawn(async move {
+        Err(pending) => drop(tokio::spawn(async move {
             let outcome = pending.await;
             if grants && outcome.as_ref().is_ok_and(|outcome| outcome.decision.is_allowed()) {
                 granted[index].fetch_add(GRANT - 1, Ordering::Relaxed);

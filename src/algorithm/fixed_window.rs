@@ -371,7 +371,7 @@ impl Algorithm for FixedWindow {
     }
 
     /// Decides in the own window of the limit, if the key has no other one.
-    // Row "algorithms" of docs/performance.md: 3.3 times as long without.
+    // Row "algorithms" of benches/figures.md: 3.3 times as long without.
     #[inline]
     fn decide_in_line(
         &self,

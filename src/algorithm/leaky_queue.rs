@@ -121,7 +121,7 @@ impl Algorithm for LeakyQueue {
     }
 
     // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms" of
-    // docs/performance.md.
+    // benches/figures.md.
     #[inline(always)]
     fn decide_in_line(
         &self,

@@ -210,7 +210,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// Only algorithms of this crate implement it: no other crate can name the type `InLine`. Without it, the call of the
     /// complete case, though not made, costs the common case its registers: 170 instructions instead of 126 for row "hot
-    /// key" of docs/performance.md.
+    /// key" of benches/figures.md.
     #[doc(hidden)]
     #[inline]
     fn decide_in_line(

@@ -116,7 +116,7 @@ impl SlidingLog {
 /// Returns how many of the oldest hits are as old as the period.
 fn expired(log: &HitLog, period: u64, at: u64) -> usize {
     let has_expired = |&(time, _): &(u64, u64)| time.saturating_add(period) <= at;
-    // Nothing has expired since the last charge, or little: row "sliding log" of docs/performance.md.
+    // Nothing has expired since the last charge, or little: row "sliding log" of benches/figures.md.
     let hits = log.hits();
     if hits.front().is_some_and(has_expired) { hits.partition_point(has_expired) } else { 0 }
 }
@@ -163,7 +163,7 @@ impl Window<'_> {
     /// Returns the time at which hits of total weight `amount` have expired.
     fn freed_at(&self, amount: u128) -> u64 {
         let hits = self.log.hits();
-        // Usually the first or the last hit: row "sliding log" of docs/performance.md.
+        // Usually the first or the last hit: row "sliding log" of benches/figures.md.
         let first = hits.get(self.first).filter(|&&(_, weight)| u128::from(weight) >= amount);
         let last = hits.back().filter(|&&(_, weight)| weight > 0 && amount == self.used);
         if let Some(&(time, _)) = first.or(last) {

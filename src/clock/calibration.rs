@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The time is `base + micros of the counter + correction`. Both clocks drift apart, so the correction is computed
 /// again in each *interval* of the counter, which is about a second. One word holds the number of the interval and its
 /// correction. So no reader combines the correction of one interval with the counter of another, and a reading takes
-/// one load and one multiplication: row "memory clock" of docs/performance.md.
+/// one load and one multiplication: row "memory clock" of benches/figures.md.
 ///
 /// # The time never steps back
 ///

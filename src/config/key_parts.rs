@@ -8,7 +8,7 @@ use crate::algorithm::Algorithm;
 use crate::decision::WarnAt;
 use crate::encode::EncodeKey;
 use crate::error::Error;
-use crate::limit::{KeepFree, KeyedBy, Limit, OnlyIf};
+use crate::limit::{KeepFree, KeyedBy, Limit, LimitFacts, OnlyIf};
 use crate::store::DynLimit;
 #[cfg(feature = "redis")]
 use crate::store::RedisLimit;
@@ -247,6 +247,12 @@ where
     SubKey: Hash + EncodeKey + 'static,
 {
     with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, sub_key, conditions)))
+}
+
+/// Returns what the checks of a limiter's limits need of a policy.
+pub(crate) fn limit_facts(policy: &Policy) -> LimitFacts {
+    let (sub_key, conditions) = (Arc::new(|_: &()| ()), Conditions { when: None, kept_free: None });
+    with_algorithm!(policy, algorithm => limit_of(policy, algorithm, sub_key, conditions).facts::<()>())
 }
 
 fn limit_of<Key, A, SubKey>(

@@ -410,7 +410,7 @@ impl DecisionPart for LimitStatus {
 /// Returns the most restrictive of enforced limits: the longest wait, then the least remaining, then the first.
 #[inline]
 fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P> {
-    // The remaining of each limit is computed once: row "three limits, dynamic" of docs/performance.md.
+    // The remaining of each limit is computed once: row "three limits, dynamic" of benches/figures.md.
     let rank = |part: &P| (strictness(part.verdict()), Reverse(part.remaining()));
     let mut parts = parts.filter(|part| !part.is_shadow() && !part.is_borrowing());
     let first = parts.next()?;

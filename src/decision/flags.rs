@@ -1,4 +1,4 @@
-/// Properties that few decisions have, in one byte that the fast path writes once: row "hot key" of docs/performance.md.
+/// Properties that few decisions have, in one byte that the fast path writes once: row "hot key" of benches/figures.md.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecisionFlags(u8);
 

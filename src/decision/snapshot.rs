@@ -110,7 +110,7 @@ impl LazySnapshot {
     }
 
     /// Computes the snapshot.
-    // In line, so that the compiler computes only what is read: row "two limits" of docs/performance.md, 695 instructions
+    // In line, so that the compiler computes only what is read: row "two limits" of benches/figures.md, 695 instructions
     // instead of 583 in a program without link-time optimization.
     #[must_use]
     #[inline]

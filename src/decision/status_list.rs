@@ -6,7 +6,7 @@ use super::status::LimitStatus;
 /// The limits that a decision lists, if it lists any.
 ///
 /// A thread keeps the list of a dropped decision for a later one, so a decision that lists its limits allocates nothing.
-/// Row "shadow" of docs/performance.md: 14 times a decision without the shadow, and two allocations, if each decision
+/// Row "shadow" of benches/figures.md: 14 times a decision without the shadow, and two allocations, if each decision
 /// allocates its list.
 #[derive(PartialEq)]
 pub(crate) struct StatusList(Option<List>);

@@ -41,7 +41,7 @@ impl LimitCost {
     }
 
     /// Returns the cost on this limit of a request that holds nothing.
-    // Not as a part of the options, which would then be in memory: row "hot key" of docs/performance.md.
+    // Not as a part of the options, which would then be in memory: row "hot key" of benches/figures.md.
     #[inline]
     pub(crate) fn charged(self, options: &AcquireOptions) -> u64 {
         match self {

@@ -2,7 +2,7 @@
 /// accepts as limits: one limit, a tuple of up to eight, or a `Vec` of wrapped ones.
 ///
 /// Their sub-keys must be [`EncodeKey`](crate::encode::EncodeKey), and their algorithms implement `Bound`. `Memory` has
-/// an implementation of its own: a tuple there keeps the types of its limits (row "three limits" of docs/performance.md).
+/// an implementation of its own: a tuple there keeps the types of its limits (row "three limits" of benches/figures.md).
 macro_rules! impl_into_limits {
     ($Trait:ident, $Wrapper:ident, $Bound:path) => {
         impl<Key: ?Sized> $Trait<Key> for Vec<$Wrapper<Key>> {

@@ -99,7 +99,7 @@ impl<A: Algorithm> Transition<'_, A> {
     ///
     /// `block` is the time until the block of the key ends, and its reason. Most keys are not blocked.
     // Without inlining of this function and `charge`, 3662 instructions instead of 3405: row "three limits, dynamic" of
-    // docs/performance.md.
+    // benches/figures.md.
     #[inline(always)]
     pub(crate) fn read(
         &self,
@@ -208,7 +208,7 @@ impl<A: Algorithm> Transition<'_, A> {
         delay: Duration,
     ) -> Option<<A::State as State>::Next> {
         // The same decision makes the next state, unless other limits delay the request or costs are held. The common
-        // case of `decide` is in line: row "three limits, dynamic" of docs/performance.md.
+        // case of `decide` is in line: row "three limits, dynamic" of benches/figures.md.
         let is_unchanged = reading.verdict == Verdict::Allowed && delay.is_zero() && reading.held == 0;
         let forced = ChargeOptions::forced(self.options.cost, delay);
         let mut step = self.algorithm.decide(state, now, if is_unchanged { self.options.into() } else { forced });

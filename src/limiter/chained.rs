@@ -1,17 +1,11 @@
 use std::borrow::Borrow;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use pin_project::pin_project;
-
-use super::future::{Acquisition, LimiterFuture, both_ok};
+use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
-use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// Two limiters that must both allow a request, for limits that one store cannot decide together.
 ///
@@ -112,25 +106,27 @@ impl<A, B> Chained<A, B> {
         key: &Key,
         options: AcquireOptions,
         first: Result<Outcome, Error>,
-    ) -> Acquisition<ChainedFuture<Key, A, B>>
+    ) -> LimiterFuture<Outcome>
     where
-        Key: ToOwned + ?Sized,
+        Key: ToOwned + ?Sized + 'static,
+        Key::Owned: Send + 'static,
         A: Limiter<Key> + Clone,
         B: Limiter<Key> + Clone,
     {
-        let first = match first.and_then(|first| first.check_guard(true)) {
+        let Outcome { decision, held } = match first.and_then(|first| first.check_guard(true)) {
             Ok(first) if first.decision.is_allowed() => first,
-            Ok(denied) => return into_acquisition(self.denied_by_first(key, options, denied.decision)),
-            Err(error) => return Acquisition::Ready(Err(error)),
+            Ok(denied) => return self.denied_by_first(key, options, denied.decision),
+            Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        match self.second.acquire(key, options) {
-            Acquisition::Ready(second) => {
-                into_acquisition(self.after_second(key, options, first.decision, first.held, second))
-            }
-            Acquisition::Pending(future) => {
-                let call = Call { limiter: self.clone(), key: key.to_owned(), options };
-                let first = Some((call, ReleaseOnDrop::new(first.held), first.decision));
-                Acquisition::Pending(ChainedFuture { state: State::AwaitingSecond { future, first } })
+        match self.second.acquire(key, options).try_ready() {
+            Ok(second) => self.after_second(key, options, decision, held, second),
+            Err(pending) => {
+                let (this, key, held) = (self.clone(), key.to_owned(), ReleaseOnDrop::new(held));
+                LimiterFuture::pending(async move {
+                    let second = pending.await;
+                    let decided = this.after_second(key.borrow(), options, decision, held.into_held(), second);
+                    decided.await
+                })
             }
         }
     }
@@ -257,20 +253,22 @@ where
     A: Limiter<Key> + Clone,
     B: Limiter<Key> + Clone,
 {
-    type Future = ChainedFuture<Key, A, B>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let options = match self.checked(options) {
             Ok(options) => options.max_delay(Duration::ZERO),
-            Err(error) => return Acquisition::Ready(Err(error)),
+            Err(error) => return LimiterFuture::ready(Err(error)),
         };
         // Provisional: fixed costs stay held, too, until the second limiter has decided.
-        match self.first.acquire(key, options.provisional()) {
-            Acquisition::Pending(future) => {
-                let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
-                Acquisition::Pending(ChainedFuture { state: State::AwaitingFirst { future, call } })
+        match self.first.acquire(key, options.provisional()).try_ready() {
+            Ok(first) => self.after_first(key, options, first),
+            Err(pending) => {
+                let (this, key) = (self.clone(), key.to_owned());
+                LimiterFuture::pending(async move {
+                    let first = pending.await;
+                    let decided = this.after_first(key.borrow(), options, first);
+                    decided.await
+                })
             }
-            Acquisition::Ready(first) => self.after_first(key, options, first),
         }
     }
 
@@ -319,94 +317,5 @@ where
                 })
             }
         }
-    }
-}
-
-/// The future of a [`Chained`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct ChainedFuture<Key, A, B>
-where
-    Key: ToOwned + ?Sized,
-    A: Limiter<Key>,
-    B: Limiter<Key>,
-{
-    #[pin]
-    state: State<Key, A, B>,
-}
-
-#[pin_project(project = Projection)]
-enum State<Key, A, B>
-where
-    Key: ToOwned + ?Sized,
-    A: Limiter<Key>,
-    B: Limiter<Key>,
-{
-    /// The first limiter decides.
-    AwaitingFirst {
-        #[pin]
-        future: A::Future,
-        call: Option<Call<Key, A, B>>,
-    },
-    /// The second limiter decides, and the first holds the cost.
-    AwaitingSecond {
-        #[pin]
-        future: B::Future,
-        first: Option<(Call<Key, A, B>, ReleaseOnDrop, Decision)>,
-    },
-    /// A limiter denied or failed: the hold is being released, or the other limiter peeked at.
-    Finishing { future: LimiterFuture<Outcome> },
-}
-
-impl<Key, A, B> Future for ChainedFuture<Key, A, B>
-where
-    Key: ToOwned + ?Sized + 'static,
-    Key::Owned: Send + 'static,
-    A: Limiter<Key> + Clone,
-    B: Limiter<Key> + Clone,
-{
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                Projection::AwaitingFirst { future, call } => {
-                    let first = ready!(future.poll(cx));
-                    let Call { limiter, key, options } = call.take().expect(POLLED_AFTER_COMPLETION);
-                    limiter.after_first(key.borrow(), options, first)
-                }
-                Projection::AwaitingSecond { future, first } => {
-                    let second = ready!(future.poll(cx));
-                    let (Call { limiter, key, options }, held, first) = first.take().expect(POLLED_AFTER_COMPLETION);
-                    into_acquisition(limiter.after_second(key.borrow(), options, first, held.into_held(), second))
-                }
-                Projection::Finishing { future } => return Pin::new(future).poll(cx),
-            };
-            match next {
-                Acquisition::Ready(result) => return Poll::Ready(result),
-                Acquisition::Pending(next) => state.set(next.state),
-            }
-        }
-    }
-}
-
-/// The arguments of an acquire call that is pending.
-struct Call<Key: ToOwned + ?Sized, A, B> {
-    limiter: Chained<A, B>,
-    key: Key::Owned,
-    options: AcquireOptions,
-}
-
-fn into_acquisition<Key, A, B>(future: LimiterFuture<Outcome>) -> Acquisition<ChainedFuture<Key, A, B>>
-where
-    Key: ToOwned + ?Sized,
-    A: Limiter<Key>,
-    B: Limiter<Key>,
-{
-    match future.try_ready() {
-        Ok(result) => Acquisition::Ready(result),
-        Err(future) => Acquisition::Pending(ChainedFuture { state: State::Finishing { future } }),
     }
 }

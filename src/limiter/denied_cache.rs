@@ -1,20 +1,14 @@
 use std::fmt;
-use std::future::Future;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use pin_project::pin_project;
 
-use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
 use crate::clock::{Clock, SystemClock, Timestamp, latest_end};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
-use crate::error::Error;
 
 /// A limiter that caches denials, so that a flood of denied requests does not reach the limiter inside.
 ///
@@ -274,6 +268,39 @@ impl<C: Clock> CacheState<C> {
 }
 
 impl<L, C: Clock> DeniedCache<L, C> {
+    /// Returns the cached denial that answers the request. Otherwise asks the limiter, and caches its denial.
+    fn decide<Key, T>(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        ask: impl FnOnce(&L, &Key, AcquireOptions) -> LimiterFuture<T>,
+        decision: fn(&T) -> &Decision,
+    ) -> LimiterFuture<T>
+    where
+        Key: Hash + ?Sized,
+        T: From<Decision> + Send + 'static,
+    {
+        let in_flight = match self.lookup(key, options) {
+            Ok(decision) => return LimiterFuture::ready(Ok(decision.into())),
+            Err(in_flight) => in_flight,
+        };
+        match ask(&self.limiter, key, options).try_ready() {
+            Ok(result) => {
+                if let Ok(decided) = &result {
+                    self.state.insert(in_flight, decision(decided));
+                }
+                LimiterFuture::ready(result)
+            }
+            Err(pending) => {
+                let state = Arc::clone(&self.state);
+                pending.map(move |decided| {
+                    state.insert(in_flight, decision(&decided));
+                    decided
+                })
+            }
+        }
+    }
+
     /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
     #[allow(clippy::result_large_err, reason = "no error: the common case")]
     fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, UncachedRequest> {
@@ -292,36 +319,12 @@ where
     L: Limiter<Key>,
     C: Clock,
 {
-    type Future = DeniedCacheFuture<L::Future, C>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let in_flight = match self.lookup(key, options) {
-            Ok(decision) => return Acquisition::Ready(Ok(decision.into())),
-            Err(in_flight) => in_flight,
-        };
-        match self.limiter.acquire(key, options) {
-            Acquisition::Ready(result) => {
-                if let Ok(outcome) = &result {
-                    self.state.insert(in_flight, &outcome.decision);
-                }
-                Acquisition::Ready(result)
-            }
-            Acquisition::Pending(future) => {
-                Acquisition::Pending(DeniedCacheFuture { future, in_flight, state: Arc::clone(&self.state) })
-            }
-        }
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        self.decide(key, options, L::acquire, |outcome| &outcome.decision)
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let in_flight = match self.lookup(key, options) {
-            Ok(decision) => return LimiterFuture::ready(Ok(decision)),
-            Err(in_flight) => in_flight,
-        };
-        let state = Arc::clone(&self.state);
-        self.limiter.peek(key, options).map(move |decision| {
-            state.insert(in_flight, &decision);
-            decision
-        })
+        self.decide(key, options, L::peek, |decision| decision)
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -350,29 +353,5 @@ impl<L: Clone, C> Clone for DeniedCache<L, C> {
 impl<L: fmt::Debug, C> fmt::Debug for DeniedCache<L, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeniedCache").field("limiter", &self.limiter).finish_non_exhaustive()
-    }
-}
-
-/// The future of a [`DeniedCache`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct DeniedCacheFuture<F, C> {
-    #[pin]
-    future: F,
-    in_flight: UncachedRequest,
-    state: Arc<CacheState<C>>,
-}
-
-impl<F: Future<Output = Result<Outcome, Error>>, C: Clock> Future for DeniedCacheFuture<F, C> {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let polled = this.future.poll(cx);
-        if let Poll::Ready(Ok(outcome)) = &polled {
-            this.state.insert(*this.in_flight, &outcome.decision);
-        }
-        polled
     }
 }

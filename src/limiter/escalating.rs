@@ -3,13 +3,11 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use pin_project::pin_project;
-
-use super::future::{Acquisition, BoxFuture, LimiterFuture, both_ok};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, check, limiter_methods};
+use super::future::both_ok;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, check, limiter_methods};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
@@ -123,32 +121,29 @@ impl<L, C> Escalating<L, C> {
     limiter_methods!();
 
     /// Counts a denial, and blocks its key if there are too many. Returns the denial, as of the block.
-    fn count<Key>(&self, key: Key::Owned, denied: Outcome) -> BoxFuture<Result<Outcome, Error>>
+    async fn count<Key>(self, key: Key::Owned, denied: Outcome) -> Result<Outcome, Error>
     where
         Key: ToOwned + ?Sized + 'static,
         Key::Owned: Send + 'static,
         L: Limiter<Key>,
         C: Limiter<Key>,
     {
-        let this = self.clone();
-        Box::pin(async move {
-            let Outcome { decision, held } = denied;
-            let decision = match this.escalate::<Key>(key).await {
-                Ok(Some(step)) => {
-                    let escalation = &this.shared.escalation;
-                    let (limit, duration) = (escalation.limit(), escalation.duration(step));
-                    this.observers.emit(|| Event::Escalated { limit, duration, step });
-                    decision.into_blocked(limit, duration)
-                }
-                Ok(None) => decision,
-                Err(error) if error.is_unavailable() => decision,
-                Err(error) => {
-                    this.observers.warn(&format!("escalation failed: {error}"));
-                    decision
-                }
-            };
-            Ok(Outcome { decision, held })
-        })
+        let Outcome { decision, held } = denied;
+        let decision = match self.escalate::<Key>(key).await {
+            Ok(Some(step)) => {
+                let escalation = &self.shared.escalation;
+                let (limit, duration) = (escalation.limit(), escalation.duration(step));
+                self.observers.emit(|| Event::Escalated { limit, duration, step });
+                decision.into_blocked(limit, duration)
+            }
+            Ok(None) => decision,
+            Err(error) if error.is_unavailable() => decision,
+            Err(error) => {
+                self.observers.warn(&format!("escalation failed: {error}"));
+                decision
+            }
+        };
+        Ok(Outcome { decision, held })
     }
 
     /// Returns the number of the block that this denial has led to.
@@ -185,23 +180,30 @@ where
     L: Limiter<Key>,
     C: Limiter<Key>,
 {
-    type Future = EscalatingFuture<Key, L, C>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let pending = match self.shared.limiter.acquire(key, options) {
-            Acquisition::Ready(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
-                let mut future = self.count::<Key>(key.to_owned(), outcome);
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        match self.shared.limiter.acquire(key, options).try_ready() {
+            Ok(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
+                let mut future = LimiterFuture::pending(self.clone().count::<Key>(key.to_owned(), outcome));
                 // Counts in memory are ready.
                 // No wake-up is lost: the caller polls a pending future again, with its own waker.
-                match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready(result) => return Acquisition::Ready(result),
-                    Poll::Pending => State::Counting(future),
+                match Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(result) => LimiterFuture::ready(result),
+                    Poll::Pending => future,
                 }
             }
-            Acquisition::Ready(result) => return Acquisition::Ready(result),
-            Acquisition::Pending(future) => State::Deciding { future, then: Some((self.clone(), key.to_owned())) },
-        };
-        Acquisition::Pending(EscalatingFuture { state: pending })
+            Ok(result) => LimiterFuture::ready(result),
+            Err(pending) => {
+                let (this, key) = (self.clone(), key.to_owned());
+                LimiterFuture::pending(async move {
+                    let outcome = pending.await?;
+                    if this.shared.escalation.counts(&outcome.decision) {
+                        this.count::<Key>(key, outcome).await
+                    } else {
+                        Ok(outcome)
+                    }
+                })
+            }
+        }
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -247,52 +249,5 @@ impl<L: fmt::Debug, C> fmt::Debug for Escalating<L, C> {
             .field("limiter", &self.shared.limiter)
             .field("escalation", &self.shared.escalation)
             .finish_non_exhaustive()
-    }
-}
-
-/// The future of an [`Escalating`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct EscalatingFuture<Key: ToOwned + ?Sized, L: Limiter<Key>, C> {
-    #[pin]
-    state: State<Key, L, C>,
-}
-
-#[pin_project(project = Projection)]
-enum State<Key: ToOwned + ?Sized, L: Limiter<Key>, C> {
-    Deciding {
-        #[pin]
-        future: L::Future,
-        then: Option<(Escalating<L, C>, Key::Owned)>,
-    },
-    Counting(BoxFuture<Result<Outcome, Error>>),
-}
-
-impl<Key, L, C> Future for EscalatingFuture<Key, L, C>
-where
-    Key: ToOwned + ?Sized + 'static,
-    Key::Owned: Send + 'static,
-    L: Limiter<Key>,
-    C: Limiter<Key>,
-{
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            match state.as_mut().project() {
-                Projection::Deciding { future, then } => {
-                    let outcome = ready!(future.poll(cx))?;
-                    match then.take() {
-                        Some((limiter, key)) if limiter.shared.escalation.counts(&outcome.decision) => {
-                            state.set(State::Counting(limiter.count::<Key>(key, outcome)));
-                        }
-                        _ => return Poll::Ready(Ok(outcome)),
-                    }
-                }
-                Projection::Counting(future) => return future.as_mut().poll(cx),
-            }
-        }
     }
 }

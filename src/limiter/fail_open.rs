@@ -1,12 +1,6 @@
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use pin_project::pin_project;
-
-use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -29,23 +23,25 @@ impl<L> FailOpen<L> {
     }
 
     limiter_methods!();
-}
 
-impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
-    type Future = FailOpenFuture<L::Future>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        match self.limiter.acquire(key, options) {
-            Acquisition::Ready(result) => Acquisition::Ready(allow_if_unavailable(result, &self.clock)),
-            Acquisition::Pending(future) => {
-                Acquisition::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) })
+    fn allow_if_unavailable<T: From<Decision> + Send + 'static>(&self, decided: LimiterFuture<T>) -> LimiterFuture<T> {
+        match decided.try_ready() {
+            Ok(result) => LimiterFuture::ready(allow_if_unavailable(result, &self.clock)),
+            Err(pending) => {
+                let clock = Arc::clone(&self.clock);
+                LimiterFuture::pending(async move { allow_if_unavailable(pending.await, &clock) })
             }
         }
     }
+}
+
+impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        self.allow_if_unavailable(self.limiter.acquire(key, options))
+    }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let clock = Arc::clone(&self.clock);
-        self.limiter.peek(key, options).map_result(move |result| allow_if_unavailable(result, &clock))
+        self.allow_if_unavailable(self.limiter.peek(key, options))
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -65,24 +61,5 @@ fn allow_if_unavailable<T: From<Decision>>(result: Result<T, Error>, clock: &Sys
     match result {
         Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
         result => result,
-    }
-}
-
-/// The future of a [`FailOpen`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct FailOpenFuture<F> {
-    #[pin]
-    future: F,
-    clock: Arc<SystemClock>,
-}
-
-impl<F: Future<Output = Result<Outcome, Error>>> Future for FailOpenFuture<F> {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        this.future.poll(cx).map(|result| allow_if_unavailable(result, this.clock))
     }
 }

@@ -1,14 +1,7 @@
 use std::borrow::Borrow;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
-use pin_project::pin_project;
-
-use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
-use crate::error::Error;
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
 ///
@@ -53,13 +46,42 @@ impl<P, S> Fallback<P, S> {
 
     limiter_methods!();
 
-    #[inline]
-    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    /// Asks the primary limiter, and the secondary one if the primary is unavailable.
+    fn decide<Key, T>(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        primary: impl FnOnce(&P, &Key, AcquireOptions) -> LimiterFuture<T>,
+        secondary: impl FnOnce(&S, &Key, AcquireOptions) -> LimiterFuture<T> + Send + 'static,
+        mark: fn(T) -> T,
+    ) -> LimiterFuture<T>
     where
+        Key: ToOwned + ?Sized + 'static,
+        Key::Owned: Send + 'static,
         P: Limiter<Key>,
-        S: Limiter<Key>,
+        S: Limiter<Key> + Clone,
+        T: Send + 'static,
     {
-        options_for_both("`Fallback`", &self.primary, &self.secondary, options)
+        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, options) {
+            Ok(options) => options,
+            Err(error) => return LimiterFuture::ready(Err(error)),
+        };
+        match primary(&self.primary, key, options).try_ready() {
+            Ok(Err(error)) if error.is_unavailable() => secondary(&self.secondary, key, options).map(mark),
+            Ok(result) => LimiterFuture::ready(result),
+            Err(primary) => {
+                let (limiter, key) = (self.secondary.clone(), key.to_owned());
+                LimiterFuture::pending(async move {
+                    match primary.await {
+                        Err(error) if error.is_unavailable() => {
+                            let decided = secondary(&limiter, key.borrow(), options);
+                            decided.await.map(mark)
+                        }
+                        result => result,
+                    }
+                })
+            }
+        }
     }
 }
 
@@ -70,49 +92,12 @@ where
     P: Limiter<Key> + 'static,
     S: Limiter<Key> + Clone,
 {
-    type Future = FallbackFuture<Key, P, S>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let options = match self.checked(options) {
-            Ok(options) => options,
-            Err(error) => return Acquisition::Ready(Err(error)),
-        };
-        match self.primary.acquire(key, options) {
-            Acquisition::Ready(Err(error)) if error.is_unavailable() => match self.secondary.acquire(key, options) {
-                Acquisition::Ready(result) => Acquisition::Ready(result.map(tag_secondary)),
-                Acquisition::Pending(future) => {
-                    Acquisition::Pending(FallbackFuture { state: State::Secondary { future } })
-                }
-            },
-            Acquisition::Ready(result) => Acquisition::Ready(result),
-            Acquisition::Pending(future) => {
-                let secondary = Some((self.secondary.clone(), key.to_owned(), options));
-                Acquisition::Pending(FallbackFuture { state: State::Primary { future, secondary } })
-            }
-        }
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        self.decide(key, options, P::acquire, S::acquire, tag_secondary)
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = match self.checked(options) {
-            Ok(options) => options,
-            Err(error) => return LimiterFuture::ready(Err(error)),
-        };
-        match self.primary.peek(key, options).try_ready() {
-            Ok(Err(error)) if error.is_unavailable() => self.secondary.peek(key, options).map(mark_fallback),
-            Ok(result) => LimiterFuture::ready(result),
-            Err(primary) => {
-                let (secondary, key) = (self.secondary.clone(), key.to_owned());
-                LimiterFuture::pending(async move {
-                    match primary.await {
-                        Err(error) if error.is_unavailable() => {
-                            let peeked = secondary.peek(key.borrow(), options);
-                            peeked.await.map(mark_fallback)
-                        }
-                        result => result,
-                    }
-                })
-            }
-        }
+        self.decide(key, options, P::peek, S::peek, mark_fallback)
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -140,54 +125,4 @@ fn tag_secondary(outcome: Outcome) -> Outcome {
 
 fn mark_fallback(decision: Decision) -> Decision {
     decision.with_source(DecisionSource::Fallback)
-}
-
-/// The future of a [`Fallback`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct FallbackFuture<Key: ToOwned + ?Sized, P: Limiter<Key>, S: Limiter<Key>> {
-    #[pin]
-    state: State<Key, P, S>,
-}
-
-#[pin_project(project = Projection)]
-enum State<Key: ToOwned + ?Sized, P: Limiter<Key>, S: Limiter<Key>> {
-    Primary {
-        #[pin]
-        future: P::Future,
-        secondary: Option<(S, Key::Owned, AcquireOptions)>,
-    },
-    Secondary {
-        #[pin]
-        future: S::Future,
-    },
-}
-
-impl<Key, P, S> Future for FallbackFuture<Key, P, S>
-where
-    Key: ToOwned + ?Sized,
-    P: Limiter<Key>,
-    S: Limiter<Key>,
-{
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            match state.as_mut().project() {
-                Projection::Primary { future, secondary } => match ready!(future.poll(cx)) {
-                    Err(error) if error.is_unavailable() => {
-                        let Some((limiter, key, options)) = secondary.take() else { return Poll::Ready(Err(error)) };
-                        match limiter.acquire(key.borrow(), options) {
-                            Acquisition::Ready(result) => return Poll::Ready(result.map(tag_secondary)),
-                            Acquisition::Pending(future) => state.set(State::Secondary { future }),
-                        }
-                    }
-                    result => return Poll::Ready(result),
-                },
-                Projection::Secondary { future } => return future.poll(cx).map(|result| result.map(tag_secondary)),
-            }
-        }
-    }
 }

@@ -1,78 +1,15 @@
 use std::fmt;
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use pin_project::pin_project;
-
-use super::Outcome;
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A boxed future.
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
-/// The result of [`acquire`](super::Limiter::acquire): ready, or a future. Awaiting it works in both cases.
-#[must_use = "the decision must be checked"]
-#[allow(clippy::exhaustive_enums, reason = "callers match both variants to avoid the future")]
-#[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
-pub enum Acquisition<F> {
-    /// The result.
-    Ready(Result<Outcome, Error>),
-    /// The future of the result.
-    Pending(F),
-}
-
-impl<F: Future<Output = Result<Outcome, Error>>> IntoFuture for Acquisition<F> {
-    type Output = Result<Outcome, Error>;
-    type IntoFuture = AcquireFuture<F>;
-
-    fn into_future(self) -> AcquireFuture<F> {
-        match self {
-            Self::Ready(result) => AcquireFuture::Ready(Some(result)),
-            Self::Pending(future) => AcquireFuture::Pending(future),
-        }
-    }
-}
-
-impl<F> fmt::Debug for Acquisition<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
-            Self::Pending(_) => f.write_str("Pending"),
-        }
-    }
-}
-
-mod acquire_future {
-    use super::{Error, Outcome, pin_project};
-
-    /// The future of an [`Acquisition`](super::Acquisition). Polling it after completion panics.
-    #[pin_project(project = Projection)]
-    #[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-    #[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
-    pub enum AcquireFuture<F> {
-        Ready(Option<Result<Outcome, Error>>),
-        Pending(#[pin] F),
-    }
-}
-
-pub(super) use self::acquire_future::AcquireFuture;
-use self::acquire_future::Projection;
-
-impl<F: Future<Output = Result<Outcome, Error>>> Future for AcquireFuture<F> {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project() {
-            Projection::Ready(result) => Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION)),
-            Projection::Pending(future) => future.poll(cx),
-        }
-    }
-}
-
-/// The future of a limiter's operation, other than [`acquire`](super::Limiter::acquire). It may be ready without a
-/// poll.
+/// The future of a limiter's decision or operation. It may be ready without a poll, and then takes no allocation.
 ///
 /// # Panics
 ///
@@ -80,6 +17,7 @@ impl<F: Future<Output = Result<Outcome, Error>>> Future for AcquireFuture<F> {
 #[must_use = "an operation may not run unless its future is awaited"]
 pub struct LimiterFuture<T>(State<T>);
 
+#[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
 enum State<T> {
     Ready(Option<Result<T, Error>>),
     Pending(BoxFuture<Result<T, Error>>),
@@ -87,6 +25,7 @@ enum State<T> {
 
 impl<T> LimiterFuture<T> {
     /// Creates a future that is ready.
+    #[inline]
     pub fn ready(result: Result<T, Error>) -> Self {
         Self(State::Ready(Some(result)))
     }
@@ -116,8 +55,8 @@ impl<T> LimiterFuture<T> {
     /// error.
     pub(crate) fn join<U>(mut self, mut other: LimiterFuture<U>) -> LimiterFuture<(Result<T, Error>, Result<U, Error>)>
     where
-        T: Unpin + Send + 'static,
-        U: Unpin + Send + 'static,
+        T: Send + 'static,
+        U: Send + 'static,
     {
         if let (State::Ready(first), State::Ready(second)) = (&mut self.0, &mut other.0)
             && let (Some(first), Some(second)) = (first.take(), second.take())
@@ -148,7 +87,7 @@ impl<T> LimiterFuture<T> {
         f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static,
     ) -> LimiterFuture<U>
     where
-        T: Unpin + Send + 'static,
+        T: Send + 'static,
     {
         match self.try_ready() {
             Ok(result) => LimiterFuture::ready(f(result)),
@@ -159,7 +98,7 @@ impl<T> LimiterFuture<T> {
     /// Returns a future that [detaches](Self::detach) itself if it is dropped before completion.
     pub(crate) fn complete_on_drop(self) -> Self
     where
-        T: Unpin + Send + 'static,
+        T: Send + 'static,
     {
         match self.0 {
             State::Ready(result) => Self(State::Ready(result)),
@@ -186,10 +125,20 @@ impl<T> LimiterFuture<T> {
     /// # Errors
     ///
     /// Returns the future itself if it is pending.
+    #[inline]
     pub fn try_ready(self) -> Result<Result<T, Error>, Self> {
         match self.0 {
             State::Ready(Some(result)) => Ok(result),
             other => Err(Self(other)),
+        }
+    }
+
+    /// Returns a reference to the result if it is ready.
+    #[inline]
+    pub(crate) fn as_ready(&self) -> Option<&Result<T, Error>> {
+        match &self.0 {
+            State::Ready(result) => result.as_ref(),
+            State::Pending(_) => None,
         }
     }
 }
@@ -212,7 +161,7 @@ fn ready_value<T>(poll: Poll<T>) -> Option<T> {
 /// A future that detaches itself if it is dropped before completion.
 struct CompleteOnDrop<T: Send + 'static>(Option<LimiterFuture<T>>);
 
-impl<T: Unpin + Send + 'static> Future for CompleteOnDrop<T> {
+impl<T: Send + 'static> Future for CompleteOnDrop<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -236,9 +185,13 @@ pub(super) fn both_ok(joined: Result<(Result<(), Error>, Result<(), Error>), Err
     first.and(second)
 }
 
-impl<T: Unpin> Future for LimiterFuture<T> {
+// A value is not pinned: it moves out when the future is polled.
+impl<T> Unpin for LimiterFuture<T> {}
+
+impl<T> Future for LimiterFuture<T> {
     type Output = Result<T, Error>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             State::Ready(result) => Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION)),

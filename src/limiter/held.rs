@@ -171,27 +171,24 @@ impl Held {
     /// A guard without a cost to settle never calls `settle`.
     ///
     /// ```
-    /// use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
-    /// use tower_ratelimit::{AcquireOptions, Error};
+    /// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+    /// use tower_ratelimit::AcquireOptions;
     ///
     /// /// Prints what requests cost.
     /// struct Printed<L>(L);
     ///
     /// impl<L: Limiter<str>> Limiter<str> for Printed<L> {
-    ///     type Future = BoxFuture<Result<Outcome, Error>>;
-    ///
-    ///     fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+    ///     fn acquire(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Outcome> {
     ///         let (acquired, key) = (self.0.acquire(key, options), key.to_owned());
-    ///         Acquisition::Pending(Box::pin(async move {
-    ///             let Outcome { decision, held, .. } = acquired.await?;
+    ///         acquired.map(|Outcome { decision, held, .. }| {
     ///             let held = held.map(|held| {
     ///                 held.map_settle(move |held, actual| {
     ///                     println!("{key}: {actual}");
     ///                     held.settle(actual)
     ///                 })
     ///             });
-    ///             Ok(Outcome::new(decision, held))
-    ///         }))
+    ///             Outcome::new(decision, held)
+    ///         })
     ///     }
     /// }
     /// ```

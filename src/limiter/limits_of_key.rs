@@ -57,13 +57,13 @@ impl fmt::Debug for LimitsOfKey<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::future::{Ready, ready};
+    use std::future::ready;
     use std::sync::Arc;
 
     use super::*;
     use crate::decision::AcquireOptions;
     use crate::error::Error;
-    use crate::limiter::{Acquisition, BoxLimiter, Chained, DeniedCache, FailOpen, Fallback, Limiter, Outcome};
+    use crate::limiter::{BoxLimiter, Chained, DeniedCache, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
     use crate::{FixedWindow, Limit, Memory, Quota};
 
     /// (user, team).
@@ -74,10 +74,8 @@ mod tests {
     struct Custom(Option<&'static str>);
 
     impl Limiter<Key> for Custom {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Pending(ready(Err(Error::unavailable("the store is unavailable"))))
+        fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::pending(ready(Err(Error::unavailable("the store is unavailable"))))
         }
 
         fn limits_of(&self, &(_, team): &Key, limits: &mut LimitsOfKey<'_>) {

@@ -1,6 +1,6 @@
 //! The methods that all limiters have in common, so that users need not import `Limiter` for them.
 
-use super::{Acquisition, Limiter, LimiterFuture, Outcome};
+use super::{Limiter, LimiterFuture, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
@@ -51,7 +51,7 @@ macro_rules! limiter_methods {
             &self,
             key: &$Key,
             options: impl Into<$crate::AcquireOptions>,
-        ) -> $crate::limiter::Acquisition<<Self as $crate::limiter::Limiter<$Key>>::Future>
+        ) -> $crate::limiter::LimiterFuture<$crate::limiter::Outcome>
         where
             Self: $crate::limiter::Limiter<$Key>,
         {
@@ -219,10 +219,7 @@ where
     Key: ?Sized,
     L: Limiter<Key>,
 {
-    match limiter.acquire(key, options.without_guard()) {
-        Acquisition::Ready(result) => LimiterFuture::ready(decision_of(result)),
-        Acquisition::Pending(future) => LimiterFuture::pending(async move { decision_of(future.await) }),
-    }
+    limiter.acquire(key, options.without_guard()).map_result(decision_of)
 }
 
 fn decision_of(result: Result<Outcome, Error>) -> Result<Decision, Error> {

@@ -46,7 +46,8 @@ pub use self::denied_cache::DeniedCache;
 pub use self::escalating::Escalating;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
-pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
+pub(crate) use self::future::BoxFuture;
+pub use self::future::LimiterFuture;
 pub use self::held::Held;
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
@@ -56,9 +57,7 @@ pub use self::observed::Observed;
 pub use self::outcome::Outcome;
 pub use self::reservation::Reservation;
 use crate::decision::{AcquireOptions, Decision};
-use crate::error::Error;
 pub use crate::escalation::Escalation;
-use std::future::Future;
 use std::sync::Arc;
 
 /// Decides whether a key may pass, and charges it.
@@ -96,8 +95,8 @@ use std::sync::Arc;
 ///
 /// # Futures and cancellation
 ///
-/// A limiter that decides immediately returns [`Acquisition::Ready`], which needs no future and no allocation. Another
-/// limiter returns a future, which must not borrow from the limiter or the key. If the caller drops the future, the
+/// A limiter that decides immediately returns [`LimiterFuture::ready`], which needs no allocation. Another limiter
+/// returns [`LimiterFuture::pending`], whose future must not borrow from the limiter or the key. If the caller drops the future, the
 /// limiter may or may not charge the key: a limiter must document which. A cost that is held for a dropped future must
 /// be released.
 ///
@@ -106,11 +105,10 @@ use std::sync::Arc;
 /// A limiter that denies requests during maintenance.
 ///
 /// ```
-/// use std::future::{Ready, ready};
 /// use std::sync::atomic::{AtomicBool, Ordering};
 /// use std::time::Duration;
 ///
-/// use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+/// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 /// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, SystemClock, Verdict};
 ///
 /// struct Maintenance {
@@ -119,20 +117,18 @@ use std::sync::Arc;
 /// }
 ///
 /// impl<Key: ?Sized> Limiter<Key> for Maintenance {
-///     type Future = Ready<Result<Outcome, Error>>;
-///
-///     fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
+///     fn acquire(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Outcome> {
 ///         let verdict = if self.is_active.load(Ordering::Relaxed) {
 ///             Verdict::Denied { retry_after: Duration::from_secs(60) }
 ///         } else {
 ///             Verdict::Allowed
 ///         };
-///         Acquisition::Ready(Ok(Decision::by_policy(self.clock.now(), verdict).into()))
+///         LimiterFuture::ready(Ok(Decision::by_policy(self.clock.now(), verdict).into()))
 ///     }
 /// }
 ///
 /// let limiter = Maintenance { is_active: AtomicBool::new(true), clock: SystemClock::new() };
-/// let Acquisition::Ready(outcome) = limiter.acquire("alice", AcquireOptions::default()) else { unreachable!() };
+/// let outcome = limiter.acquire("alice", AcquireOptions::default()).try_ready().expect("an immediate decision");
 /// assert!(!outcome?.decision.is_allowed());
 /// # Ok::<(), Error>(())
 /// ```
@@ -143,15 +139,12 @@ use std::sync::Arc;
             the same in its sub-keys (`keyed_by`) and operations (`check`, `block`)"
 )]
 pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
-    /// The future of a decision. A limiter that always decides immediately uses [`std::future::Ready`].
-    type Future: Future<Output = Result<Outcome, Error>> + Send + 'static;
-
     /// Decides, and charges the key if the request is allowed. A denial charges nothing.
     ///
     /// With [`AcquireOptions::hold`] the limiter holds the cost instead of charging it, and returns the guard in
     /// [`Outcome::held`]. A limiter that cannot hold returns an error for which
     /// [`is_unsupported`](Error::is_unsupported) holds.
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future>;
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome>;
 
     /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -191,9 +184,7 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
 }
 
 impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
-    type Future = L::Future;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         (**self).acquire(key, options)
     }
 

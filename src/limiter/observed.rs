@@ -1,12 +1,5 @@
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-
-use pin_project::pin_project;
-
-use super::future::{Acquisition, LimiterFuture};
 use super::held::Held;
-use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::observe::{Event, Observer, Observers, OutcomeGuard};
@@ -78,19 +71,22 @@ impl<L> Observed<L> {
 }
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {
-    type Future = ObservedFuture<L::Future>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        match self.limiter.acquire(key, options) {
-            Acquisition::Ready(result) => {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        match self.limiter.acquire(key, options).try_ready() {
+            Ok(result) => {
                 self.observers.emit(|| event_of(&result, None));
-                Acquisition::Ready(result.map(|outcome| observe_guard(outcome, &self.observers)))
+                LimiterFuture::ready(result.map(|outcome| observe_guard(outcome, &self.observers)))
             }
-            Acquisition::Pending(future) => {
+            Err(pending) => {
+                // Emits the terminal event, also if the future is dropped.
                 let mut guard = OutcomeGuard::new(&self.observers);
                 guard.start_decision();
-                let (guard, observers) = (Some(guard), self.observers.clone());
-                Acquisition::Pending(ObservedFuture { future, guard, observers })
+                let observers = self.observers.clone();
+                pending.map_result(move |result| {
+                    guard.finish_decision();
+                    guard.finish(|elapsed| event_of(&result, elapsed));
+                    result.map(|outcome| observe_guard(outcome, &observers))
+                })
             }
         }
     }
@@ -139,30 +135,4 @@ fn observe_guard(outcome: Outcome, observers: &Observers) -> Outcome {
         })
     });
     Outcome { decision, held: Held::join(settled, until_end) }
-}
-
-/// The future of an [`Observed`] decision.
-#[pin_project]
-#[must_use = "futures do nothing unless polled"]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
-pub struct ObservedFuture<F> {
-    #[pin]
-    future: F,
-    /// Emits the terminal event, also if the future is dropped.
-    guard: Option<OutcomeGuard>,
-    observers: Observers,
-}
-
-impl<F: Future<Output = Result<Outcome, Error>>> Future for ObservedFuture<F> {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let result = ready!(this.future.poll(cx));
-        if let Some(mut guard) = this.guard.take() {
-            guard.finish_decision();
-            guard.finish(|elapsed| event_of(&result, elapsed));
-        }
-        Poll::Ready(result.map(|outcome| observe_guard(outcome, this.observers)))
-    }
 }

@@ -1,4 +1,4 @@
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 
 use super::future::LimiterFuture;
 use super::held::Held;
@@ -66,7 +66,7 @@ impl Reservation {
         // With units, a limit that names none counts requests: it charges what it has held, unless a number is spent.
         let spent = if options.units.is_none() { Costs::from(0) } else { Costs::new() };
         let options = options.hold().until_end();
-        let acquired = options.check_no_id("`Reservation`").map(|()| limiter.acquire(key, options).into_future());
+        let acquired = options.check_no_id("`Reservation`").map(|()| limiter.acquire(key, options));
         async move {
             let Outcome { decision, held } = acquired?.await?.check_guard(true)?;
             let reservation = decision.is_allowed().then_some(Self { held, spent });

@@ -1,21 +1,16 @@
 //! `Chained` on decisions that only `Redis` with leases returns.
 
-use std::future::Ready;
-
-use super::{Acquisition, AdminOperation, Chained, Limiter, LimiterFuture, Outcome};
+use super::{AdminOperation, Chained, Limiter, LimiterFuture, Outcome};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
-use crate::error::Error;
 
 /// A limiter that returns this decision.
 #[derive(Clone, Debug)]
 pub(crate) struct Fixed(pub(crate) Decision);
 
 impl Limiter<str> for Fixed {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &str, _: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Ready(Ok(self.0.clone().into()))
+    fn acquire(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::ready(Ok(self.0.clone().into()))
     }
 
     fn peek(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Decision> {

@@ -22,7 +22,7 @@ pub struct ResponseFuture<Request, P: Parts<Request>> {
     #[pin]
     state: State<Request, P>,
     /// What the response of a forwarded request needs. Not in the state: `call` would copy it once more, which takes 31
-    /// instructions of the row "service, `Http::without_headers`" of docs/performance.md.
+    /// instructions of the row "service, `Http::without_headers`" of benches/figures.md.
     context: Option<(P::Context, P::Tracker)>,
 }
 
@@ -83,7 +83,7 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
 }
 
 /// Out of line, so that the common case does not save registers for the others: row "service, `Http::without_headers`" of
-/// docs/performance.md.
+/// benches/figures.md.
 #[inline(never)]
 fn poll_slow<Request, P: Parts<Request>>(
     mut state: Pin<&mut State<Request, P>>,

@@ -69,9 +69,5 @@ where
 /// The future of the inner service.
 pub(crate) type InnerFuture<Request, P> = <<P as Parts<Request>>::Service as Service<Request>>::Future;
 
-/// The future of the limiter's decision.
-pub(crate) type DecisionFuture<Request, P> =
-    <<P as Parts<Request>>::Limiter as Limiter<<P as Parts<Request>>::Key>>::Future;
-
 /// The result of the rate limit service.
 pub(crate) type ServiceResult<Request, P> = Result<<P as Parts<Request>>::Response, <P as Parts<Request>>::InnerError>;

@@ -14,12 +14,12 @@ use super::config::{
     rejection_event,
 };
 use super::join::{WaitCause, join_after};
-use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
+use super::parts::{InnerFuture, Parts, ServiceResult};
 use super::queue::{GrantedStart, StartHold, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
-use crate::limiter::Held;
+use crate::limiter::{Held, LimiterFuture, Outcome};
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::read_ahead::{BodyReader, ReadEnd, StartReading, start_reading};
 use crate::response::{Rejection, Respond as _};
@@ -33,8 +33,7 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
     /// The limiter decides. The service is the ready instance.
     AwaitingDecision {
-        #[pin]
-        decision: DecisionFuture<Request, P>,
+        decision: LimiterFuture<Outcome>,
         undecided: Option<(P::Key, WithService<P::Service, Deferred<Request, P>>)>,
     },
     /// The request waits in a queue.
@@ -155,7 +154,7 @@ impl Drop for Wait {
 
 impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
     pub(crate) fn awaiting_decision(
-        decision: DecisionFuture<Request, P>,
+        decision: LimiterFuture<Outcome>,
         key: P::Key,
         mut deferred: WithService<P::Service, Deferred<Request, P>>,
     ) -> Self {
@@ -284,7 +283,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
             let next = match self.as_mut().project() {
                 Projection::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
                 Projection::AwaitingDecision { decision, undecided } => {
-                    let result = ready!(decision.poll(cx));
+                    let result = ready!(Pin::new(decision).poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
                     let disposition = classify::<Request, P>(result, &key, &deferred.request.config);

@@ -14,12 +14,12 @@ use super::config::{
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
 use super::join::{existing_queue, join_existing};
-use super::parts::{DecisionFuture, Parts};
+use super::parts::Parts;
 use super::pending::{Deferred, PendingRequest, WithService, forward};
 use super::queue::limits_of_guard;
 use super::request_end::RequestEnd;
 use crate::key::{ExtractKey, Extracted};
-use crate::limiter::{Acquisition, Limiter, Outcome};
+use crate::limiter::{Limiter, LimiterFuture, Outcome};
 use crate::observe::{Event, Observers, WarningKind};
 use crate::response::{Http, Rejection, Respond};
 
@@ -103,10 +103,8 @@ where
             observe_first::<Request, (S, K, A, R, T, E)>(config, &request, key);
         }
         if T::NEEDS_HOLD || E::TRACKS {
-            return match acquired {
-                Acquisition::Ready(Ok(outcome))
-                    if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
-                {
+            return match acquired.try_ready() {
+                Ok(Ok(outcome)) if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) => {
                     let Outcome { decision, held } = outcome.waking(|| limits_of_guard(key, &config.limiter));
                     config.observers.emit(|| decided_event(&decision, None));
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
@@ -117,11 +115,15 @@ where
                         held,
                     ))
                 }
-                acquired => call_slow(&mut self.inner, config, request, extracted, cost, acquired),
+                Ok(result) => {
+                    let acquired = LimiterFuture::ready(result);
+                    call_slow(&mut self.inner, config, request, extracted, cost, acquired)
+                }
+                Err(pending) => call_slow(&mut self.inner, config, request, extracted, cost, pending),
             };
         }
-        let mut context = match &acquired {
-            Acquisition::Ready(Ok(outcome @ Outcome { decision, .. }))
+        let mut context = match acquired.as_ready() {
+            Some(Ok(outcome @ Outcome { decision, .. }))
                 if decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
             {
                 config.observers.emit(|| decided_event(decision, None));
@@ -205,13 +207,13 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     request: Request,
     extracted: Extracted<P::Key>,
     cost: P::Cost,
-    acquired: Acquisition<DecisionFuture<Request, P>>,
+    acquired: LimiterFuture<Outcome>,
 ) -> ResponseFuture<Request, P> {
     // Always a key: the callers have checked that. Without a copy, they cannot pass the key alone.
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
-    let result = match acquired {
-        Acquisition::Ready(result) => result,
-        Acquisition::Pending(decision) => {
+    let result = match acquired.try_ready() {
+        Ok(result) => result,
+        Err(decision) => {
             let request = Deferred::new(request, cost, Arc::clone(config));
             let deferred = WithService { service: take_ready(inner), is_ready: true, request };
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));

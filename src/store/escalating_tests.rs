@@ -6,7 +6,7 @@ use super::Memory;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, LimitSnapshot, LimitStatus, Verdict};
 use crate::limiter::tests::Fixed;
-use crate::limiter::{Acquisition, Escalating, Escalation, Limiter};
+use crate::limiter::{Escalating, Escalation, Limiter};
 use crate::quota::Quota;
 
 /// A client that is denied because other processes hold units has not exceeded its limit.
@@ -21,7 +21,7 @@ fn escalation_counts_no_denial_by_leases() {
         let limiter = Escalating::new(Fixed(decision), counts, escalation);
         let decide = || {
             let acquired = limiter.acquire("alice", AcquireOptions::default());
-            let Acquisition::Ready(Ok(outcome)) = acquired else { panic!("no decision") };
+            let Ok(Ok(outcome)) = acquired.try_ready() else { panic!("no decision") };
             outcome.decision.is_blocked()
         };
         assert!(!(0..3).any(|_| decide()), "three denials are allowed");

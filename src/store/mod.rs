@@ -29,8 +29,6 @@ pub use self::redis::RedisTls;
 #[doc(hidden)]
 pub use self::redis::check_any_replies;
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    IntoRedisLimits, Lease, Redis, RedisBuilder, RedisCredentials, RedisFuture, RedisLimit, RedisServer,
-};
+pub use self::redis::{IntoRedisLimits, Lease, Redis, RedisBuilder, RedisCredentials, RedisLimit, RedisServer};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::{RedisCell, RedisCellBuilder};

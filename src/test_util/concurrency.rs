@@ -12,7 +12,7 @@ use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 use crate::limit::Limit;
-use crate::limiter::{Acquisition, Limiter};
+use crate::limiter::Limiter;
 use crate::quota::Quota;
 use crate::random::Random;
 use crate::store::StoreLimits;
@@ -119,7 +119,7 @@ where
     let limiter = make(StoreLimits::new(limit)?, ManualClock::new()).await?;
     let mut dropped = 0;
     for _ in 0..10 + seed {
-        if let Acquisition::Pending(future) = limiter.acquire(&KEY, AcquireOptions::default()) {
+        if let Err(future) = limiter.acquire(&KEY, AcquireOptions::default()).try_ready() {
             let mut future = Box::pin(future);
             poll_fn(|cx| {
                 // The call ends here or is dropped: its decision counts as if the call had been dropped.
@@ -147,13 +147,13 @@ fn count_allowed<'a>(decisions: impl IntoIterator<Item = &'a Decision>) -> u64 {
 /// Acquires one for each key, at the same time. Returns the decisions in the order of the keys.
 async fn acquire_all<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Result<Vec<Decision>, Error> {
     let (first, rest) = keys.split_first().ok_or_else(|| Error::config("no keys"))?;
-    match limiter.acquire(first, AcquireOptions::default()) {
-        Acquisition::Ready(outcome) => {
+    match limiter.acquire(first, AcquireOptions::default()).try_ready() {
+        Ok(outcome) => {
             let mut decisions = vec![outcome?.decision];
             decisions.extend(acquire_on_threads(limiter, rest)?);
             Ok(decisions)
         }
-        Acquisition::Pending(future) => {
+        Err(future) => {
             let mut futures: Vec<Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send + '_>>> =
                 vec![Box::pin(async { future.await.map(|outcome| outcome.decision) })];
             for key in rest {
@@ -166,11 +166,9 @@ async fn acquire_all<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Resu
 
 /// Acquires on several threads: the decisions are immediate.
 fn acquire_on_threads<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Result<Vec<Decision>, Error> {
-    let acquire = |key| match limiter.acquire(key, AcquireOptions::default()) {
-        Acquisition::Ready(outcome) => outcome.map(|outcome| outcome.decision),
-        Acquisition::Pending(_) => {
-            Err(Error::unsupported("checking the store failed: some decisions are immediate and some are not"))
-        }
+    let acquire = |key| match limiter.acquire(key, AcquireOptions::default()).try_ready() {
+        Ok(outcome) => outcome.map(|outcome| outcome.decision),
+        Err(_) => Err(Error::unsupported("checking the store failed: some decisions are immediate and some are not")),
     };
     std::thread::scope(|scope| {
         let parts = keys.chunks(keys.len().div_ceil(THREADS).max(1));

@@ -6,7 +6,7 @@ use super::Violation;
 use crate::algorithm::LuaAlgorithm;
 use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, LimitStatus};
-use crate::limiter::{Acquisition, Limiter, Outcome};
+use crate::limiter::{Limiter, LimiterFuture, Outcome};
 use crate::random::Random;
 use crate::store::{Memory, Redis, RedisServer};
 
@@ -74,9 +74,6 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
     Ok(decided)
 }
 
-async fn answer<F>(acquired: Acquisition<F>) -> Result<Outcome, Violation>
-where
-    F: Future<Output = Result<Outcome, crate::Error>>,
-{
-    Ok(acquired.into_future().await?)
+async fn answer(acquired: LimiterFuture<Outcome>) -> Result<Outcome, Violation> {
+    Ok(acquired.await?)
 }

@@ -21,10 +21,9 @@
 //!
 //! ```
 //! use std::collections::HashMap;
-//! use std::future::{Ready, ready};
 //! use std::sync::Mutex;
 //!
-//! use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+//! use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 //! use tower_ratelimit::store::StoreLimits;
 //! use tower_ratelimit::test_util::{TestKey, check_store};
 //! use tower_ratelimit::{AcquireOptions, Clock, Error, ManualClock};
@@ -36,9 +35,7 @@
 //! }
 //!
 //! impl Limiter<TestKey> for MapStore {
-//!     type Future = Ready<Result<Outcome, Error>>;
-//!
-//!     fn acquire(&self, key: &TestKey, options: AcquireOptions) -> Acquisition<Self::Future> {
+//!     fn acquire(&self, key: &TestKey, options: AcquireOptions) -> LimiterFuture<Outcome> {
 //!         let decide = || {
 //!             let transaction = self.limits.transaction(key, options)?;
 //!             let mut values = self.values.lock().unwrap();
@@ -49,7 +46,7 @@
 //!             }
 //!             Ok(decision.into())
 //!         };
-//!         Acquisition::Ready(decide())
+//!         LimiterFuture::ready(decide())
 //!     }
 //! }
 //!

@@ -10,7 +10,7 @@ use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, BlockReason, Decision, Detail, LimitStatus};
 use crate::error::Error;
 use crate::limit::{Limit, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Limiter};
+use crate::limiter::{AdminOperation, Limiter};
 use crate::quota::Quota;
 use crate::random::Random;
 use crate::store::{DynLimit, Memory, StoreLimit, StoreLimits};
@@ -145,11 +145,7 @@ pub(super) async fn acquire<L: Limiter<TestKey>>(
     key: &TestKey,
     options: AcquireOptions,
 ) -> Result<Decision, Error> {
-    let outcome = match limiter.acquire(key, options) {
-        Acquisition::Ready(outcome) => outcome,
-        Acquisition::Pending(future) => future.await,
-    };
-    outcome.map(|outcome| outcome.decision)
+    limiter.acquire(key, options).await.map(|outcome| outcome.decision)
 }
 
 pub(super) fn count(decision: &Decision, report: &mut StoreReport) {

@@ -1,14 +1,14 @@
 //! A caller that waits for a limiter in the queues of the process.
 
 use std::borrow::Borrow;
-use std::future::{IntoFuture as _, poll_fn};
+use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
+use crate::limiter::{Limiter, LimiterFuture, Outcome};
 use crate::middleware::queue::{Arrival, Ask as _, Asked, Bounds, JoinError, KeyAsk, Queues, Waiting, queue_of};
 use crate::response::Rejection;
 use crate::runtime::Instant;
@@ -47,12 +47,12 @@ where
         let behind = if queues().is_active() { self.0.existing_queue(queues()) } else { None };
         let acquired = match behind {
             Some(_) => None,
-            None => match self.0.acquire(options) {
-                Acquisition::Ready(result) => match result.and_then(|outcome| outcome.check_guard(false)) {
-                    Ok(outcome) if is_denied(&outcome.decision, max_wait) => Some(Acquisition::Ready(Ok(outcome))),
+            None => match self.0.acquire(options).try_ready() {
+                Ok(result) => match result.and_then(|outcome| outcome.check_guard(false)) {
+                    Ok(outcome) if is_denied(&outcome.decision, max_wait) => Some(LimiterFuture::ready(Ok(outcome))),
                     decided => return LimiterFuture::ready(decided.map(|outcome| outcome.decision)),
                 },
-                Acquisition::Pending(pending) => Some(Acquisition::Pending(pending)),
+                Err(pending) => Some(pending),
             },
         };
         let ask = Arc::clone(&self.0);
@@ -70,7 +70,7 @@ where
                 }
             }
             let acquired = acquired.unwrap_or_else(|| ask.acquire(options));
-            let Outcome { decision, .. } = acquired.into_future().await?.check_guard(false)?;
+            let Outcome { decision, .. } = acquired.await?.check_guard(false)?;
             if !is_denied(&decision, max_wait) {
                 return Ok(decision);
             }

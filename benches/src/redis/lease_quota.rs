@@ -4,7 +4,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
@@ -113,12 +112,12 @@ async fn demand(limiter: &Redis<u64>, rate: u64, span: Duration) -> (u64, Vec<Du
         let due = began.elapsed().as_millis() as u64 * rate / 1_000;
         for _ in made..due {
             let started = Instant::now();
-            match limiter.acquire(&7, AcquireOptions::default()) {
-                Acquisition::Ready(outcome) => {
+            match limiter.acquire(&7, AcquireOptions::default()).try_ready() {
+                Ok(outcome) => {
                     latencies.push(started.elapsed());
                     admitted += u64::from(outcome.is_ok_and(|outcome| outcome.decision.is_allowed()));
                 }
-                Acquisition::Pending(decision) => pending.push(tokio::spawn(async move {
+                Err(decision) => pending.push(tokio::spawn(async move {
                     let outcome = decision.await;
                     (started.elapsed(), outcome.is_ok_and(|outcome| outcome.decision.is_allowed()))
                 })),

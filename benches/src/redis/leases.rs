@@ -1,12 +1,9 @@
 //! Leases beside `Memory`, Redis without leases, and trypema's hybrid mode: decisions of one client thread, one after the
 //! other.
-
-use std::future::IntoFuture as _;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::runtime::Runtime;
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Memory, Quota, Redis};
 use trypema::RateLimit;
@@ -32,7 +29,7 @@ async fn demand(limiter: &Redis<u64>, keys: u64) {
     for first in (0..keys).step_by(50) {
         let decisions = (0..400).map(|number| (first + number % 50) % keys);
         let decisions: Vec<_> =
-            decisions.map(|key| tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future())).collect();
+            decisions.map(|key| tokio::spawn(limiter.acquire(&key, AcquireOptions::default()))).collect();
         for decision in decisions {
             let _ = decision.await.expect("no panic").expect("a decision");
         }
@@ -74,9 +71,9 @@ async fn decide(limiter: &impl Limiter<u64>, keys: u64, span: Duration) -> f64 {
     while began.elapsed() < span {
         for _ in 0..1_000 {
             // Every key in turn.
-            match limiter.acquire(&(count % keys), AcquireOptions::default()) {
-                Acquisition::Ready(outcome) => assert!(outcome.expect("a decision").decision.is_allowed()),
-                Acquisition::Pending(decision) => {
+            match limiter.acquire(&(count % keys), AcquireOptions::default()).try_ready() {
+                Ok(outcome) => assert!(outcome.expect("a decision").decision.is_allowed()),
+                Err(decision) => {
                     assert!(decision.await.expect("a decision").decision.is_allowed());
                 }
             }

@@ -9,7 +9,7 @@ use bb8_postgres::PostgresConnectionManager;
 use bb8_postgres::bb8::{ErrorSink, Pool, PooledConnection, RunError};
 use bb8_postgres::tokio_postgres::types::{ToSql, Type};
 use bb8_postgres::tokio_postgres::{self, GenericClient, NoTls, Row};
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::store::{StoreLimits, StoreTransaction, StoreWrite};
 use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, Timestamp};
 
@@ -212,15 +212,13 @@ fn jitter(attempt: u32) -> Duration {
 }
 
 impl<Key: ?Sized + 'static> Limiter<Key> for Postgres<Key> {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         match self.limits.transaction(key, options) {
-            Err(error) => Acquisition::Ready(Err(error)),
+            Err(error) => LimiterFuture::ready(Err(error)),
             Ok(transaction) => {
                 let run =
                     self.rows.clone().run(transaction, |transaction, states, now| transaction.decide(states, now));
-                Acquisition::Pending(Box::pin(async { run.await.map(Outcome::from) }))
+                LimiterFuture::pending(async { run.await.map(Outcome::from) })
             }
         }
     }

@@ -8,7 +8,7 @@ macro_rules! bucket_algorithm {
 
         const STATE_NAME: &'static str = "bucket1";
 
-        // Part of each decision: row "hot key" of docs/performance.md.
+        // Part of each decision: row "hot key" of benches/figures.md.
         #[inline(always)]
         fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
             self.kernel.snapshot(state, now)
@@ -129,7 +129,7 @@ macro_rules! impl_bucket {
                 })
             }
 
-            // Row "hot key" of docs/performance.md: see `Bucket::decide_in_line`.
+            // Row "hot key" of benches/figures.md: see `Bucket::decide_in_line`.
             #[inline(always)]
             fn decide_in_line(
                 &self,

@@ -149,7 +149,7 @@ impl Bucket {
 
     /// Decides the common case: a cost of one, no delay, and a state that is idle or of this quota. Returns `None` in any
     /// other case.
-    // In line, the decision takes 0.62 to 0.72 of the time: rows "hot key" and "1000 keys" of docs/performance.md.
+    // In line, the decision takes 0.62 to 0.72 of the time: rows "hot key" and "1000 keys" of benches/figures.md.
     #[inline(always)]
     pub(crate) fn decide_in_line(
         &self,
@@ -178,7 +178,7 @@ impl Bucket {
             Some(Step::Allow { next: [ticks, fraction, self.rate.packed, at], delay: 0 })
         };
         // Apart from the other case, so that the compiler knows a denied state to be of this quota: then its snapshot
-        // is in line without a call. Row "hot key" of docs/performance.md.
+        // is in line without a call. Row "hot key" of benches/figures.md.
         if ticks <= at {
             return charge(at, 0);
         }
@@ -277,7 +277,7 @@ impl Bucket {
         *state = self.state(tat, at);
     }
 
-    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
+    // Part of each decision: rows "hot key" and "1000 keys" of benches/figures.md.
     #[inline(always)]
     pub(crate) fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let &[ticks, fraction, rate, last_charged_at] = state;
@@ -373,7 +373,7 @@ impl Bucket {
 
 /// Computes the snapshot from `[usage, fraction, rate, burst, clock lag]`.
 // In line, so that the compiler computes only the remaining where it compares several limits: row "three limits" of
-// docs/performance.md.
+// benches/figures.md.
 #[inline(always)]
 fn project(&[usage, fraction, rate, burst, clock_lag]: &[u64; 5]) -> LimitSnapshot {
     let rate = Rate::unpack(rate);

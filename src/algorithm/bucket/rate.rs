@@ -55,7 +55,7 @@ impl Rate {
         let tokens = self.tokens;
         if let Some(product) = count.checked_mul(self.ticks) {
             // Nearly all quotas: the period in microseconds is a multiple of the limit. Row "read" of
-            // docs/performance.md.
+            // benches/figures.md.
             if tokens == 1 {
                 return Span { ticks: product, fraction: 0 };
             }

@@ -2,8 +2,6 @@
 
 use std::cmp::Ordering;
 
-use num_bigint::BigInt;
-use num_rational::BigRational;
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -71,13 +69,13 @@ proptest! {
     #[test]
     fn span_is_exact_unless_it_exceeds_the_longest_period(rate in rate(), count in number(u64::MAX)) {
         let span = rate.span(count);
-        let exact = BigRational::new(BigInt::from(count) * rate.ticks, rate.tokens.into());
         prop_assert!(span.fraction < rate.tokens);
-        let own = whole(span.ticks) + BigRational::new(span.fraction.into(), rate.tokens.into());
-        if exact < whole(1 << 61) {
+        let (own, exact) = (parts_of_span(span, rate), u128::from(count) * u128::from(rate.ticks));
+        let longest = parts(1 << 61, rate);
+        if exact < longest {
             prop_assert_eq!(own, exact);
         } else {
-            prop_assert!(own >= whole(1 << 61));
+            prop_assert!(own >= longest);
         }
     }
 
@@ -86,8 +84,8 @@ proptest! {
         rate in rate(), usage in number(u64::MAX), fraction in any::<u64>(),
     ) {
         let fraction = if usage == 0 { 0 } else { fraction % rate.tokens };
-        let exact: BigInt = (BigInt::from(usage) * rate.tokens - fraction + rate.ticks - 1) / rate.ticks;
-        prop_assert_eq!(BigInt::from(rate.tokens_used(usage, fraction)), exact.min(BigInt::from(u64::MAX)));
+        let exact = (parts(usage, rate) - u128::from(fraction)).div_ceil(rate.ticks.into());
+        prop_assert_eq!(u128::from(rate.tokens_used(usage, fraction)), exact.min(u64::MAX.into()));
     }
 
     #[test]
@@ -97,8 +95,7 @@ proptest! {
 
     #[test]
     fn faster_rate_has_more_tokens_per_tick(one in rate(), other in rate()) {
-        let tokens_per_tick = |rate: Rate| BigRational::new(rate.tokens.into(), rate.ticks.into());
-        let order = tokens_per_tick(one).cmp(&tokens_per_tick(other));
+        let order = parts(other.ticks, one).cmp(&parts(one.ticks, other));
         prop_assert_eq!(one.is_faster_than(other), order == Ordering::Greater);
         prop_assert!(!one.is_faster_than(one));
     }
@@ -111,11 +108,10 @@ proptest! {
         let tat = Tat { ticks: ticks + 1, fraction: part % rate.tokens };
         let span = rate.span(count);
         let sum = tat.plus(span, rate.tokens);
-        let fraction = BigRational::new(span.fraction.into(), rate.tokens.into());
-        let exact = exact_time(tat, rate) + whole(span.ticks) + fraction;
+        let exact = parts_of_time(tat, rate) + parts_of_span(span, rate);
         prop_assert!(sum.fraction < rate.tokens);
-        if exact <= whole(u64::MAX) {
-            prop_assert_eq!(exact_time(sum, rate), exact);
+        if exact <= parts(u64::MAX, rate) {
+            prop_assert_eq!(parts_of_time(sum, rate), exact);
         } else {
             prop_assert_eq!(sum.ticks, u64::MAX);
         }
@@ -127,7 +123,7 @@ proptest! {
     ) {
         let tat = Tat { ticks: ticks + 3, fraction: part % rate.tokens };
         let latest = tat.ticks.saturating_add_signed(off);
-        prop_assert_eq!(exact_time(tat.min(latest), rate), exact_time(tat, rate).min(whole(latest)));
+        prop_assert_eq!(parts_of_time(tat.min(latest), rate), parts_of_time(tat, rate).min(parts(latest, rate)));
     }
 
     /// A change of quota keeps the usage, counted in tokens and rounded up by less than the smallest unit.
@@ -138,14 +134,12 @@ proptest! {
     ) {
         let usage = Tat { ticks: at + usage.max(1), fraction: part % old.tokens };
         let converted = bucket.convert(usage, old, at);
-        let tokens = |tat: Tat, rate: Rate| {
-            (exact_time(tat, rate) - whole(at)) * BigRational::new(rate.tokens.into(), rate.ticks.into())
-        };
-        let smallest = BigRational::new(1.into(), bucket.rate.ticks.into());
-        let rounded = (tokens(usage, old) / &smallest).ceil() * smallest;
-        let most = whole(MAX_PERIOD_MICROS) * BigRational::new(bucket.rate.tokens.into(), bucket.rate.ticks.into());
+        // A usage of `n` parts is `n / rate.ticks` tokens.
+        let parts_used = |tat: Tat, rate: Rate| parts_of_time(tat, rate) - parts(at, rate);
+        let rounded = mul_div_ceil(parts_used(usage, old), bucket.rate.ticks, old.ticks);
+        let most = parts(MAX_PERIOD_MICROS, bucket.rate);
         prop_assert!(converted.fraction < bucket.rate.tokens);
-        prop_assert_eq!(tokens(converted, bucket.rate), rounded.min(most));
+        prop_assert_eq!(parts_used(converted, bucket.rate), rounded.min(most));
     }
 }
 
@@ -158,12 +152,23 @@ fn result(step: &Step<[u64; 4]>) -> (Option<[u64; 4]>, u64) {
     }
 }
 
-fn exact_time(tat: Tat, rate: Rate) -> BigRational {
-    whole(tat.ticks) - BigRational::new(tat.fraction.into(), rate.tokens.into())
+/// A number of ticks in parts of `1 / rate.tokens` of a tick.
+fn parts(ticks: u64, rate: Rate) -> u128 {
+    u128::from(ticks) * u128::from(rate.tokens)
 }
 
-fn whole(number: u64) -> BigRational {
-    BigRational::from_integer(number.into())
+fn parts_of_time(tat: Tat, rate: Rate) -> u128 {
+    parts(tat.ticks, rate) - u128::from(tat.fraction)
+}
+
+fn parts_of_span(span: Span, rate: Rate) -> u128 {
+    parts(span.ticks, rate) + u128::from(span.fraction)
+}
+
+/// Returns `number * times / divisor` rounded up, or the last number.
+fn mul_div_ceil(number: u128, times: u64, divisor: u64) -> u128 {
+    let (times, divisor) = (u128::from(times), u128::from(divisor));
+    (number / divisor).saturating_mul(times).saturating_add((number % divisor * times).div_ceil(divisor))
 }
 
 /// Generates numbers up to `max`, uniform over the orders of magnitude, and the boundaries.

@@ -19,7 +19,7 @@ pub(super) struct Layout {
     /// The number of blocks in a period.
     pub(super) blocks: u64,
     /// The length of a block in microseconds.
-    // Stored: a decision took some 70 divisions otherwise (row "sliding window" of docs/performance.md).
+    // Stored: a decision took some 70 divisions otherwise (row "sliding window" of benches/figures.md).
     pub(super) width: u64,
 }
 
@@ -45,7 +45,7 @@ impl Layout {
 
     /// Returns the block that contains `at`.
     // Usually that is the newest block of the state, and then the division is not needed: row "sliding window" of
-    // docs/performance.md.
+    // benches/figures.md.
     pub(super) fn block_at(self, at: u64, newest: u64) -> u64 {
         let start = newest.checked_mul(self.width).and_then(|start| at.checked_sub(start));
         if start.is_some_and(|offset| offset < self.width) { newest } else { at / self.width }

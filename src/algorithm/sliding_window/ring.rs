@@ -4,7 +4,7 @@ use crate::algorithm::CountersEdit;
 
 /// A state that a window with the same blocks wrote, at a time at which its newest block counts: the usual state.
 ///
-/// Its counts need no conversion. Row "sliding window" of docs/performance.md: 975 instructions instead of 1096 with one
+/// Its counts need no conversion. Row "sliding window" of benches/figures.md: 975 instructions instead of 1096 with one
 /// type for all states.
 pub(super) struct Ring<'a> {
     pub(super) layout: Layout,

@@ -15,7 +15,7 @@ use super::queues::Queues;
 use super::state::{Moved, Next};
 use super::waiting::StartHold;
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Outcome, Released};
+use crate::limiter::{LimiterFuture, Outcome, Released};
 use crate::observe::Event;
 use crate::runtime::{self, Instant, Sleep, sleep};
 use crate::sync::Ordering;
@@ -27,7 +27,7 @@ pub(super) struct Driver {
     id: u64,
     token: u64,
     /// In the order in which they were sent.
-    in_flight: VecDeque<(AskOrder, AskFuture)>,
+    in_flight: VecDeque<(AskOrder, LimiterFuture<Outcome>)>,
     #[pin]
     sleep: Option<Sleep>,
     is_finished: bool,
@@ -67,9 +67,9 @@ impl Future for Driver {
                     Some(other) => {
                         queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
                     }
-                    None => match acquire_caught(&order) {
-                        Acquisition::Ready(result) => queues.answer(*this.id, *this.token, order, result),
-                        Acquisition::Pending(future) => this.in_flight.push_back((order, future)),
+                    None => match acquire_caught(&order).try_ready() {
+                        Ok(result) => queues.answer(*this.id, *this.token, order, result),
+                        Err(future) => this.in_flight.push_back((order, future)),
                     },
                 },
                 Next::Sleep(until) => {
@@ -89,16 +89,14 @@ impl Future for Driver {
     }
 }
 
-type AskFuture = BoxFuture<Result<Outcome, Error>>;
-
 /// Asks the limiter. A panic of the limiter fails one request, not all that wait.
-fn acquire_caught(order: &AskOrder) -> Acquisition<AskFuture> {
+fn acquire_caught(order: &AskOrder) -> LimiterFuture<Outcome> {
     let acquired = catch_unwind(AssertUnwindSafe(|| order.ticket.ask.acquire(order.options)));
-    acquired.unwrap_or_else(|_| Acquisition::Ready(Err(limiter_panicked())))
+    acquired.unwrap_or_else(|_| LimiterFuture::ready(Err(limiter_panicked())))
 }
 
-fn poll_caught(future: &mut AskFuture, cx: &mut Context<'_>) -> Poll<Result<Outcome, Error>> {
-    let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+fn poll_caught(future: &mut LimiterFuture<Outcome>, cx: &mut Context<'_>) -> Poll<Result<Outcome, Error>> {
+    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *future).poll(cx)));
     polled.unwrap_or_else(|_| Poll::Ready(Err(limiter_panicked())))
 }
 

@@ -9,8 +9,7 @@ use super::ids::{limits_of_guard, visit_queues};
 use super::queues::Queues;
 use super::ticket::Ask;
 use crate::decision::AcquireOptions;
-use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Limiter, Outcome, limit_id};
+use crate::limiter::{LimitOfKey, Limiter, LimiterFuture, Outcome, limit_id};
 use crate::observe::Observers;
 
 /// The key and the limiter of a waiting request. `Q` owns a key of the type `K`.
@@ -79,16 +78,11 @@ where
     K: Hash + ?Sized + 'static,
     L: Limiter<K>,
 {
-    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+    fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let acquired = self.limiter.acquire(self.key.borrow(), options);
         let holds = options.hold || options.until_end;
         let limits = if holds { limits_of_guard(self.key.borrow(), &self.limiter) } else { None };
-        match acquired {
-            Acquisition::Ready(result) => Acquisition::Ready(result.map(|outcome| outcome.waking(|| limits))),
-            Acquisition::Pending(future) => {
-                Acquisition::Pending(Box::pin(async move { Ok(future.await?.waking(|| limits)) }))
-            }
-        }
+        acquired.map(|outcome| outcome.waking(|| limits))
     }
 
     fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
@@ -107,7 +101,7 @@ where
 }
 
 impl<Inner: Ask> Ask for Arc<Inner> {
-    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+    fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome> {
         (**self).acquire(options)
     }
 

@@ -16,7 +16,7 @@ use super::{Arrival, Ask, Asked, Bounds, JoinError, Queues, Waiting};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, LimiterFuture, Outcome, capacity_released};
+use crate::limiter::{Held, LimitOfKey, LimiterFuture, Outcome, capacity_released};
 use crate::observe::Observers;
 use crate::runtime::{Instant, block_on, shut_down};
 use crate::sync::{explore, report_orders};
@@ -74,17 +74,17 @@ impl Slots {
 }
 
 impl Ask for Slots {
-    fn acquire(&self, _options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+    fn acquire(&self, _options: AcquireOptions) -> LimiterFuture<Outcome> {
         if !self.is_remote {
-            return Acquisition::Ready(Ok(self.take()));
+            return LimiterFuture::ready(Ok(self.take()));
         }
         let slots = self.clone();
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             yield_once().await;
             let outcome = slots.take();
             yield_once().await;
             Ok(outcome)
-        }))
+        })
     }
 
     fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {}

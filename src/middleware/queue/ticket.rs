@@ -4,8 +4,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision};
-use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Outcome};
+use crate::limiter::{LimitOfKey, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::response::Rejection;
 use crate::runtime::Instant;
@@ -13,7 +12,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Asks the limiter for a start of one waiting request.
 pub(crate) trait Ask: Send + Sync {
-    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
+    fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome>;
 
     /// Visits the limits that apply to the request, with the queue of each and the share of the request.
     fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>));

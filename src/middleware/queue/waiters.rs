@@ -255,8 +255,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::Error;
-    use crate::limiter::{Acquisition, BoxFuture, LimitOfKey, Outcome};
+    use crate::limiter::{LimitOfKey, LimiterFuture, Outcome};
     use crate::middleware::queue::ticket::Ask;
     use crate::observe::Observers;
     use crate::random::Random;
@@ -265,7 +264,7 @@ mod tests {
     struct Never(Observers);
 
     impl Ask for Never {
-        fn acquire(&self, _: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        fn acquire(&self, _: AcquireOptions) -> LimiterFuture<Outcome> {
             unreachable!("no queue asks")
         }
 

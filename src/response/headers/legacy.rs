@@ -59,7 +59,7 @@ pub(in crate::response) fn add_retry_after(headers: &mut HeaderMap, retry_after:
     insert_number(headers, header::RETRY_AFTER, ceil_seconds(retry_after).max(1));
 }
 
-/// Inserts a number. `HeaderValue::from` would allocate twice: row "service, rejected" of docs/performance.md.
+/// Inserts a number. `HeaderValue::from` would allocate twice: row "service, rejected" of benches/figures.md.
 fn insert_number(headers: &mut HeaderMap, name: HeaderName, number: u64) {
     if let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(number)) {
         headers.insert(name, value);

@@ -166,7 +166,7 @@ impl Headers {
         self.prepare(extensions, decision)
     }
 
-    /// Out of line: row "service, `Http::without_headers`" of docs/performance.md.
+    /// Out of line: row "service, `Http::without_headers`" of benches/figures.md.
     #[inline(never)]
     fn prepare(&self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
         if self.request_extension {

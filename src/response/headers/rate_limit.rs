@@ -123,7 +123,7 @@ struct PolicyCache {
     /// The index that the next insertion replaces.
     oldest: usize,
     /// The values are slices of this buffer, which is used again when its values are dropped: no allocation per value.
-    /// Row "service, default" of docs/performance.md.
+    /// Row "service, default" of benches/figures.md.
     buffer: BytesMut,
 }
 
@@ -159,7 +159,7 @@ impl PolicyCache {
 }
 
 /// The first policies of a process are kept for its life: a response then counts no references to its policy.
-// Row "service, allowed" of docs/performance.md: four atomic operations less, of six.
+// Row "service, allowed" of benches/figures.md: four atomic operations less, of six.
 #[derive(Clone, Debug)]
 enum Policy {
     Kept(&'static PolicyValue),

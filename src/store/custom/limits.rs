@@ -36,10 +36,9 @@ use crate::store::inner::{check_limits, impl_into_limits};
 ///
 /// ```
 /// use std::collections::HashMap;
-/// use std::future::{Ready, ready};
 /// use std::sync::Mutex;
 ///
-/// use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+/// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 /// use tower_ratelimit::store::StoreLimits;
 /// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, Limit, Quota, SystemClock};
 ///
@@ -66,10 +65,8 @@ use crate::store::inner::{check_limits, impl_into_limits};
 /// }
 ///
 /// impl<Key: ?Sized + 'static> Limiter<Key> for MapStore<Key> {
-///     type Future = Ready<Result<Outcome, Error>>;
-///
-///     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-///         Acquisition::Ready(self.decide(key, options).map(Outcome::from))
+///     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+///         LimiterFuture::ready(self.decide(key, options).map(Outcome::from))
 ///     }
 /// }
 ///

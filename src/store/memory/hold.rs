@@ -16,7 +16,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     ///
     /// Returns `None`, with nothing held, for everything that is left to the transaction: denials, blocked keys, costs that
     /// are not the number of the request, and limits that need more than their state.
-    // Rows "hold and settle" and "in flight" of docs/performance.md.
+    // Rows "hold and settle" and "in flight" of benches/figures.md.
     pub(super) fn try_hold<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>
     where
         Key: ?Sized,

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::future::Ready;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
@@ -220,7 +219,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
     /// ```
     // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
-    // docs/performance.md.
+    // benches/figures.md.
     #[inline(always)]
     pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
         let options = options.into().without_guard();
@@ -233,7 +232,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             Ok(decision) => decision,
             Err(_) => {
                 // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory
-                // too. Row "hot key" of docs/performance.md.
+                // too. Row "hot key" of benches/figures.md.
                 let (decision, holds) = self.check_slow(key, options, context.now);
                 debug_assert_eq!(holds, 0, "without a guard, nothing is held");
                 decision
@@ -297,6 +296,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
+        self.shared.end_due::<Key, L>();
         let now = self.now();
         self.in_limit(limit, |table| table.top_keys(max, now))
     }
@@ -579,10 +579,8 @@ where
     C: Clock,
     S: Send + Sync + 'static,
 {
-    type Future = Ready<Result<Outcome, Error>>;
-
     #[inline]
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let context = self.context(key, options);
         let decided = if options.remember.is_some() {
             Err(NotDecided::NotApplicable)
@@ -590,8 +588,8 @@ where
             L::try_acquire(&self.shared.tables, &context)
         };
         match decided {
-            Ok(decision) => Acquisition::Ready(Ok(decision.into())),
-            Err(error) => Acquisition::Ready(self.acquire_slow(&context, error)),
+            Ok(decision) => LimiterFuture::ready(Ok(decision.into())),
+            Err(error) => LimiterFuture::ready(self.acquire_slow(&context, error)),
         }
     }
 

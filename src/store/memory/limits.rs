@@ -41,7 +41,11 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     }
 
     /// Runs `f` on the parts of the limits that apply, in their order.
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(Option<&PartList<'_>>));
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    );
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
@@ -63,7 +67,7 @@ where
         LimitTable::new(limit.beside(shares), capacity)
     }
 
-    // Row "hot key" of docs/performance.md.
+    // Row "hot key" of benches/figures.md.
     #[inline(always)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
         plain::try_acquire(tables, context)
@@ -78,7 +82,11 @@ where
         tables.try_hold(context)
     }
 
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    ) {
         match LimitPart::new(tables, context) {
             Some(part) => f(Some(&PartList { part: &part, rest: None })),
             None => f(None),
@@ -137,7 +145,7 @@ macro_rules! tuple {
                 Ok(($(LimitTable::new(limits.$index.beside(shares), capacity)?,)+))
             }
 
-            // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
+            // Row "three limits" of benches/figures.md: the transaction takes six times the instructions.
             #[inline(always)]
             fn try_acquire(
                 tables: &Self::Tables,
@@ -153,7 +161,7 @@ macro_rules! tuple {
                 let supports_scheduling = true
                     $(&& $charged.as_ref().is_none_or(|charged| charged.supports_scheduling))+;
                 // The most restrictive limit has the least remaining. Of equals, it is the first one. Compared one by
-                // one: row "three limits" of docs/performance.md, 518 instructions instead of 586 with an array.
+                // one: row "three limits" of benches/figures.md, 518 instructions instead of 586 with an array.
                 let mut least = (usize::MAX, u64::MAX);
                 $(
                     if let Some(charged) = &$charged {
@@ -172,7 +180,7 @@ macro_rules! tuple {
                 Ok(Decision::from_store(now, supports_scheduling, status))
             }
 
-            // Row "shadow" of docs/performance.md: 1.5 times as long by the chain.
+            // Row "shadow" of benches/figures.md: 1.5 times as long by the chain.
             fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
                 let options = context.options;
                 let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);

@@ -10,7 +10,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Detail, LazySnapshot, LimitReading, LimitStatus, Plan};
 use crate::limit::{Limit, ReadMode, SelectAlgorithm, SubKeyOf, per_key};
-use crate::limiter::{Acquisition, Held, Limiter};
+use crate::limiter::{Held, Limiter};
 use crate::random::Random;
 use crate::{FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket};
 
@@ -186,7 +186,7 @@ fn map_of_states_decides_as_the_memory_store() {
                         [None, Some(Duration::ZERO), Some(Duration::from_micros(random.below(5_000_000)))][step % 3];
                     options.detail = details[step / 3 % 3];
                     options.hold = kind == 3;
-                    let Acquisition::Ready(outcome) = memory.acquire(&caller, options) else { panic!("at once") };
+                    let Ok(outcome) = memory.acquire(&caller, options).try_ready() else { panic!("at once") };
                     let outcome = outcome.expect("memory never fails");
                     let (decision, held) = store.acquire(&caller, clock.now(), options);
                     assert_eq!(outcome.decision, decision, "{seed} {step} {caller:?} {options:?}");

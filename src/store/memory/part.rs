@@ -37,7 +37,7 @@ pub trait Part {
     /// kept free are left. Returns `false`, with nothing charged, in any other case.
     ///
     /// A limit decides under its lock, then lets the rest decide, and charges only if they have: all that is between is on
-    /// the stack (row "Vec of two limits" of docs/performance.md: 1.5 times as long with a call for each step).
+    /// the stack (row "Vec of two limits" of benches/figures.md: 1.5 times as long with a call for each step).
     fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool;
     /// Reads the state and decides as of `now`.
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading;
@@ -191,7 +191,10 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         let needed = if share == ShareRole::None { kept_free.unwrap_or(0) } else { 0 };
         if needed > 0 {
             let Some(all) = cost.checked_add(needed) else { return false };
-            if !matches!(algorithm.decide(state, now, ChargeOptions::within(all, max_delay)), Step::Allow { delay: 0, .. }) {
+            if !matches!(
+                algorithm.decide(state, now, ChargeOptions::within(all, max_delay)),
+                Step::Allow { delay: 0, .. }
+            ) {
                 return false;
             }
         }

@@ -1,6 +1,6 @@
 //! The plain cases: limits that only their states determine, of one type each. All else is a transaction.
 //!
-//! Rows "hot key" and "three limits" of docs/performance.md: the transaction takes 6.5 and 9.3 times as long.
+//! Rows "hot key" and "three limits" of benches/figures.md: the transaction takes 6.5 and 9.3 times as long.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -20,7 +20,7 @@ use crate::store::inner::{InLine, Name, NearLimit, ShareRole, StatusList};
 ///
 /// This function has no loop, and lends nothing to a function that is not in line. So all that it reads stays in
 /// registers, and the decision is written once, where the caller needs it.
-// Without inlining, row "hot key" of docs/performance.md takes 1.55 times as long.
+// Without inlining, row "hot key" of benches/figures.md takes 1.55 times as long.
 #[inline(always)]
 pub(super) fn try_acquire<Key, C, P, S>(
     limit: &LimitTable<C, P>,
@@ -55,7 +55,7 @@ where
         _ => return Err(NotDecided::Uncommon),
     };
     drop(keys);
-    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of docs/performance.md.
+    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of benches/figures.md.
     let status = LimitStatus::from_wait(limit.limit.name_handle().clone(), wait, snapshot);
     Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
 }
@@ -117,7 +117,7 @@ fn store<A: Algorithm>(
     now: Timestamp,
 ) -> LazySnapshot {
     // Before the state is stored: the compiler then knows that it is of this quota, and drops a snapshot that is not used.
-    // Row "hot key" of docs/performance.md.
+    // Row "hot key" of benches/figures.md.
     let preview = preview(algorithm, &next, now);
     state.apply(next);
     match preview {
@@ -211,7 +211,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
         match algorithm.decide_in_line(state, now, self.options, InLine) {
             Some(Step::Allow { next, delay: 0 }) => {
-                // As in `store`: row "three limits" of docs/performance.md.
+                // As in `store`: row "three limits" of benches/figures.md.
                 let preview = preview(algorithm, &next, now);
                 Some(Allowed { state, next, preview })
             }
@@ -220,7 +220,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     }
 
     /// Charges the limit.
-    // Row "three limits" of docs/performance.md: 1181 instructions without, as all numbers are then computed.
+    // Row "three limits" of benches/figures.md: 1181 instructions without, as all numbers are then computed.
     #[inline(always)]
     pub(super) fn charge<const SHADOWS: bool>(
         &self,
@@ -354,7 +354,7 @@ impl<'p> PlainChain<'p> {
 }
 
 /// Charges limits of any types in the plain case. `None`, with nothing charged, leaves the request to the transaction.
-// Row "Vec of two limits" of docs/performance.md: the transaction takes four times as long.
+// Row "Vec of two limits" of benches/figures.md: the transaction takes four times as long.
 pub(super) fn try_parts<Key: ?Sized, S>(
     parts: Option<&PartList<'_>>,
     context: &AcquireContext<'_, Key, S>,

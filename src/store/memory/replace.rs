@@ -173,7 +173,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         }
     }
 
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    ) {
         with_parts_of(&tables.now.load().tables, context, None, f);
     }
 

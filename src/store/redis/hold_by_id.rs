@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
-use super::client::{
-    OnceOperation, OnceRequest, OperationKind, OperationTarget, RedisFuture, ReserveOperation, SettleOperation,
-};
+use super::client::{OnceOperation, OnceRequest, OperationKind, OperationTarget, ReserveOperation, SettleOperation};
 use super::cluster::cluster_slot;
 use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
 use super::script::{Operation, TemplateSettings};
 use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
-use crate::limiter::LimiterFuture;
+use crate::limiter::{LimiterFuture, Outcome};
 use crate::store::inner::Remember;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Submits a hold with an id.
-    pub(super) fn reserve(&self, key: &Key, options: AcquireOptions, reserve: Remember) -> Result<RedisFuture, Error> {
+    pub(super) fn reserve(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        reserve: Remember,
+    ) -> Result<LimiterFuture<Outcome>, Error> {
         reserve.check()?;
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
@@ -53,7 +56,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         key: &Key,
         options: AcquireOptions,
         remember: Remember,
-    ) -> Result<RedisFuture, Error> {
+    ) -> Result<LimiterFuture<Outcome>, Error> {
         remember.check()?;
         let target = self.target(key, self.algorithms(key))?;
         let id_keys = Arc::new(self.reservation_keys(&target, remember)?);

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use super::client::RedisFuture;
 use super::lease::{LeaseBook, LeasePart, first};
 use super::limiter::Redis;
 use super::limiter_state::LimiterState;
 use crate::decision::AcquireOptions;
-use crate::limiter::Acquisition;
+use crate::limiter::{LimiterFuture, Outcome};
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Decides by this process's leases on the key, if they have the costs of all limits, or in Redis.
     #[inline]
-    pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+    pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         match &self.leases {
             // Redis holds costs one by one, and remembers ids.
             Some(leases) if !options.hold && options.remember.is_none() => {
@@ -31,7 +30,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         leases: &Arc<LeaseBook>,
         key: &Key,
         options: AcquireOptions,
-    ) -> Acquisition<RedisFuture> {
+    ) -> LimiterFuture<Outcome> {
         let mut parts = [LeasePart::default(); N];
         let parts = first(&mut parts, self.limit_fns.len());
         for (index, (part, limit)) in parts.iter_mut().zip(&*self.limit_fns).enumerate() {
@@ -42,7 +41,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             return self.acquire_in_redis(key, options);
         }
         if let Some(decision) = leases.decide::<N>(parts, options) {
-            return Acquisition::Ready(Ok(decision.into()));
+            return LimiterFuture::ready(Ok(decision.into()));
         }
         self.count_demand(leases, key, parts);
         self.acquire_in_redis(key, options)

@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 
 use super::builder::RedisBuilder;
-use super::client::RedisFuture;
 use super::limiter_state::LimiterState;
 use super::limits::IntoRedisLimits;
 use super::script::Operation;
 use super::server::RedisServer;
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey};
+use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::Event;
 use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
 
@@ -238,14 +237,12 @@ impl<Key: ?Sized> Redis<Key> {
 }
 
 impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
-    type Future = RedisFuture;
-
     #[inline]
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let state = self.state();
         match state.check_units(options) {
             Ok(()) => state.acquire(key, options),
-            Err(error) => Acquisition::Ready(Err(error)),
+            Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
 
@@ -258,7 +255,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
             return LimiterFuture::ready(Ok(state.exempt_decision(options)));
         }
         match state.decide(Operation::Peek, key, options) {
-            Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
+            Ok(decided) => decided.map(|outcome| outcome.decision),
             Err(error) => LimiterFuture::ready(Err(error)),
         }
     }

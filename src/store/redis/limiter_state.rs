@@ -5,7 +5,7 @@ use arc_swap::ArcSwapOption;
 
 use super::bound_limit::RedisBoundLimit;
 use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, RedisFuture, ServerClock};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
@@ -17,7 +17,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, Held, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
 use crate::store::inner::{LimitOfKey, Observers, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
@@ -285,14 +285,14 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Submits a decision that charges or holds.
     #[inline(never)]
-    pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+    pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let has_limits_in_flight = self.has_limits_in_flight();
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
             let holds = options.hold && options.reserve().is_none();
             let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
-            return Acquisition::Ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
+            return LimiterFuture::ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {
             self.reserve(key, options, reserve)
         } else if let Some(once) = options.charged_once() {
@@ -303,8 +303,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             self.decide(Operation::Acquisition, key, options)
         };
         match submitted {
-            Ok(future) => Acquisition::Pending(future),
-            Err(error) => Acquisition::Ready(Err(error)),
+            Ok(decision) => decision,
+            Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
 
@@ -314,7 +314,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         operation: Operation,
         key: &Key,
         mut options: AcquireOptions,
-    ) -> Result<RedisFuture, Error> {
+    ) -> Result<LimiterFuture<Outcome>, Error> {
         if options.hold || self.holds_until_end(key) {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);
@@ -326,7 +326,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
+    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<LimiterFuture<Outcome>, Error> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, key, &algorithms, options);
         let target = self.target(key, algorithms)?;

@@ -49,7 +49,6 @@ mod simulation_tests;
 pub use self::builder::RedisBuilder;
 #[cfg(feature = "redis-cell")]
 pub use self::cell::{RedisCell, RedisCellBuilder};
-pub use self::client::RedisFuture;
 pub use self::connect::RedisCredentials;
 #[cfg(feature = "redis-tls")]
 pub use self::connect::RedisTls;

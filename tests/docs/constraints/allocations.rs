@@ -20,7 +20,7 @@ use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{
     ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
-use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter};
+use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
@@ -338,10 +338,10 @@ fn hold_of_one_limit_allocates_once() {
     let bucket = Memory::<u64, _>::new(TokenBucket::new(Quota::per_hour(1_000_000)));
     let flights = Memory::<u64, _>::new(InFlight::new(3));
     let hold = || {
-        let Acquisition::Ready(held) = bucket.hold(&7, 3) else { panic!("memory decides immediately") };
+        let Ok(held) = bucket.hold(&7, 3).try_ready() else { panic!("memory decides immediately") };
         let held = held.expect("a decision").held.expect("an allowed request");
         assert!(held.settle(2).try_ready().is_ok_and(|settled| settled.is_ok()));
-        let Acquisition::Ready(held) = flights.acquire(&7, AcquireOptions::default().until_end()) else {
+        let Ok(held) = flights.acquire(&7, AcquireOptions::default().until_end()).try_ready() else {
             panic!("memory decides immediately")
         };
         drop(held.expect("a decision").held.expect("an allowed request"));
@@ -456,7 +456,7 @@ fn overdue_requests_end_in_bounded_steps() {
         let allocated = measure(|| {
             for request in 0..REQUESTS {
                 let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().until_end());
-                let Acquisition::Ready(Ok(outcome)) = acquired else { panic!("a decision") };
+                let Ok(Ok(outcome)) = acquired.try_ready() else { panic!("a decision") };
                 // The request never ends.
                 std::mem::forget(outcome.held.expect("allowed"));
             }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::ready;
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,7 @@ use std::time::Duration;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::key::{EncodeKey, ExtractKey, Extracted, KeyWriter, MissingKey};
-use tower_ratelimit::limiter::{
-    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Observed, Outcome,
-};
+use tower_ratelimit::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Observed, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{Rejection, Respond};
 use tower_ratelimit::retry::gate::{GateKey, ReadGateSignal};
@@ -180,9 +178,7 @@ impl Clock for Ticks {
 struct Budget(Arc<AtomicU64>);
 
 impl<Key: ?Sized> Limiter<Key> for Budget {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let cost = options.get_cost();
         let take = |left: u64| left.checked_sub(cost);
         let verdict = match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
@@ -196,7 +192,7 @@ impl<Key: ?Sized> Limiter<Key> for Budget {
                 LimiterFuture::ready(Ok(()))
             })
         });
-        Acquisition::Ready(Ok(Outcome::new(Decision::by_policy(ManualClock::START, verdict), held)))
+        LimiterFuture::ready(Ok(Outcome::new(Decision::by_policy(ManualClock::START, verdict), held)))
     }
 
     fn peek(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -254,10 +250,8 @@ impl<Key> MapStore<Key> {
 }
 
 impl<Key: 'static> Limiter<Key> for MapStore<Key> {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Ready(self.decide(key, options).map(Outcome::from))
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::ready(self.decide(key, options).map(Outcome::from))
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
@@ -80,7 +80,7 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
         panic!("memory answers immediately")
     };
     outcome.unwrap().held.expect("the hold is allowed")
@@ -303,7 +303,7 @@ fn divided_policies_sustain_at_most_the_whole_policy() {
     for (settings, processes) in settings.iter().flat_map(|settings| [1, 3, 4, 8, 40].map(|number| (settings, number)))
     {
         let whole = policy(&format!("name = 'a'\nby = 'user'\n{settings}")).unwrap();
-        let part = whole.divided_by(processes).unwrap();
+        let part = divided(&whole, processes).unwrap();
         let clock = ManualClock::new();
         let limiters: Vec<_> =
             (0..processes).map(|_| memory(parts().limits(std::slice::from_ref(&part)).unwrap(), &clock)).collect();
@@ -322,24 +322,83 @@ fn divided_policies_sustain_at_most_the_whole_policy() {
     }
 }
 
+fn divided(whole: &Policy, processes: u64) -> Result<Policy, tower_ratelimit::Error> {
+    Ok(Policy::divide(std::slice::from_ref(whole), processes)?.remove(0))
+}
+
+/// The parts of limits that guarantee shares guarantee them, too, or are an error. They are no error if the share has the
+/// periods of the limits beside it, and no smaller numbers than there are processes.
+#[test]
+fn divided_shares_can_be_built_or_are_an_error() {
+    let (mut built, mut rejected, mut random) = (0, 0, Random::new(7));
+    for round in 0..4_000 {
+        let (tenants, processes) = (1 + random.below(9), 1 + random.below(12));
+        let (limit, burst) = (1 + random.below(40), 1 + random.below(40));
+        let same_period = random.below(2) == 0;
+        let period = if same_period { 1 } else { [1, 2, 60][random.index(3)] };
+        let spare = random.below(3) * random.below(30);
+        let (whole_limit, whole_burst) = (limit * tenants * period + spare, burst * tenants + spare);
+        let own_burst = burst;
+        let (own, common) = match random.below(4) {
+            0 => (
+                format!("algorithm = 'in-flight'\nmax = {burst}"),
+                format!("algorithm = 'in-flight'\nmax = {whole_burst}"),
+            ),
+            kind => {
+                let algorithm = ["gcra", "sliding-window", "sliding-log"][usize::try_from(kind - 1).unwrap()];
+                let burst = |burst: u64| if kind == 1 { format!("\nburst = {burst}") } else { String::new() };
+                let settings = |limit, period, of| {
+                    format!("algorithm = '{algorithm}'\nquota = '{limit} per {period}s'{}", burst(of))
+                };
+                // Windows and logs of a share have one period.
+                let (period, whole_limit) =
+                    if kind == 1 { (period, whole_limit) } else { (1, limit * tenants + spare) };
+                (settings(limit, 1, own_burst), settings(whole_limit, period, whole_burst))
+            }
+        };
+        let policies = [
+            policy(&format!("name = 'share'\nby = 'user'\nguarantee = {tenants}\n{own}")).unwrap(),
+            policy(&format!("name = 'all'\nby = 'all'\n{common}")).unwrap(),
+        ];
+        let build = |policies: &[Policy]| Memory::builder(parts().limits(policies).unwrap()).max_keys(100).build();
+        build(&policies).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        match Policy::divide(&policies, processes) {
+            Ok(parts) => {
+                built += 1;
+                build(&parts).unwrap_or_else(|error| panic!("round {round}: {processes} processes, {error}"));
+            }
+            Err(error) => {
+                rejected += 1;
+                let text = error.to_string();
+                assert!(
+                    text.contains(&format!("divided by {processes} processes: ")) && text.contains("share"),
+                    "{text}"
+                );
+                assert!(!same_period || limit.min(burst) < processes, "round {round}: {text}");
+            }
+        }
+    }
+    assert!(built > 1_000 && rejected > 100, "{built}, {rejected}");
+}
+
 #[test]
 fn divided_policy_divides_each_number() {
     let whole = policy(
         "name = 'a'\nalgorithm = 'gcra'\nquota = '100/min'\nburst = 20\nby = 'user'\nkeep_free = { bulk = 9 }\nfixed_cost = 3",
     )
     .unwrap();
-    let part = whole.divided_by(8).unwrap();
+    let part = divided(&whole, 8).unwrap();
     assert_eq!((part.quota(), part.burst(), part.fixed_cost()), (Some(Quota::per_minute(12)), Some(2), Some(3)));
     assert_eq!(part.keep_free().collect::<Vec<_>>(), [("bulk", 1)]);
-    assert_eq!(whole.divided_by(1).unwrap(), whole);
+    assert_eq!(divided(&whole, 1).unwrap(), whole);
 
     let in_flight = policy("name = 'a'\nalgorithm = 'in-flight'\nmax = 6\nby = 'user'").unwrap();
-    assert_eq!([4, 6, 7].map(|processes| in_flight.divided_by(processes).unwrap().max()), [Some(1); 3]);
+    assert_eq!([4, 6, 7].map(|processes| divided(&in_flight, processes).unwrap().max()), [Some(1); 3]);
 
-    let error = whole.divided_by(0).unwrap_err().to_string();
+    let error = divided(&whole, 0).unwrap_err().to_string();
     assert!(error.contains("0 processes"), "{error}");
     let long = policy("name = 'a'\nalgorithm = 'fixed-window'\nquota = '1 per 1 d'\nby = 'user'").unwrap();
-    let error = long.divided_by(u64::MAX).unwrap_err().to_string();
+    let error = divided(&long, u64::MAX).unwrap_err().to_string();
     assert!(error.starts_with("quota: "), "{error}");
 }
 

@@ -5,7 +5,7 @@
 //! All times are whole milliseconds, the resolution of tokio's timer, so that starts are exact.
 
 use std::collections::HashMap;
-use std::future::{Future, Ready, ready};
+use std::future::{Future, ready};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory,
-    Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
+    RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
 use crate::support::spawn;
@@ -300,13 +300,11 @@ async fn max_wait_bounds_repeated_acquires() {
     struct NeverReady(TokioClock);
 
     impl Limiter<()> for NeverReady {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, (): &(), _options: AcquireOptions) -> Acquisition<Self::Future> {
+        fn acquire(&self, (): &(), _options: AcquireOptions) -> LimiterFuture<Outcome> {
             use tower_ratelimit::Clock;
 
             let verdict = Verdict::Denied { retry_after: Duration::from_micros(100) };
-            Acquisition::Ready(Ok(Decision::by_policy(self.0.now(), verdict).into()))
+            LimiterFuture::ready(Ok(Decision::by_policy(self.0.now(), verdict).into()))
         }
     }
 
@@ -593,7 +591,7 @@ impl Drop for Permits {
 impl Service<u32> for Permits {
     type Response = Duration;
     type Error = BoxError;
-    type Future = BoxFuture<Result<Duration, BoxError>>;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Duration, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let readiness = *self.shared.readiness.lock().unwrap();
@@ -786,12 +784,10 @@ impl RemoteLimiter {
 }
 
 impl Limiter<u32> for RemoteLimiter {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, caller: &u32, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, caller: &u32, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let verdict = self.verdicts.lock().unwrap().get_mut(caller).expect("a scripted caller").remove(0);
         let (settled, caller) = (Arc::clone(&self.settled), *caller);
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             sleep(DECISION_TIME).await;
             let decision = Decision::by_policy(tower_ratelimit::Timestamp::EPOCH, verdict);
             let settle = move |actual| {
@@ -803,7 +799,7 @@ impl Limiter<u32> for RemoteLimiter {
             };
             let held = (options.is_hold() && verdict.is_allowed()).then(|| Held::new(options.get_cost(), settle));
             Ok(Outcome::new(decision, held))
-        }))
+        })
     }
 }
 

@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer,
     SlidingLog, SlidingWindow, TokioClock,
 };
 
@@ -142,17 +142,15 @@ where
     Key: Clone + Send + Sync + 'static,
     L: Limiter<Key> + Clone + Send + Sync + 'static,
 {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         self.asks.fetch_add(1, Ordering::Relaxed);
         let (inner, delay, key) = (self.inner.clone(), self.delay, key.clone());
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             sleep(delay / 2).await;
-            let Acquisition::Ready(result) = inner.acquire(&key, options) else { panic!("a limiter in memory") };
+            let Ok(result) = inner.acquire(&key, options).try_ready() else { panic!("a limiter in memory") };
             sleep(delay / 2).await;
             result
-        }))
+        })
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {

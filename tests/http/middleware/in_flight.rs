@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, ManualClock,
-    Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, ManualClock, Memory,
+    Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
 use crate::support::{Act, Pool, TestRequest, key_of, spawn};
@@ -291,10 +291,8 @@ enum Wrap {
 struct Wrapping<L>(L, Wrap);
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Wrapping<L> {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let Acquisition::Ready(acquired) = self.0.acquire(key, options) else { panic!("memory is ready") };
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let Ok(acquired) = self.0.acquire(key, options).try_ready() else { panic!("memory is ready") };
         let acquired = acquired.map(|Outcome { decision, held, .. }| {
             let held = match self.1 {
                 Wrap::Mapped => held.map(|held| held.map_settle(Held::settle)),
@@ -303,7 +301,7 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Wrapping<L> {
             };
             Outcome::new(decision, held)
         });
-        Acquisition::Pending(std::future::ready(acquired))
+        LimiterFuture::pending(std::future::ready(acquired))
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -376,12 +374,10 @@ async fn wrapped_guard_counts_open_bodies() {
 struct Now<L>(L);
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Now<L> {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let acquired = self.0.acquire(key, options).into_future();
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let acquired = self.0.acquire(key, options);
         let mut acquired = task::spawn(acquired);
-        Acquisition::Ready(assert_ready!(acquired.poll()))
+        LimiterFuture::ready(assert_ready!(acquired.poll()))
     }
 }
 
@@ -390,12 +386,10 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Now<L> {
 struct Custom;
 
 impl Limiter<()> for Custom {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, (): &(), options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, (): &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
         let held = Some(Held::until_end(options.get_cost(), || LimiterFuture::ready(Ok(()))));
-        Acquisition::Ready(Ok(Outcome::new(decision, held)))
+        LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 }
 

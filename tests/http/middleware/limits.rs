@@ -1,16 +1,14 @@
 //! Limiters of every type behind the layer: boxed, shared, of several limits, selected by the key or at run time.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
+use tower_ratelimit::limiter::{BoxLimiter, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer,
-    per_key,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
 };
 
 use crate::support::spawn;
@@ -71,8 +69,8 @@ async fn boxed_limiter_decides_as_the_inner_limiter() {
 #[tokio::test]
 async fn boxed_limiter_returns_immediate_decisions_unboxed() {
     let boxed: BoxLimiter<Caller> = BoxLimiter::new(in_memory(a_minute(1)).0);
-    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()), Acquisition::Ready(Ok(_))));
-    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()), Acquisition::Ready(Ok(_))));
+    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()).try_ready(), Ok(Ok(_))));
+    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()).try_ready(), Ok(Ok(_))));
 }
 
 #[tokio::test]
@@ -100,15 +98,13 @@ async fn arc_of_a_limiter_is_a_limiter() {
 struct Deferred<L>(L);
 
 impl<L: Limiter<Caller>> Limiter<Caller> for Deferred<L> {
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
-
-    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let decided = self.0.acquire(caller, options);
-        let Acquisition::Ready(decided) = decided else { unreachable!("memory answers immediately") };
-        Acquisition::Pending(Box::pin(async move {
+        let Ok(decided) = decided.try_ready() else { unreachable!("memory answers immediately") };
+        LimiterFuture::pending(async move {
             tokio::task::yield_now().await;
             decided
-        }))
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Queues of waiting requests: order, bounds, cancellation at every state, and shutdown.
 
-use std::future::{Ready, ready};
+use std::future::ready;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,12 +11,11 @@ use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
-    Verdict,
+    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
 use crate::random::Random;
@@ -286,20 +285,18 @@ async fn hold_of_a_request_that_left_last_is_released() {
 struct OneSlot(Arc<AtomicBool>);
 
 impl Limiter<()> for OneSlot {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &(), options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
         assert!(options.is_hold());
         if self.0.swap(true, Ordering::SeqCst) {
             let denied = decision(Verdict::Denied { retry_after: 60 * SECOND }).with_estimate(true);
-            return Acquisition::Ready(Ok(denied.into()));
+            return LimiterFuture::ready(Ok(denied.into()));
         }
         let slot = self.clone();
         let held = Held::new(1, move |_| {
             slot.0.store(false, Ordering::SeqCst);
             LimiterFuture::ready(Ok(()))
         });
-        Acquisition::Ready(Ok(Outcome::new(decision(Verdict::Allowed), Some(held))))
+        LimiterFuture::ready(Ok(Outcome::new(decision(Verdict::Allowed), Some(held))))
     }
 }
 
@@ -488,7 +485,7 @@ async fn random_joins_and_leaves_lose_no_start() {
     for index in 0..600 {
         let (micros, client_timeout) = (next(1500), Duration::from_micros(next(20_000)));
         let has_started = Arc::new(AtomicBool::new(false));
-        let mut call: BoxFuture<Result<(), BoxError>> =
+        let mut call: std::pin::Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> =
             Box::pin(service.clone().oneshot((micros, Arc::clone(&has_started))));
         let is_patient = index % 3 == 0;
         calls.push(spawn(async move {

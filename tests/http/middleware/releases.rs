@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -142,7 +142,7 @@ async fn release_wakes_what_it_frees() {
                 let call =
                     Call { tenant: random.below(3), is_bulk: random.below(3) == 0, is_write: random.below(3) == 0 };
                 if random.below(3) == 0 {
-                    let Acquisition::Ready(outcome) = limiter.hold(&call, AcquireOptions::default()) else { continue };
+                    let Ok(outcome) = limiter.hold(&call, AcquireOptions::default()).try_ready() else { continue };
                     if let Some(held) = outcome.expect("memory").held {
                         let is_within = setup.admits(call, &run.running).expect("the model admits it");
                         run.running.insert(number, (call, is_within));
@@ -207,9 +207,9 @@ async fn release_asks_at_most_twice_for_a_unit() {
         let tenant = if has_shares { DynLimit::new(tenant.guarantee(10_000)) } else { DynLimit::new(tenant) };
         let builder = Memory::builder(vec![DynLimit::new(all), tenant]).max_keys(50_000).clock(TokioClock::new());
         let limiter: Memory<u32, _, _> = builder.build().expect("limits");
-        let hold = |tenant: u32| match limiter.hold(&tenant, AcquireOptions::default()) {
-            Acquisition::Ready(outcome) => outcome.expect("memory").held.expect("a free unit"),
-            Acquisition::Pending(_) => unreachable!("memory"),
+        let hold = |tenant: u32| match limiter.hold(&tenant, AcquireOptions::default()).try_ready() {
+            Ok(outcome) => outcome.expect("memory").held.expect("a free unit"),
+            Err(_) => unreachable!("memory"),
         };
         // All units are held. With shares, each tenant has its two units, and ten have borrowed one more.
         let tenants = 0..10_000;

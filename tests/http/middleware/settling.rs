@@ -2,7 +2,7 @@
 //! failures or successes, and reservations.
 
 use std::cell::Cell;
-use std::future::{Ready, pending, ready};
+use std::future::{pending, ready};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::{OnlyFailures, OnlySuccesses, Settle};
 use tower_ratelimit::key::{Global, Header};
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
@@ -334,7 +334,7 @@ fn holds_settled_by_many_threads_charge_exactly_what_was_settled() {
             for _ in 0..THREADS {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        let Acquisition::Ready(Ok(outcome)) = limiter.hold(&(), AcquireOptions::cost(2)) else {
+                        let Ok(Ok(outcome)) = limiter.hold(&(), AcquireOptions::cost(2)).try_ready() else {
                             unreachable!()
                         };
                         let settled = outcome.held.unwrap().settle(kept).try_ready();
@@ -601,13 +601,11 @@ struct RemoteLimiter {
 }
 
 impl<Key: ?Sized> Limiter<Key> for RemoteLimiter {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
         let (this, cost) = (self.clone(), options.get_cost());
         let held = options.is_hold().then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
-        Acquisition::Ready(Ok(Outcome::new(decision, held)))
+        LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 }
 
@@ -668,13 +666,11 @@ struct WithoutHolds {
 }
 
 impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         if options.is_hold() && self.returns_error {
-            return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
+            return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
-        Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
     }
 }
 
@@ -863,10 +859,8 @@ async fn reservation_returns_the_error_of_a_failed_limiter() {
     struct Gone;
 
     impl Limiter<()> for Gone {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Pending(ready(Err(Error::unavailable("connection lost"))))
+        fn acquire(&self, (): &(), _ask: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::pending(ready(Err(Error::unavailable("connection lost"))))
         }
     }
 

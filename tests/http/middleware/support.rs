@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, ManualClock, Memory,
@@ -229,10 +229,8 @@ pub(crate) fn per_minute<Key: Hash + ?Sized>(limit: u64) -> (Memory<Key, FixedWi
 pub(crate) struct StubLimiter(pub(crate) Result<Decision, Error>);
 
 impl<Key: ?Sized> Limiter<Key> for StubLimiter {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Ready(self.0.clone().map(Outcome::from))
+    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::ready(self.0.clone().map(Outcome::from))
     }
 }
 
@@ -302,14 +300,12 @@ impl PendingDecision {
 }
 
 impl Limiter<&'static str> for RemoteLimiter {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, &key: &&'static str, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, &key: &&'static str, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (sender, receiver) = oneshot::channel();
         self.0.lock().unwrap().push_back(PendingDecision { key, options, sender });
-        Acquisition::Pending(Box::pin(async {
+        LimiterFuture::pending(async {
             let result = receiver.await.map_err(|_| Error::unavailable("the store closed the connection"))?;
             result.map(Outcome::from)
-        }))
+        })
     }
 }

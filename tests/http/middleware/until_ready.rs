@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::{Sink, SinkExt, Stream, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::waiting::{LimitedSink, LimitedSinkError, LimitedStream, until_ready};
 use tower_ratelimit::{
     AcquireOptions, DynLimit, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, SlidingLog,
@@ -107,7 +107,7 @@ async fn until_ready_waits_no_longer_than_the_bound_in_all() {
 async fn until_ready_without_a_delay_returns_at_once_while_a_cost_is_held() {
     let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
     let started = Instant::now();
-    let Acquisition::Ready(Ok(Outcome { held: Some(_held), .. })) = limiter.hold("a", AcquireOptions::default()) else {
+    let Ok(Ok(Outcome { held: Some(_held), .. })) = limiter.hold("a", AcquireOptions::default()).try_ready() else {
         panic!("the limit is unused")
     };
     let decision = until_ready(&limiter, "a", AcquireOptions::default().max_delay(Duration::ZERO)).await;
@@ -120,7 +120,7 @@ async fn until_ready_without_a_delay_returns_at_once_while_a_cost_is_held() {
 #[tokio::test(start_paused = true)]
 async fn until_ready_starts_when_a_held_cost_is_released() {
     let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
-    let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = limiter.hold("a", AcquireOptions::default()) else {
+    let Ok(Ok(Outcome { held: Some(held), .. })) = limiter.hold("a", AcquireOptions::default()).try_ready() else {
         panic!("the limit is unused")
     };
     let (waiting, started) = (limiter.clone(), Instant::now());
@@ -206,9 +206,7 @@ async fn callers_of_own_limiters_share_no_starts() {
     struct Own(Memory<str, Gcra, TokioClock>);
 
     impl Limiter<str> for Own {
-        type Future = std::future::Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+        fn acquire(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Outcome> {
             self.0.acquire(key, options)
         }
     }

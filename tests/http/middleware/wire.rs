@@ -42,7 +42,7 @@ async fn serve(app: Router) -> SocketAddr {
 /// Returns a page that is limited by the address of the client, and a page without a limit.
 fn site<A>(limiter: A, responder: Http) -> Router
 where
-    A: Limiter<std::net::IpAddr, Future: Send> + Clone,
+    A: Limiter<std::net::IpAddr> + Clone,
 {
     Router::new()
         .route("/", get(async || "hello").post(async |body: Bytes| body))
@@ -121,7 +121,7 @@ async fn client_is_allowed_exactly_after_retry_after() {
 /// A client that waits for `Retry-After` seconds is allowed, whatever the quota.
 #[tokio::test]
 async fn retry_after_is_sufficient_for_every_quota() {
-    async fn check(limiter: impl Limiter<std::net::IpAddr, Future: Send> + Clone, clock: ManualClock) {
+    async fn check(limiter: impl Limiter<std::net::IpAddr> + Clone, clock: ManualClock) {
         let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
         let mut rejections = 0;
         while rejections < 5 {

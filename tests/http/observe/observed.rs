@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, Limiter, Observed};
+use tower_ratelimit::limiter::{Limiter, Observed};
 use tower_ratelimit::observe::{Event, Observer as _, Stage};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -125,7 +125,7 @@ async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
     let (events, second) = (RecordedEvents::default(), RecordedEvents::default());
     let memory = Memory::<str, _>::new(FixedWindow::new(Quota::per_hour(4)));
     let limiter = Observed::new(Deferred(memory, 2), events.clone()).observe(second.clone());
-    let Acquisition::Pending(decision) = limiter.acquire("alice", AcquireOptions::default()) else {
+    let Err(decision) = limiter.acquire("alice", AcquireOptions::default()).try_ready() else {
         panic!("the decision is pending")
     };
     {

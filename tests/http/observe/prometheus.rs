@@ -17,7 +17,7 @@ use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::key::{ExactPaths, Header};
-use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback, Limiter};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
@@ -113,7 +113,7 @@ fn app() -> Router {
     for key in 0..7_u8 {
         let _ = usage.check(&key, tower_ratelimit::AcquireOptions::default());
     }
-    let Acquisition::Ready(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()) else {
+    let Ok(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()).try_ready() else {
         panic!("memory answers immediately")
     };
     let held = Arc::new(held.expect("an outcome").held.expect("a guard"));

@@ -105,7 +105,7 @@ fn settle(_: u64, result: Result<&At, &BoxError>) -> u64 {
 /// Sends one request for each place, and returns the events, and the usage that `counts` has.
 async fn run<A, C>(limiter: A, counts: C, places: &[At], max_wait: Option<Duration>) -> (Seen, u64)
 where
-    A: Limiter<(), Future: Send> + Clone + Send + Sync + 'static,
+    A: Limiter<()> + Clone,
     C: Limiter<()>,
 {
     let seen = Arc::new(Mutex::new(Seen::default()));

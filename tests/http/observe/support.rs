@@ -1,9 +1,9 @@
 //! An observer that records events, a limiter that fails, and a limiter with pending decisions.
 
-use std::future::{Future, Ready, ready};
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 
-use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::{AcquireOptions, Error};
 
@@ -48,10 +48,8 @@ impl RecordedEvents {
 pub(crate) struct FailingLimiter;
 
 impl<Key: ?Sized> Limiter<Key> for FailingLimiter {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Pending(ready(Err(Error::unavailable("the store is unreachable"))))
+    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::pending(ready(Err(Error::unavailable("the store is unreachable"))))
     }
 }
 
@@ -60,18 +58,16 @@ impl<Key: ?Sized> Limiter<Key> for FailingLimiter {
 pub(crate) struct Deferred<L>(pub(crate) L, pub(crate) usize);
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Deferred<L> {
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (acquire, polls) = (self.0.acquire(key, options), self.1);
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             for _ in 0..polls {
                 tokio::task::yield_now().await;
             }
-            match acquire {
-                Acquisition::Ready(result) => result,
-                Acquisition::Pending(future) => future.await,
+            match acquire.try_ready() {
+                Ok(result) => result,
+                Err(future) => future.await,
             }
-        }))
+        })
     }
 }

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock, Memory, Timestamp};
 
@@ -130,7 +130,7 @@ fn assert_decides_as_a_list<L: MemoryLimits<str, DefaultHashBuilder> + 'static>(
         match op {
             Op::Acquire(options) => prop_assert_eq!(decision, Some(limiter.check("key", options))),
             Op::Hold(options) => {
-                let Acquisition::Ready(outcome) = limiter.hold("key", options) else {
+                let Ok(outcome) = limiter.hold("key", options).try_ready() else {
                     panic!("memory decides immediately")
                 };
                 let outcome = outcome.expect("memory never fails");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock,
     Memory, SlidingLog, SlidingWindow, Timestamp, per_key,
@@ -69,7 +69,7 @@ impl Subject {
     }
 
     pub(crate) fn acquire(&mut self, options: AcquireOptions) -> Decision {
-        let Acquisition::Ready(outcome) = self.limiter.acquire("key", options) else {
+        let Ok(outcome) = self.limiter.acquire("key", options).try_ready() else {
             panic!("memory decides immediately")
         };
         let Outcome { decision, held, .. } = outcome.expect("memory never fails");

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
     AcquireOptions, Clock, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, TokenBucket,
@@ -39,7 +39,7 @@ impl<A: Algorithm> Traffic<A> {
     }
 
     fn hold(&self, cost: u64) -> Option<Held> {
-        let Acquisition::Ready(outcome) = self.limiter.hold("key", AcquireOptions::cost(cost)) else {
+        let Ok(outcome) = self.limiter.hold("key", AcquireOptions::cost(cost)).try_ready() else {
             panic!("memory answers immediately")
         };
         outcome.expect("memory never fails").held

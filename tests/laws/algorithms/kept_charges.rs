@@ -5,7 +5,6 @@
 //! decisions. Limiters with deliberate mistakes show that the check can fail.
 
 use std::collections::HashMap;
-use std::future::Ready;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,10 +13,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, DynLimit, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
+    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
 };
 
 use crate::cases;
@@ -189,7 +188,7 @@ impl<L: Limiter<Caller>> Run<'_, L> {
 
     fn acquire(&mut self, caller: Caller, options: AcquireOptions) {
         let now = self.clock.now().as_micros();
-        let Acquisition::Ready(outcome) = self.limiter.acquire(&caller, options) else {
+        let Ok(outcome) = self.limiter.acquire(&caller, options).try_ready() else {
             panic!("memory answers immediately")
         };
         let Outcome { decision, held, .. } = outcome.expect("memory never fails");
@@ -468,12 +467,10 @@ impl Faulty {
 }
 
 impl Limiter<Caller> for Faulty {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision = ready(self.peek(caller, options));
         if !decision.is_allowed() {
-            return Acquisition::Ready(Ok(decision.into()));
+            return LimiterFuture::ready(Ok(decision.into()));
         }
         let mut users = self.users.lock().expect("no thread panics");
         if self.mistake == Mistake::EvictsHeldKeys {
@@ -486,7 +483,7 @@ impl Limiter<Caller> for Faulty {
             Self::BUCKET.charge(&mut user.state, self.clock.now(), decision.delay(), options.get_cost());
         }
         let held = options.is_hold().then(|| self.guard(caller[0], options.get_cost()));
-        Acquisition::Ready(Ok(Outcome::new(decision, held)))
+        LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
     Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
@@ -273,9 +273,7 @@ fn assert_agrees<A: Algorithm>(
                 } else {
                     AcquireOptions::cost(cost)
                 };
-                let Acquisition::Ready(outcome) = limiter.acquire("key", options) else {
-                    unreachable!("memory is ready")
-                };
+                let Ok(outcome) = limiter.acquire("key", options).try_ready() else { unreachable!("memory is ready") };
                 let outcome = outcome.expect("memory decides");
                 prop_assert_eq!(outcome.held.is_some(), options.is_hold() && verdict.is_allowed());
                 if let Some(guard) = outcome.held {

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::future::{Future, Ready, ready};
+use std::future::{Future, ready};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -17,9 +17,7 @@ use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{ExactPaths, Global, Header, InNetworks, Preflight};
-use tower_ratelimit::limiter::{
-    Acquisition, AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
-};
+use tower_ratelimit::limiter::{AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, Headers, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket,
@@ -61,14 +59,14 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
 }
 
 fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else {
+    let Ok(outcome) = limiter.acquire(key, options).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().decision
 }
 
 fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("a guard")
@@ -955,14 +953,12 @@ impl RecordingLimiter {
 }
 
 impl Limiter<str> for RecordingLimiter {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let record = self.record(format!("acquire {key} {options:?}"));
         if options.get_cost() == 2 {
-            return Acquisition::Pending(ready(Err(Error::unavailable("later"))));
+            return LimiterFuture::pending(ready(Err(Error::unavailable("later"))));
         }
-        Acquisition::Ready(result_of(record))
+        LimiterFuture::ready(result_of(record))
     }
 
     fn peek(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -979,9 +975,9 @@ fn check_every_method<L: Limiter<str>>(limiter: &L) {
     let options = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
     let reason = BlockReason::Escalation;
     let answers = [
-        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
+        result_of(limiter.acquire("alice", options)).map(drop),
         result_of(limiter.peek("alice", options)).map(drop),
-        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options.hold().until_end()))).map(drop),
+        result_of(limiter.acquire("alice", options.hold().until_end())).map(drop),
         result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
         result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE, reason })),
         result_of(limiter.administer("alice", AdminOperation::Reset)),
@@ -990,8 +986,8 @@ fn check_every_method<L: Limiter<str>>(limiter: &L) {
         assert_eq!(answer.unwrap_err().to_string(), "stub error");
     }
     let later = limiter.acquire("alice", AcquireOptions::cost(2));
-    assert!(matches!(later, Acquisition::Pending(_)), "a pending acquisition stays pending");
-    assert_eq!(result_of(std::future::IntoFuture::into_future(later)).unwrap_err().to_string(), "later");
+    let later = later.try_ready().expect_err("a pending decision stays pending");
+    assert_eq!(result_of(later).unwrap_err().to_string(), "later");
 }
 
 #[test]
@@ -1003,7 +999,7 @@ fn wrappers_pass_on_every_operation() {
 
     check_every_method(&Arc::new(noting.clone()));
     assert_eq!(noting.recorded(), expected);
-    let unsized_one: Arc<dyn Limiter<str, Future = Ready<Result<Outcome, Error>>>> = Arc::new(noting.clone());
+    let unsized_one: Arc<dyn Limiter<str>> = Arc::new(noting.clone());
     check_every_method(&unsized_one);
     assert_eq!(noting.recorded(), expected);
     check_every_method(&BoxLimiter::new(noting.clone()));
@@ -1027,8 +1023,7 @@ fn wrappers_return_the_inner_limiters_guard() {
     ];
     for limiter in wrapped {
         let [settled, released, dropped] = [1, 3, 4].map(|cost| {
-            let held =
-                result_of(std::future::IntoFuture::into_future(limiter.hold("alice", AcquireOptions::cost(cost))));
+            let held = result_of(limiter.hold("alice", AcquireOptions::cost(cost)));
             held.unwrap().held.expect("a guard")
         });
         assert_eq!((settled.cost(), remaining(&memory, "alice")), (1, 2));
@@ -1042,7 +1037,7 @@ fn wrappers_return_the_inner_limiters_guard() {
     }
     // A decision that `FailOpen` made without the store holds nothing.
     let open = FailOpen::new(RecordingLimiter::default());
-    let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else {
+    let Ok(outcome) = open.hold("alice", AcquireOptions::default()).try_ready() else {
         panic!("the decision is ready")
     };
     let Outcome { decision, held, .. } = outcome.unwrap();
@@ -1062,10 +1057,8 @@ fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
     struct Minimal;
 
     impl Limiter<str> for Minimal {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, _key: &str, _options: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        fn acquire(&self, _key: &str, _options: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
         }
     }
 

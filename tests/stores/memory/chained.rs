@@ -15,7 +15,7 @@ use axum::http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{Header, KeyText};
 use tower_ratelimit::limiter::{
-    Acquisition, AdminOperation, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
+    AdminOperation, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, DynLimit, Error, FixedWindow, Gcra,
@@ -73,16 +73,14 @@ impl<L: Limiter<Key> + Clone> Remote<L> {
 }
 
 impl<L: Limiter<Key> + Clone> Limiter<Key> for Remote<L> {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (limiter, key, polls) = (self.0.clone(), *key, self.1);
-        Acquisition::Pending(Box::pin(async move {
+        LimiterFuture::pending(async move {
             later(polls).await;
             let acquired = limiter.acquire(&key, options);
             let Outcome { decision, held, .. } = acquired.await?;
             Ok(Outcome::new(decision, held.map(|held| settled_after(held, polls))))
-        }))
+        })
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -127,14 +125,12 @@ struct UnavailableLimiter {
 }
 
 impl Limiter<Key> for UnavailableLimiter {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if self.hangs {
-            return Acquisition::Pending(Box::pin(std::future::pending()));
+            return LimiterFuture::pending(std::future::pending());
         }
-        Acquisition::Ready(Err(Error::unavailable("the store is unavailable")))
+        LimiterFuture::ready(Err(Error::unavailable("the store is unavailable")))
     }
 }
 
@@ -366,7 +362,7 @@ async fn drop_between_the_limiters_releases_what_the_first_holds() {
         (9, BoxLimiter::new(Chained::new(user.clone(), Chained::new(Remote(of_team(9, &clock), 2), gone.clone())))),
     ] {
         let calls = gone.calls.load(Ordering::SeqCst);
-        let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::cost(4)) else {
+        let Err(decision) = limiter.acquire(&ALICE, AcquireOptions::cost(4)).try_ready() else {
             panic!("the limiter must not be ready")
         };
         assert!(!poll_and_drop(decision, polls));
@@ -385,7 +381,7 @@ async fn drop_while_the_first_releases_still_releases() {
     assert!(acquire(&limiter, BOB, AcquireOptions::default()).await.decision.is_allowed());
     // The first limiter answers in the fourth poll, and then its hold must be released.
     for polls in 4..7 {
-        let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
+        let Err(decision) = limiter.acquire(&ALICE, AcquireOptions::default()).try_ready() else {
             panic!("a remote limiter is pending")
         };
         assert!(!poll_and_drop(decision, polls));
@@ -402,7 +398,7 @@ async fn cache_around_the_first_does_not_cache_a_denial_due_to_a_hold() {
     team.administer(&ALICE, AdminOperation::SetUsage { limit: "team", used: 5 }).await.expect("done");
     let cached = DeniedCache::with_clock(user, 100, clock.clone());
     let limiter = Chained::new(cached, Remote(team.clone(), 3));
-    let Acquisition::Pending(in_flight) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
+    let Err(in_flight) = limiter.acquire(&ALICE, AcquireOptions::default()).try_ready() else {
         panic!("a remote limiter is pending")
     };
     let denied = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
@@ -422,10 +418,8 @@ async fn denial_keeps_its_source_when_the_other_limiter_fails() {
     #[derive(Clone)]
     struct AllowsOnce;
     impl Limiter<Key> for AllowsOnce {
-        type Future = BoxFuture<Result<Outcome, Error>>;
-
-        fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Ready(Ok(Decision::from_limits(ManualClock::new().now(), Vec::new()).into()))
+        fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::ready(Ok(Decision::from_limits(ManualClock::new().now(), Vec::new()).into()))
         }
 
         fn peek(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Decision> {
@@ -452,11 +446,9 @@ async fn denial_keeps_its_source_when_the_other_limiter_fails() {
 struct DenyAll;
 
 impl Limiter<Key> for DenyAll {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
         let verdict = Verdict::Denied { retry_after: HOUR };
-        Acquisition::Ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
+        LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
     }
 }
 
@@ -532,10 +524,8 @@ struct FailingStore {
 }
 
 impl Limiter<Key> for FailingStore {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Ready(Err(Error::unavailable("the store is unavailable")))
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::ready(Err(Error::unavailable("the store is unavailable")))
     }
 
     fn administer(&self, _: &Key, _: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -652,11 +642,9 @@ struct RecordingLimiter {
 }
 
 impl Limiter<Key> for RecordingLimiter {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         if options.is_hold() && !self.holds {
-            return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
+            return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
         let held = options.is_hold().then(|| {
@@ -665,7 +653,7 @@ impl Limiter<Key> for RecordingLimiter {
                 LimiterFuture::ready(Ok(()))
             })
         });
-        Acquisition::Ready(Ok(Outcome::new(Decision::from_limits(ManualClock::new().now(), Vec::new()), held)))
+        LimiterFuture::ready(Ok(Outcome::new(Decision::from_limits(ManualClock::new().now(), Vec::new()), held)))
     }
 }
 

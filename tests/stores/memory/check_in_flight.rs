@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, Quota,
     Timestamp, per_key,
 };
 
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory is ready") };
+    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory is ready") };
     outcome.expect("a decision")
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter};
+use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::{
     AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, ManualClock,
     Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
@@ -42,7 +42,7 @@ fn every_limiter(clock: &ManualClock) -> Vec<BoxLimiter<str>> {
 }
 
 fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> tower_ratelimit::limiter::Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire("alice", options) else { panic!("memory decides immediately") };
+    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
     outcome.expect("memory never fails")
 }
 

@@ -1,15 +1,13 @@
 //! `DeniedCache`: cached denials are exact, are removed when the key changes, and save calls of the inner limiter.
 
-use std::future::{Ready, ready};
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{
-    Acquisition, AdminOperation, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome,
-};
+use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
@@ -24,15 +22,13 @@ struct Counted<L> {
     calls: Arc<AtomicU64>,
 }
 
-impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for Counted<L> {
-    type Future = L::Future;
-
-    fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+impl<L: Limiter<u64>> Limiter<u64> for Counted<L> {
+    fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         // Pending, as the result of a remote store.
-        match self.limiter.acquire(key, options) {
-            Acquisition::Ready(result) => Acquisition::Pending(ready(result)),
-            pending @ Acquisition::Pending(_) => pending,
+        match self.limiter.acquire(key, options).try_ready() {
+            Ok(result) => LimiterFuture::pending(ready(result)),
+            Err(pending) => pending,
         }
     }
 
@@ -283,9 +279,7 @@ async fn operation_without_a_result_removes_the_cached_denial() {
     struct LosesResponses(Memory<u64, FixedWindow, ManualClock>);
 
     impl Limiter<u64> for LosesResponses {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+        fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
             self.0.acquire(key, options)
         }
 

@@ -7,9 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use http::StatusCode;
-use tower_ratelimit::limiter::{
-    Acquisition, AdminOperation, DeniedCache, Escalating, Escalation, Limiter, LimiterFuture, Outcome,
-};
+use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Problem, Rejection};
 use tower_ratelimit::store::MemoryBuilder;
@@ -32,7 +30,7 @@ fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
 }
 
 fn acquire_with<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
+    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory decides immediately") };
     outcome.expect("memory never fails")
 }
 

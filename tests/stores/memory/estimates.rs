@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, DeniedCache, Held, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Decision, DecisionSource, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue,
     Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
@@ -79,7 +79,7 @@ fn options(random: &mut Random) -> AcquireOptions {
 }
 
 fn acquire(limiter: &Limiters, caller: Caller, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(&caller, options) else { panic!("memory decides at once") };
+    let Ok(outcome) = limiter.acquire(&caller, options).try_ready() else { panic!("memory decides at once") };
     outcome.expect("memory never fails")
 }
 

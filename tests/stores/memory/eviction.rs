@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
+use tower_ratelimit::limiter::{Held, LimiterFuture};
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
@@ -287,7 +287,7 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
 }
 
 fn hold(limiter: &Memory<u64, Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
-    let Acquisition::Ready(outcome) = limiter.hold(&key, AcquireOptions::cost(cost)) else {
+    let Ok(outcome) = limiter.hold(&key, AcquireOptions::cost(cost)).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held

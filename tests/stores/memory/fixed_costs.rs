@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
     AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, LimitStatus, ManualClock, Memory, Quota,
     TokenBucket,
@@ -23,7 +23,7 @@ fn ready<T>(future: LimiterFuture<T>) -> T {
 }
 
 fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire("alice", options) else { panic!("memory decides immediately") };
+    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
     outcome.expect("memory never fails")
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt as _;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Extracted;
-use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -20,7 +20,7 @@ const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull:
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 
 fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(&key, options) else { panic!("memory is ready") };
+    let Ok(outcome) = limiter.acquire(&key, options).try_ready() else { panic!("memory is ready") };
     outcome.expect("a decision")
 }
 

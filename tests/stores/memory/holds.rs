@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
@@ -47,14 +47,14 @@ fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + u
 }
 
 fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else {
+    let Ok(outcome) = limiter.acquire(key, options).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap()
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()) else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("the limit allows the hold")

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Chained, Fallback};
+use tower_ratelimit::limiter::{Chained, Fallback};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Detail, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
     ReservationId, TokenBucket,
@@ -133,7 +133,7 @@ fn idempotency_counts_within_its_key_and_apart_from_reservation_ids() {
     assert_eq!(limiter.check("alice", once(10, "a")).remaining(), Some(90));
     assert_eq!(limiter.check("bob", once(10, "a")).remaining(), Some(90));
     let hold = limiter.acquire("alice", AcquireOptions::cost(20).id("a").hold());
-    let Acquisition::Ready(Ok(outcome)) = hold else { panic!("no error") };
+    let Ok(Ok(outcome)) = hold.try_ready() else { panic!("no error") };
     assert_eq!(outcome.decision.remaining(), Some(70), "the hold is no repeat of the request");
     assert_eq!(limiter.check("alice", once(10, "a")).remaining(), Some(70));
     limiter.settle("alice", "a", 5).try_ready().expect("ready").expect("settled");

@@ -1,13 +1,13 @@
 //! The results of a limiter in memory, which decides immediately and never fails.
 
 use tower_ratelimit::AcquireOptions;
-use tower_ratelimit::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 
 pub(crate) fn ready<T>(future: LimiterFuture<T>) -> T {
     future.try_ready().expect("memory decides immediately").expect("memory never fails")
 }
 
 pub(crate) fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else { panic!("memory decides immediately") };
+    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory decides immediately") };
     outcome.expect("memory never fails")
 }

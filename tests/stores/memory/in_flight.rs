@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquisition, Chained, DeniedCache, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Chained, DeniedCache, Held, Limiter, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, LimitStatus,
     ManualClock, Memory, Quota, Verdict, WhenFull, per_key,
@@ -18,9 +18,9 @@ fn request(cost: u64) -> AcquireOptions {
 }
 
 fn try_acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Result<Outcome, Error> {
-    match limiter.acquire(key, options) {
-        Acquisition::Ready(result) => result,
-        Acquisition::Pending(_) => panic!("the memory store returns ready results"),
+    match limiter.acquire(key, options).try_ready() {
+        Ok(result) => result,
+        Err(_) => panic!("the memory store returns ready results"),
     }
 }
 

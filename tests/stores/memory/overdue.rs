@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Held, Limiter, Outcome};
 use tower_ratelimit::{AcquireOptions, InFlight, Limit, ManualClock, Memory, WhenFull, per_key};
 
 use crate::random::Random;
@@ -10,7 +10,7 @@ use crate::random::Random;
 const MAX_DURATION: Duration = Duration::from_secs(60);
 
 fn acquire(limiter: &impl Limiter<u64>, key: u64, cost: u64) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(&key, AcquireOptions::cost(cost).until_end()) else {
+    let Ok(outcome) = limiter.acquire(&key, AcquireOptions::cost(cost).until_end()).try_ready() else {
         panic!("memory is ready")
     };
     outcome.expect("a decision")

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::store::{StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 use tower_ratelimit::test_util::{StoreReport, TestKey, Violation, check_store};
 use tower_ratelimit::{
@@ -98,14 +98,12 @@ impl MapStore {
 }
 
 impl Limiter<TestKey> for MapStore {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &TestKey, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &TestKey, options: AcquireOptions) -> LimiterFuture<Outcome> {
         match self.limits.transaction(key, options) {
-            Err(error) => Acquisition::Ready(Err(error)),
+            Err(error) => LimiterFuture::ready(Err(error)),
             Ok(transaction) => {
                 let run = self.clone().run(transaction, StoreTransaction::decide);
-                Acquisition::Pending(Box::pin(async { run.await.map(Outcome::from) }))
+                LimiterFuture::pending(async { run.await.map(Outcome::from) })
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step};
-use tower_ratelimit::limiter::{Acquisition, DeniedCache, Held, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LazySnapshot, LeakyBucket, LeakyQueue, Limit,
     LimitSnapshot, LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
@@ -27,9 +27,9 @@ fn race(here: impl FnOnce() -> u64, there: impl FnOnce() -> u64 + Send) -> u64 {
 }
 
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    match limiter.acquire(key, options) {
-        Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
-        Acquisition::Pending(_) => unreachable!("the memory store returns ready results"),
+    match limiter.acquire(key, options).try_ready() {
+        Ok(outcome) => outcome.expect("the memory store returns no error"),
+        Err(_) => unreachable!("the memory store returns ready results"),
     }
 }
 

@@ -8,11 +8,13 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Reservation};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Error, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
-    TokenBucket,
+    SlidingLog, SlidingWindow, TokenBucket,
 };
 
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, clock, compare, no_id_passes_too_often};
+use crate::reservation_model::{
+    DRAINING, LIMIT, MAX_IDS, clock, compare, looking_changes_no_charge, no_id_passes_too_often,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HUNDRED: Quota = Quota::per_day(LIMIT);
@@ -148,7 +150,7 @@ fn reservation_id_of_concurrent_calls_holds_once() {
             scope.spawn(|| {
                 for id in 0..50 {
                     let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold().until_end());
-                    let tower_ratelimit::limiter::Acquisition::Ready(outcome) = hold else { panic!("ready") };
+                    let Ok(outcome) = hold.try_ready() else { panic!("ready") };
                     allowed.fetch_add(u64::from(outcome.expect("a decision").decision.is_allowed()), Ordering::Relaxed);
                 }
             });
@@ -185,6 +187,57 @@ async fn reservation_id_is_charged_as_of_its_expiry() {
     assert_eq!(limiter.check("alice", 0).remaining(), Some(0), "held units do not drain");
     clock.advance(MINUTE);
     assert_eq!(limiter.check("alice", 0).remaining(), Some(30), "charged at 60 s, drained for 30 s");
+}
+
+/// Looks at a limiter in all ways: what was saved equals, once restored, what is left, unless the save has charged a hold.
+#[tokio::test]
+async fn looking_changes_no_charge_of_a_reservation_id() {
+    let (mut exhausted, mut restored) = (0, 0);
+    for seed in 0..200 {
+        macro_rules! law {
+            ($($limits:expr),+) => {$({
+                let clock = clock();
+                let build = |saved: Option<&[u8]>| {
+                    let builder = Memory::builder($limits).max_keys(100).clock(clock.clone());
+                    let builder = if let Some(saved) = saved { builder.restore(saved) } else { builder };
+                    builder.build().expect("limits")
+                };
+                let (looked, alone) = (build(None), build(None));
+                let pair = [BoxLimiter::new(looked.clone()), BoxLimiter::new(alone.clone())];
+                exhausted += looking_changes_no_charge(&pair, &clock, seed, &mut async |random| match random.below(6) {
+                    0 => drop(looked.usage()),
+                    1 => drop(looked.top_keys("key", 10).expect("the limit")),
+                    2 => assert!(!looked.check("alice", 101).is_allowed()),
+                    3 => drop(looked.hold("bob", 101).await.expect("a decision")),
+                    4 => {
+                        let mut file = Vec::new();
+                        looked.save(&mut file).expect("saved");
+                        if looked.usage().iter().all(|usage| usage.held == 0) {
+                            let after = build(Some(&file));
+                            for key in ["alice", "bob"] {
+                                let [left, kept] = [&alone, &after].map(|limiter| limiter.check(key, 101).remaining());
+                                assert_eq!(kept, left, "seed {seed}");
+                            }
+                            restored += 1;
+                        }
+                    }
+                    _ => drop(looked.peek("bob", AcquireOptions::cost(1)).await.expect("a decision")),
+                })
+                .await;
+            })+};
+        }
+        law!(
+            Limit::new("key", TokenBucket::new(DRAINING)),
+            Limit::new("key", FixedWindow::new(DRAINING)),
+            Limit::new("key", SlidingWindow::new(DRAINING)),
+            Limit::new("key", SlidingLog::new(DRAINING)),
+            (
+                Limit::new("all", SlidingLog::new(DRAINING)).keyed_by(|_: &str| 0),
+                Limit::new("key", Gcra::new(DRAINING).burst(LIMIT))
+            )
+        );
+    }
+    assert!(exhausted > 400 && restored > 1_000, "{exhausted}, {restored}");
 }
 
 #[tokio::test]

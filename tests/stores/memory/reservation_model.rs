@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Costs, Limiter, ManualClock, Timestamp};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Costs, Limiter, ManualClock, Quota, Timestamp};
 
 use crate::random::Random;
 
@@ -278,4 +278,57 @@ pub(crate) async fn no_id_passes_too_often(limiter: &BoxLimiter<str>, clock: &Ma
         }
     }
     counts
+}
+
+/// The algorithms of the law below: usage drains within ten times the longest expiry.
+pub(crate) const DRAINING: Quota = Quota::new(LIMIT, Duration::from_micros(40 * SPAN));
+
+/// The law of holds that expire: when a hold is charged does not depend on when somebody looks. Runs the same calls on two
+/// limiters, and looks at the first one at random times, also while surcharges exceed the limit. Returns how many decisions
+/// found nothing left.
+pub(crate) async fn looking_changes_no_charge(
+    [looked, alone]: &[BoxLimiter<str>; 2],
+    clock: &ManualClock,
+    seed: u64,
+    look: &mut impl AsyncFnMut(&mut Random),
+) -> u64 {
+    let (mut random, mut looks, mut exhausted) = (Random::new(seed), Random::new(!seed), 0);
+    for step in 0..60 {
+        clock.advance(Duration::from_micros(random.below(3 * SPAN)));
+        let (key, id, cost) = (KEYS[random.index(2)], format!("{}", random.below(8)), 1 + random.below(40));
+        let context = format!("seed {seed}, step {step}, {key}");
+        match random.below(6) {
+            0 | 1 => {
+                let lifetime = Duration::from_micros((1 + random.below(4)) * SPAN);
+                let hold = AcquireOptions::cost(cost).id(&id).expires_in(lifetime);
+                match [looked.hold(key, hold).await, alone.hold(key, hold).await] {
+                    [Ok(one), Ok(other)] => assert_eq!(one.decision, other.decision, "{context}"),
+                    [one, other] => assert_eq!(one.err().map(text), other.err().map(text), "{context}"),
+                }
+            }
+            // Surcharges.
+            2 => {
+                let actual = if random.below(3) == 0 { 0 } else { 3 * cost };
+                let results =
+                    [looked.settle(key, id.as_str(), actual).await, alone.settle(key, id.as_str(), actual).await];
+                let [one, other] = results.map(|result| result.err().map(text));
+                assert_eq!(one, other, "{context}");
+            }
+            3 => {
+                let [one, other] = [looked.check(key, cost).await, alone.check(key, cost).await].map(Result::unwrap);
+                exhausted += u64::from(one.remaining() == Some(0));
+                assert_eq!(one, other, "{context}");
+            }
+            _ => {
+                for _ in 0..looks.below(3) {
+                    look(&mut looks).await;
+                }
+            }
+        }
+    }
+    exhausted
+}
+
+fn text(error: tower_ratelimit::Error) -> String {
+    error.to_string()
 }

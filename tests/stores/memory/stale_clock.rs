@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{BoxLimiter, Held, Limiter, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Limit, Memory, Quota, SlidingLog, SlidingWindow, Timestamp,
     TokenBucket, per_key,
@@ -52,7 +52,7 @@ fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
 }
 
 fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire("alice", options) else { panic!("memory decides immediately") };
+    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
     outcome.expect("memory never fails")
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, BoxLimiter, DeniedCache, Limiter, Outcome};
+use tower_ratelimit::limiter::{BoxLimiter, DeniedCache, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, LimitSnapshot,
-    LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
+    AcquireOptions, Clock, Decision, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, LimitSnapshot, LimitStatus,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
 /// The time for which each kind is stored.
@@ -15,7 +15,7 @@ const TEN: Quota = Quota::per_minute(10);
 
 fn acquire(limiter: &BoxLimiter<u64>, cost: u64) -> Outcome {
     let options = AcquireOptions::cost(cost).max_delay(Duration::ZERO).until_end();
-    let Acquisition::Ready(outcome) = limiter.acquire(&1, options) else { panic!("memory is ready") };
+    let Ok(outcome) = limiter.acquire(&1, options).try_ready() else { panic!("memory is ready") };
     outcome.expect("a decision")
 }
 
@@ -31,18 +31,16 @@ struct DeniesOnce {
 }
 
 impl Limiter<u64> for DeniesOnce {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &u64, _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &u64, _: AcquireOptions) -> LimiterFuture<Outcome> {
         let is_first = !self.denied.swap(true, std::sync::atomic::Ordering::Relaxed);
         let verdict = if is_first { Verdict::Denied { retry_after: SPAN } } else { Verdict::Allowed };
         let snapshot = LimitSnapshot::new(1, SPAN).with_remaining(0).with_reset(SPAN).with_next_token_after(SPAN);
         let status = LimitStatus::new("once", verdict, snapshot);
-        Acquisition::Ready(Ok(Decision::from_limit(self.clock.now(), status).into()))
+        LimiterFuture::ready(Ok(Decision::from_limit(self.clock.now(), status).into()))
     }
 
     fn peek(&self, key: &u64, options: AcquireOptions) -> tower_ratelimit::limiter::LimiterFuture<Decision> {
-        let Acquisition::Ready(outcome) = self.acquire(key, options) else { unreachable!("ready") };
+        let Ok(outcome) = self.acquire(key, options).try_ready() else { unreachable!("ready") };
         tower_ratelimit::limiter::LimiterFuture::ready(outcome.map(|outcome| outcome.decision))
     }
 }
@@ -81,7 +79,7 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
                 let memory = Memory::builder($algorithm).max_keys(100).clock(clock.clone()).build().expect("a limit");
                 let limiter = BoxLimiter::new(memory);
                 let hold = AcquireOptions::cost(10).id("a").expires_in(SPAN).hold().until_end();
-                let Acquisition::Ready(held) = limiter.acquire(&1, hold) else { panic!("memory is ready") };
+                let Ok(held) = limiter.acquire(&1, hold).try_ready() else { panic!("memory is ready") };
                 assert!(held.expect("a decision").decision.is_allowed(), $name);
                 kinds.push(($name, limiter, Vec::new()));
             })+
@@ -138,7 +136,7 @@ fn id_of_a_clock_that_stepped_back_is_forgotten() {
         let memory = Memory::<u64, _>::builder(FixedWindow::new(TEN)).max_keys(100).clock(clock.clone());
         let memory = memory.build().expect("a limit");
         let call = |key: u64, options| {
-            let Acquisition::Ready(outcome) = memory.acquire(&key, options) else { panic!("memory is ready") };
+            let Ok(outcome) = memory.acquire(&key, options).try_ready() else { panic!("memory is ready") };
             outcome
         };
         assert!(call(1, hold).expect("a decision").decision.is_allowed());

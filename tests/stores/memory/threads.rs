@@ -11,7 +11,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step};
-use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
+use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
     LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
@@ -39,9 +39,9 @@ fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
 }
 
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    match limiter.acquire(key, options) {
-        Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
-        Acquisition::Pending(_) => unreachable!("the memory store returns ready results"),
+    match limiter.acquire(key, options).try_ready() {
+        Ok(outcome) => outcome.expect("the memory store returns no error"),
+        Err(_) => unreachable!("the memory store returns ready results"),
     }
 }
 

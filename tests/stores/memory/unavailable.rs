@@ -1,8 +1,8 @@
 //! `FailOpen` and `Fallback`: they decide only while the store is unavailable, whether it answers immediately or later.
 
-use std::future::{Ready, ready};
+use std::future::ready;
 
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, ManualClock, Memory, Quota,
 };
@@ -36,11 +36,9 @@ impl Store {
 }
 
 impl Limiter<str> for Store {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &str, _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Outcome> {
         let result = self.result();
-        if self.is_pending { Acquisition::Pending(ready(result)) } else { Acquisition::Ready(result) }
+        if self.is_pending { LimiterFuture::pending(ready(result)) } else { LimiterFuture::ready(result) }
     }
 
     fn peek(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Decision> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, FailOpen, Fallback, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Held, LimiterFuture, Outcome};
 use tower_ratelimit::limiter::{DeniedCache, Reservation};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, InFlight, Limit,
@@ -38,7 +38,7 @@ fn ready<T>(future: LimiterFuture<T>) -> Result<T, Error> {
 
 fn try_acquire(limiter: &impl Limiter<str>, options: impl Into<AcquireOptions>) -> Result<Outcome, Error> {
     let acquired = limiter.acquire("alice", options.into());
-    let Acquisition::Ready(outcome) = acquired else { panic!("memory decides immediately") };
+    let Ok(outcome) = acquired.try_ready() else { panic!("memory decides immediately") };
     outcome
 }
 
@@ -187,10 +187,8 @@ fn limiters_of_a_chain_charge_their_own_units() {
     struct Down;
 
     impl Limiter<str> for Down {
-        type Future = BoxFuture<Result<Outcome, Error>>;
-
-        fn acquire(&self, _: &str, _: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Ready(Err(Error::unavailable("the store is down")))
+        fn acquire(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::ready(Err(Error::unavailable("the store is down")))
         }
 
         fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
@@ -271,7 +269,7 @@ impl Separate {
             return (peeked, None);
         }
         let outcomes = self.limiters.iter().map(|(unit, one)| {
-            let Acquisition::Ready(outcome) = one.acquire(&key, options(*unit)) else { panic!("memory") };
+            let Ok(outcome) = one.acquire(&key, options(*unit)).try_ready() else { panic!("memory") };
             let Outcome { decision, held, .. } = outcome.expect("memory");
             (decision, held)
         });
@@ -343,8 +341,7 @@ fn random_costs_decide_as_separate_limiters_that_must_all_allow() {
             }
             let (key, hold) = (random.below(2), random.below(2) == 0);
             let options = AcquireOptions::from(costs).detail(Detail::All).max_delay(Duration::ZERO).until_end();
-            let Acquisition::Ready(outcome) = together.acquire(&key, if hold { options.hold() } else { options })
-            else {
+            let Ok(outcome) = together.acquire(&key, if hold { options.hold() } else { options }).try_ready() else {
                 panic!("memory")
             };
             let Outcome { decision, held: guard, .. } = outcome.expect("known units");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, ManualClock,
     Memory, Quota,
@@ -52,11 +52,9 @@ impl<L> Counting<L> {
 }
 
 impl<L: Limiter<Key>> Limiter<Key> for Counting<L> {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let Acquisition::Ready(acquired) = self.limiter.acquire(key, options) else { panic!("memory is ready") };
-        Acquisition::Ready(acquired.map(|Outcome { decision, held, .. }| {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let Ok(acquired) = self.limiter.acquire(key, options).try_ready() else { panic!("memory is ready") };
+        LimiterFuture::ready(acquired.map(|Outcome { decision, held, .. }| {
             let held = held.and_then(|held| self.wrap(held));
             Outcome::new(decision, held)
         }))
@@ -87,18 +85,7 @@ fn scarce(clock: &ManualClock) -> BoxLimiter<Key> {
 }
 
 fn try_acquire(limiter: &BoxLimiter<Key>, options: AcquireOptions) -> Result<Outcome, Error> {
-    limiter.acquire(&1, options).into_future_now()
-}
-
-trait Now<T> {
-    fn into_future_now(self) -> T;
-}
-
-impl<F> Now<Result<Outcome, Error>> for Acquisition<F> {
-    fn into_future_now(self) -> Result<Outcome, Error> {
-        let Self::Ready(result) = self else { panic!("memory is ready") };
-        result
-    }
+    limiter.acquire(&1, options).try_ready().expect("memory is ready")
 }
 
 /// The numbers of all limits.

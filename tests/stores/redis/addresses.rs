@@ -248,9 +248,11 @@ fn missing_runtime_is_an_error() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
         futures_util::FutureExt::now_or_never(limiter.health_check()).expect("a ready error").expect_err("no runtime"),
-        match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()) {
-            tower_ratelimit::limiter::Acquisition::Ready(result) => result.expect_err("no runtime"),
-            tower_ratelimit::limiter::Acquisition::Pending(_) => {
+        match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default())
+            .try_ready()
+        {
+            Ok(result) => result.expect_err("no runtime"),
+            Err(_) => {
                 panic!("without a runtime the acquisition must be ready")
             }
         },

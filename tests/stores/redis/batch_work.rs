@@ -49,7 +49,7 @@ async fn batches_of(limits: impl IntoRedisLimits<u64>) -> (usize, usize) {
     limiter.health_check().await.expect("a working Redis");
     largest.store(0, Ordering::SeqCst);
     calls.store(0, Ordering::SeqCst);
-    let decisions = (0..1024_u64).map(|key| limiter.acquire(&key, AcquireOptions::default()).into_future());
+    let decisions = (0..1024_u64).map(|key| limiter.acquire(&key, AcquireOptions::default()));
     for decision in join_all(decisions).await {
         let _ = decision.expect("an answer");
     }

@@ -23,7 +23,7 @@ fn limiter(server: &Server) -> Redis<str> {
 }
 
 fn spawn_acquire(limiter: &Redis<str>, key: &str) -> Call {
-    tokio::spawn(limiter.acquire(key, AcquireOptions::default()).into_future())
+    tokio::spawn(limiter.acquire(key, AcquireOptions::default()))
 }
 
 /// Pauses the server while the limiter connects, so that no call is sent yet. (Selecting a database takes a round trip.)

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, Outcome};
+use tower_ratelimit::limiter::{Chained, LimiterFuture, Outcome};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{AcquireOptions, Detail, Error, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, hold, is_allowed, redis_limiter};
@@ -246,11 +246,9 @@ async fn killed_master_delays_no_request_and_leaves_no_charge() {
 struct Hangs(Arc<Notify>);
 
 impl Limiter<u64> for Hangs {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &u64, _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _: &u64, _: AcquireOptions) -> LimiterFuture<Outcome> {
         self.0.notify_one();
-        Acquisition::Pending(Box::pin(std::future::pending()))
+        LimiterFuture::pending(std::future::pending())
     }
 }
 

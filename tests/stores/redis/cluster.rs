@@ -244,7 +244,7 @@ async fn single_endpoint_in_cluster_mode_needs_the_cluster_client() {
     assert!(error.to_string().contains("connect with `RedisServer::cluster`"), "{error:?}");
     let limiter = limiter(RedisServer::cluster([address]).expect("an address"));
     limiter.health_check().await.expect("a cluster of one node");
-    let decisions = (0..64).map(|key| limiter.acquire(&key, AcquireOptions::default()).into_future());
+    let decisions = (0..64).map(|key| limiter.acquire(&key, AcquireOptions::default()));
     for outcome in futures_util::future::join_all(decisions).await {
         assert!(outcome.expect("an answer").decision.is_allowed());
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Chained, FailOpen, Fallback, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Chained, FailOpen, Fallback, LimiterFuture, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
@@ -68,10 +68,8 @@ impl CellModule {
 struct Unavailable;
 
 impl Limiter<Key> for Unavailable {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Pending(Box::pin(async { Err(Error::unavailable("the store is unavailable")) }))
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::pending(async { Err(Error::unavailable("the store is unavailable")) })
     }
 
     fn peek(&self, _: &Key, _: AcquireOptions) -> tower_ratelimit::limiter::LimiterFuture<Decision> {
@@ -129,9 +127,7 @@ impl<L: Limiter<Key> + Clone> OverUnavailable<L> {
 }
 
 impl<L: Limiter<Key> + Clone> Limiter<Key> for OverUnavailable<L> {
-    type Future = <Fallback<Unavailable, L> as Limiter<Key>>::Future;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         self.0.acquire(key, options)
     }
 
@@ -630,10 +626,8 @@ async fn operation_without_an_implementation_is_unsupported() {
     /// A limiter without optional operations.
     struct Minimal;
     impl Limiter<Key> for Minimal {
-        type Future = BoxFuture<Result<Outcome, Error>>;
-
-        fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Ready(Err(Error::unavailable("the store is unavailable")))
+        fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::ready(Err(Error::unavailable("the store is unavailable")))
         }
     }
     let memory = Memory::new(Gcra::new(TEN));

@@ -148,9 +148,7 @@ where
                         (caller, if trace == Trace::Holds && random.below(3) == 0 { options.hold() } else { options })
                     })
                     .collect();
-                let from_redis = join_all(
-                    requests.iter().map(|(caller, options)| IntoFuture::into_future(redis.acquire(caller, *options))),
-                );
+                let from_redis = join_all(requests.iter().map(|(caller, options)| redis.acquire(caller, *options)));
                 for ((caller, options), from_redis) in requests.iter().zip(from_redis.await) {
                     let from_memory = memory.acquire(caller, *options).await.expect("an answer");
                     let from_redis = from_redis.expect("an answer");

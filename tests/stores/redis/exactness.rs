@@ -220,7 +220,7 @@ fn calls_in_a_shut_down_runtime_fail_before_the_deadline() {
     // Some calls are in flight and some are queued. Another runtime awaits all of them.
     let waiting: Vec<_> = {
         let _there = there.enter();
-        (0..100).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect()
+        (0..100).map(|_| limiter.acquire("alice", AcquireOptions::default())).collect()
     };
     std::thread::sleep(Duration::from_millis(50));
     let waiting = here.spawn(join_all(waiting));
@@ -240,7 +240,7 @@ fn runtime_shut_down_before_it_ran_does_not_break_the_limiter() {
     let never_run = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let waiting: Vec<_> = {
         let _there = never_run.enter();
-        (0..3).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect()
+        (0..3).map(|_| limiter.acquire("alice", AcquireOptions::default())).collect()
     };
     drop(never_run);
     let here = Runtime::new().expect("a runtime");
@@ -259,7 +259,7 @@ fn stopped_runtime_does_not_delay_other_runtimes() {
     // Another call is queued in the idle runtime.
     let left = {
         let _there = idle.enter();
-        limiter.acquire("alice", AcquireOptions::default()).into_future()
+        limiter.acquire("alice", AcquireOptions::default())
     };
     let driven = Builder::new_current_thread().enable_all().build().expect("a runtime");
     for _ in 0..10 {
@@ -273,8 +273,7 @@ fn stopped_runtime_does_not_delay_other_runtimes() {
 async fn dropped_limiter_answers_its_calls_and_closes_its_connection() {
     let server = Server::start();
     let limiter = Arc::new(redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000))));
-    let attempts: Vec<_> =
-        (0..300).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
+    let attempts: Vec<_> = (0..300).map(|_| limiter.acquire("alice", AcquireOptions::default())).collect();
     drop(limiter);
     for result in join_all(attempts).await {
         assert!(result.expect("an answer").decision.is_allowed());

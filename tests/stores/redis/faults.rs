@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Acquisition, FailOpen, Fallback};
+use tower_ratelimit::limiter::{FailOpen, Fallback};
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
 };
@@ -316,7 +316,7 @@ async fn open_breaker_answers_immediately_and_detects_recovery() {
     sleep(Duration::from_millis(100)).await;
     proxy.shut(true);
     // The breaker is open, so calls fail immediately, but for one in a while.
-    let is_immediate = || matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable());
+    let is_immediate = || matches!(limiter.acquire("alice", AcquireOptions::default()).try_ready(), Ok(Err(error)) if error.is_unavailable());
     until("the breaker opens", is_immediate).await;
     let (began, immediate) = (Instant::now(), (0..1000).filter(|_| is_immediate()).count());
     assert!(immediate + usize::try_from(began.elapsed().as_millis() / 100).expect("small") + 1 >= 1000, "{immediate}");
@@ -350,7 +350,7 @@ async fn one_stalled_call_does_not_open_the_breaker_with_a_responding_server() {
         assert!(late.is_unavailable() && late.to_string().contains("deadline"), "{late}");
         sleep(Duration::from_millis(60)).await;
         assert!(
-            matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Pending(_)),
+            matches!(limiter.acquire("alice", AcquireOptions::default()).try_ready(), Err(_)),
             "the breaker is closed"
         );
         let deadline = Instant::now() + LONG_DEADLINE;
@@ -505,10 +505,10 @@ async fn call_past_its_deadline_before_it_was_sent_is_never_charged() {
     // The maximum number of batches in flight, so that the next call waits.
     let mut under_way = Vec::new();
     for key in ["a", "b", "c", "d"] {
-        under_way.push(tokio::spawn(redis.acquire(key, AcquireOptions::default()).into_future()));
+        under_way.push(tokio::spawn(redis.acquire(key, AcquireOptions::default())));
         sleep(Duration::from_millis(20)).await;
     }
-    let mut waiting = Box::pin(redis.acquire("alice", AcquireOptions::default()).into_future());
+    let mut waiting = Box::pin(redis.acquire("alice", AcquireOptions::default()));
     let error = (&mut waiting).await.expect_err("a time-out");
     assert!(error.is_unavailable());
     for call in under_way {

@@ -9,11 +9,11 @@ use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Limiter, Quota, RateLimitLayer, Redis, RedisServer,
-    SlidingLog, SlidingWindow,
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limiter, Quota, RateLimitLayer, Redis, RedisServer, SlidingLog,
+    SlidingWindow,
 };
 
 use crate::child::child_task;
@@ -56,18 +56,16 @@ struct Recording {
 }
 
 impl Limiter<()> for Recording {
-    type Future = BoxFuture<Result<Outcome, Error>>;
-
-    fn acquire(&self, key: &(), options: AcquireOptions) -> Acquisition<Self::Future> {
-        let (decision, admitted) = (self.inner.acquire(key, options).into_future(), Arc::clone(&self.admitted));
-        Acquisition::Pending(Box::pin(async move {
+    fn acquire(&self, key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let (decision, admitted) = (self.inner.acquire(key, options), Arc::clone(&self.admitted));
+        LimiterFuture::pending(async move {
             let outcome = decision.await?;
             let start = outcome.decision.decided_at().saturating_add(outcome.decision.delay());
             if outcome.decision.is_allowed() {
                 admitted.lock().unwrap().push(start.as_micros());
             }
             Ok(outcome)
-        }))
+        })
     }
 
     fn limits_of(&self, key: &(), limits: &mut LimitsOfKey<'_>) {
@@ -87,7 +85,8 @@ async fn load(limiter: Redis<()>, started: Instant, seconds: u64) -> (Vec<u64>, 
     let service = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(MAX_WAIT).layer(inner);
     for index in 0..u32::try_from(seconds).expect("a short time") * RATE * 3 / 4 {
         sleep_until(started + Duration::from_secs(1) * index * 4 / (RATE * 3)).await;
-        let call: BoxFuture<Result<(), BoxError>> = Box::pin(service.clone().oneshot(()));
+        let call: std::pin::Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> =
+            Box::pin(service.clone().oneshot(()));
         tokio::spawn(timeout(CLIENT_TIMEOUT, call));
     }
     sleep_until(started + Duration::from_secs(seconds)).await;

@@ -32,9 +32,7 @@ pub(crate) async fn acquire<Key: ?Sized>(
     key: &Key,
     options: AcquireOptions,
 ) -> Result<Outcome, Error> {
-    tokio::time::timeout(LONG_DEADLINE * 2, limiter.acquire(key, options).into_future())
-        .await
-        .expect("no decision hangs")
+    tokio::time::timeout(LONG_DEADLINE * 2, limiter.acquire(key, options)).await.expect("no decision hangs")
 }
 
 /// Holds a cost that the limit allows.

@@ -28,7 +28,7 @@ async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
     let mut missing: Vec<u64> = (KEYS + 1..=KEYS + count).collect();
     while !missing.is_empty() {
         let chunk = missing.split_off(missing.len().saturating_sub(100));
-        let holds = chunk.iter().map(|key| limiter.acquire(key, AcquireOptions::default().hold()).into_future());
+        let holds = chunk.iter().map(|key| limiter.acquire(key, AcquireOptions::default().hold()));
         for (key, outcome) in chunk.iter().zip(join_all(holds).await) {
             match outcome.ok().and_then(|outcome| outcome.held) {
                 Some(hold) => held.push(hold),
@@ -57,7 +57,7 @@ async fn run(count: u64) {
     let held = hold(&limiter, count).await;
     let (cpu_before, started_at) = (cpu(&server), Instant::now());
     let (offered, times) = offer(DECISIONS_PER_SECOND, SPAN, |key| {
-        let decision = limiter.acquire(&key, AcquireOptions::default()).into_future();
+        let decision = limiter.acquire(&key, AcquireOptions::default());
         async move { decision.await.is_ok() }
     })
     .await;

@@ -15,7 +15,6 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tokio::runtime::Builder;
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Limiter as _, Quota, Redis, RedisServer};
 
@@ -103,11 +102,11 @@ fn process() {
             while made < due {
                 made += 1;
                 let key = key(&mut numbers, UNIX_EPOCH.elapsed().expect("a time after 1970"));
-                match limiter.acquire(&key, AcquireOptions::default()) {
-                    Acquisition::Ready(Ok(outcome)) => sender.send(entry(key, &outcome.decision)).expect("a receiver"),
+                match limiter.acquire(&key, AcquireOptions::default()).try_ready() {
+                    Ok(Ok(outcome)) => sender.send(entry(key, &outcome.decision)).expect("a receiver"),
                     // The circuit breaker is open.
-                    Acquisition::Ready(Err(_)) => {}
-                    Acquisition::Pending(decision) => {
+                    Ok(Err(_)) => {}
+                    Err(decision) => {
                         let sender = sender.clone();
                         tokio::spawn(async move {
                             if let Ok(outcome) = decision.await {
@@ -330,7 +329,7 @@ async fn spend_late(server: &Server) -> (Audit, u64) {
         }
     }
     let mut spent = 0;
-    while let Acquisition::Ready(outcome) = holder.acquire("late", AcquireOptions::default()) {
+    while let Ok(outcome) = holder.acquire("late", AcquireOptions::default()).try_ready() {
         log.push(entry(0, &outcome.expect("a decision").decision));
         spent += 1;
     }

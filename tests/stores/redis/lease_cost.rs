@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, DecisionSource, Gcra, Limiter as _, Quota, Redis};
 
@@ -48,11 +47,11 @@ async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
     for number in 0..total {
         sleep_until(began + DURATION * u32::try_from(number).expect("few") / 192).await;
         let limiter = &limiters[usize::try_from(number).expect("few") % limiters.len()];
-        match limiter.acquire("key", AcquireOptions::default()) {
-            Acquisition::Ready(outcome) => {
+        match limiter.acquire("key", AcquireOptions::default()).try_ready() {
+            Ok(outcome) => {
                 leased += u32::from(outcome.expect("a decision").decision.source() == DecisionSource::Lease);
             }
-            Acquisition::Pending(decision) => pending.push(tokio::spawn(decision)),
+            Err(decision) => pending.push(tokio::spawn(decision)),
         }
     }
     for decision in pending {

@@ -76,7 +76,7 @@ pub(crate) async fn load_limiter(
         sleep(deadline).await;
     }
     let (offered, times) = offer(rate, span, |key| {
-        let decision = limiter.acquire(&key, AcquireOptions::default()).into_future();
+        let decision = limiter.acquire(&key, AcquireOptions::default());
         async move { decision.await.is_ok() }
     })
     .await;

@@ -25,8 +25,7 @@ async fn operations_on_one_key_are_decided_in_call_order() {
     // Some calls meet an idle connection, some meet two batches in flight, and some exceed one batch.
     for count in [1, 1, 2, 3, 500, 7, 64, 129, 1, 300] {
         // The calls are made in this order and awaited in another.
-        let calls: Vec<_> =
-            (0..count).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
+        let calls: Vec<_> = (0..count).map(|_| limiter.acquire("alice", AcquireOptions::default())).collect();
         for outcome in join_all(calls).await {
             left -= 1;
             assert_eq!(outcome.expect("an answer").decision.remaining(), Some(left));
@@ -63,11 +62,11 @@ async fn batched_operations_are_decided_like_single_ones() {
                 None => limiter.unblock("default", key),
             };
             let called: Vec<_> = {
-                let first = together.acquire("together", AcquireOptions::default()).into_future();
+                let first = together.acquire("together", AcquireOptions::default());
                 let settled = settle(&together, "together", ours);
-                let second = together.acquire("together", AcquireOptions::cost(3)).into_future();
+                let second = together.acquire("together", AcquireOptions::cost(3));
                 let done = set(&together, "together");
-                let third = together.acquire("together", AcquireOptions::cost(cost)).into_future();
+                let third = together.acquire("together", AcquireOptions::cost(cost));
                 let (settled, done, decided) = tokio::join!(settled, done, join_all([first, second, third]));
                 settled.expect("done");
                 done.expect("done");

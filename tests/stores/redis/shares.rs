@@ -161,7 +161,7 @@ impl<'a> Trace<'a> {
     /// A cost of 0 is within a share: the number includes the kept units.
     async fn free(&self, tenant: u64, limit: &str) -> u64 {
         let options = AcquireOptions::cost(0).detail(Detail::All);
-        let decision = self.direct.peek(&tenant, options).into_future().await.expect("an answer");
+        let decision = self.direct.peek(&tenant, options).await.expect("an answer");
         decision.limits().iter().find(|status| status.name() == limit).expect("the limit").remaining()
     }
 }

@@ -132,9 +132,9 @@ fn acquire_after_the_shutdown<L: Limiter<u64> + Clone + Send + 'static>(limiter:
         let under_way = limiter.acquire(&1, AcquireOptions::default());
         resume.recv().expect("the shutdown");
         let _ = sender.send((
-            limiter.acquire(&1, AcquireOptions::default()).into_future().now_or_never(),
+            limiter.acquire(&1, AcquireOptions::default()).now_or_never(),
             limiter.administer(&1, AdminOperation::Reset).now_or_never(),
-            limiter.acquire(&2, AcquireOptions::default()).into_future().now_or_never(),
+            limiter.acquire(&2, AcquireOptions::default()).now_or_never(),
         ));
         drop(under_way);
     });
@@ -164,8 +164,7 @@ fn chained_decision_is_in_flight(redis: &str) {
     runtime.block_on(async {
         first.health_check().await.expect("a working Redis");
         let limiter = Chained::new(first, second);
-        let decisions: Vec<_> =
-            (0..3).map(|_| tokio::spawn(limiter.acquire(&1, AcquireOptions::default()).into_future())).collect();
+        let decisions: Vec<_> = (0..3).map(|_| tokio::spawn(limiter.acquire(&1, AcquireOptions::default()))).collect();
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(decisions.iter().all(|decision| !decision.is_finished()), "the second limiter has not answered");
     });

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
-use tower_ratelimit::limiter::{Acquisition, Limiter};
+use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
@@ -209,8 +209,7 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
         assert!(error.starts_with("PostgreSQL did not decide within 500ms: "), "{error}");
         assert!(error.contains("Connection refused") && error.contains("check that the server runs"), "{error}");
         // A limiter that holds costs is an error at once.
-        let Acquisition::Ready(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold().until_end())
-        else {
+        let Ok(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold().until_end()).try_ready() else {
             panic!("no hold")
         };
         assert!(error.is_unsupported(), "{error}");

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tower_ratelimit::limiter::{Acquisition, Held, Limiter as _};
+use tower_ratelimit::limiter::{Held, Limiter as _};
 use tower_ratelimit::{AcquireOptions, Clock as _, InFlight, ManualClock, Memory, Timestamp};
 
 use tower_ratelimit_simulate::chart::{Panel, draw};
@@ -37,7 +37,7 @@ fn series(seconds: u64) -> Series {
         let since = now.saturating_since(ManualClock::START).as_micros();
         let mut bin = Bin::default();
         if since.is_multiple_of(GAP.as_micros()) {
-            let Acquisition::Ready(Ok(outcome)) = limiter.acquire("client", options) else { panic!("no decision") };
+            let Ok(Ok(outcome)) = limiter.acquire("client", options).try_ready() else { panic!("no decision") };
             if outcome.decision.is_allowed() {
                 bin = Bin { allowed: 1, starts: 1, ..bin };
                 running.push_back((now.saturating_add(Duration::from_secs(seconds)), outcome.held));

@@ -12,7 +12,7 @@
 //! # Time
 //!
 //! A decision reads the clock before it locks, because the reading then overlaps with other work: row "hot key" of
-//! docs/performance.md, 1.3 times as long under the lock. A shard stores the time of its last decision. If that is later
+//! benches/figures.md, 1.3 times as long under the lock. A shard stores the time of its last decision. If that is later
 //! than the reading, another thread was faster, or the clock has stepped back: the decision reads the clock again, under
 //! the lock. So the times of the decisions in a shard have the order of its lock, except where the clock itself steps back.
 //!
@@ -118,7 +118,7 @@ impl<A: Algorithm> Table<A> {
     }
 
     /// Locks the shard of a key.
-    // Part of each decision: row "hot key" of docs/performance.md.
+    // Part of each decision: row "hot key" of benches/figures.md.
     #[inline(always)]
     pub(super) fn lock(&self, fingerprint: u64) -> ShardGuard<'_, A> {
         self.shards[bounded_index(fingerprint, self.shards.len())].lock()

@@ -200,7 +200,7 @@ impl<A: Algorithm> Keys<A> {
     ///
     /// A shard that can grow does so before keys are in their second sets: a decision then reads one set, and predicts its
     /// slot. It also grows before a key loses its slot that was live in the last second, because most keys come again: an
-    /// insertion takes four times as long as a decision (both: row "1000 keys" of docs/performance.md).
+    /// insertion takes four times as long as a decision (both: row "1000 keys" of benches/figures.md).
     fn free_slot(&self, fingerprint: u64, now: u64, info: &TableInfo<A::State>) -> Option<SlotIndex> {
         const KEPT_MICROS: u64 = 1_000_000;
         let [first, second] = candidate_sets(fingerprint, self.sets.len());

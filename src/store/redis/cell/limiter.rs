@@ -9,7 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome};
+use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
 use crate::store::inner::{Observers, limiter_methods};
 use crate::store::redis::connect::CONNECT_TIMEOUT;
@@ -163,25 +163,22 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
 }
 
 impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
-    type Future = LimiterFuture<Outcome>;
-
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<LimiterFuture<Outcome>> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         if let Err(error) = options.check_units(|_| ()) {
-            return Acquisition::Ready(Err(error));
+            return LimiterFuture::ready(Err(error));
         }
         if options.hold {
-            return Acquisition::Ready(Err(Error::unsupported(
+            return LimiterFuture::ready(Err(Error::unsupported(
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
             )));
         }
         if let Err(error) = options.check_no_id("redis-cell") {
-            return Acquisition::Ready(Err(error));
+            return LimiterFuture::ready(Err(error));
         }
         if let Some(exceeds) = self.exceeds_limit(options) {
-            return Acquisition::Ready(Ok(Outcome::from(exceeds)));
+            return LimiterFuture::ready(Ok(Outcome::from(exceeds)));
         }
-        let decision = self.decide(key, options.cost, false);
-        Acquisition::Pending(decision.map(Outcome::from))
+        self.decide(key, options.cost, false).map(Outcome::from)
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

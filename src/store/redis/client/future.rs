@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,57 +9,8 @@ use tokio::sync::oneshot;
 use super::completion::{Completion, OperationResult};
 use super::config::ClientConfig;
 use crate::error::Error;
-use crate::limiter::{BoxFuture, Outcome};
+use crate::limiter::{LimiterFuture, Outcome};
 use crate::store::inner::runtime::Sleep;
-
-/// A decision that waits for its reply from Redis.
-///
-/// If the future is dropped before the decision was sent, nothing is charged. After that it may have been charged.
-#[doc(hidden)]
-#[pin_project]
-#[must_use = "a decision whose future is dropped may not be made"]
-pub struct RedisFuture {
-    #[pin]
-    kind: FutureKind,
-}
-
-#[pin_project(project = Projection)]
-#[allow(clippy::large_enum_variant, reason = "the common case, a decision, must not be boxed")]
-enum FutureKind {
-    Decision(#[pin] PendingReply),
-    Hold(BoxFuture<Result<Outcome, Error>>),
-}
-
-impl RedisFuture {
-    pub(super) fn decision(reply: PendingReply) -> Self {
-        Self { kind: FutureKind::Decision(reply) }
-    }
-
-    pub(super) fn hold(future: impl Future<Output = Result<Outcome, Error>> + Send + 'static) -> Self {
-        Self { kind: FutureKind::Hold(Box::pin(future)) }
-    }
-}
-
-impl Future for RedisFuture {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().kind.project() {
-            Projection::Hold(future) => future.as_mut().poll(cx),
-            Projection::Decision(reply) => Poll::Ready(match ready!(reply.poll(cx)) {
-                Ok(Completion::Decided(decision, _)) => Ok(decision.into()),
-                Ok(Completion::SessionExpired | Completion::Repeated(_) | Completion::Done) => Err(reply_lost()),
-                Err(error) => Err(error),
-            }),
-        }
-    }
-}
-
-impl fmt::Debug for RedisFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisFuture").finish_non_exhaustive()
-    }
-}
 
 /// The result of a queued operation, or an error at the deadline.
 #[pin_project]
@@ -75,6 +25,18 @@ pub(super) struct PendingReply {
 impl PendingReply {
     pub(super) fn new(reply: oneshot::Receiver<OperationResult>, timer: Sleep, config: Arc<ClientConfig>) -> Self {
         Self { reply, timer, config }
+    }
+
+    /// Returns the decision of the reply.
+    ///
+    /// If the future is dropped before the decision was sent, nothing is charged. After that it may have been charged.
+    pub(super) fn into_decision(self) -> LimiterFuture<Outcome> {
+        LimiterFuture::pending(async move {
+            match self.await? {
+                Completion::Decided(decision, _) => Ok(decision.into()),
+                Completion::SessionExpired | Completion::Repeated(_) | Completion::Done => Err(reply_lost()),
+            }
+        })
     }
 }
 

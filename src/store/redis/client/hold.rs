@@ -8,7 +8,7 @@ use futures_util::future::{Either, join_all, select};
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
-use super::future::{RedisFuture, reply_lost};
+use super::future::reply_lost;
 use super::once::OnceRequest;
 use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::{Client, no_runtime};
@@ -27,7 +27,7 @@ impl Client {
     pub(crate) fn submit_hold(
         self: &Arc<Self>,
         operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + 'static,
-    ) -> Result<RedisFuture, Error> {
+    ) -> Result<LimiterFuture<Outcome>, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
         let answer_by = Some(timer.deadline());
         let first = self.enqueue(&operation, answer_by)?;
@@ -62,8 +62,8 @@ pub(super) fn until_deadline(
     decided: impl Future<Output = Result<Outcome, Error>> + Send + 'static,
     timer: Sleep,
     message: impl FnOnce() -> String + Send + 'static,
-) -> RedisFuture {
-    RedisFuture::hold(async move {
+) -> LimiterFuture<Outcome> {
+    LimiterFuture::pending(async move {
         match select(pin!(decided), pin!(timer)).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => Err(Error::unavailable(message())),

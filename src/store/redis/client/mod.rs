@@ -45,7 +45,6 @@ use tokio::time::Instant;
 pub(crate) use self::completion::{Completion, OperationResult};
 pub(crate) use self::config::{ClientConfig, ServerClock};
 use self::dispatch::execute;
-pub use self::future::RedisFuture;
 use self::future::{PendingReply, reply_lost};
 pub(crate) use self::lease::LeaseSender;
 pub(crate) use self::once::{OnceOperation, OnceRequest};
@@ -56,7 +55,7 @@ use self::worker::run_worker;
 use super::connect::{Connection, no_runtime};
 use super::health::NodeState;
 use crate::error::Error;
-use crate::limiter::LimiterFuture;
+use crate::limiter::{LimiterFuture, Outcome};
 use crate::store::inner::runtime::sleep;
 
 /// The queues and worker tasks of a limiter. They outlive a replacement of the limits.
@@ -88,8 +87,8 @@ impl Client {
     pub(crate) fn submit_decision(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
-    ) -> Result<RedisFuture, Error> {
-        self.submit(operation, true).map(RedisFuture::decision)
+    ) -> Result<LimiterFuture<Outcome>, Error> {
+        self.submit(operation, true).map(PendingReply::into_decision)
     }
 
     /// Queues an operation without a value.

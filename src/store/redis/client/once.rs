@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
-use super::future::{RedisFuture, reply_lost};
+use super::future::reply_lost;
 use super::hold::{into_guard, into_outcome, until_deadline};
 use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::reservation::push_key;
@@ -137,7 +137,7 @@ impl OnceRequest {
 
 impl Client {
     /// Queues the decision on a request that is charged once, and on a repeat once more with what it was charged.
-    pub(crate) fn submit_once(self: &Arc<Self>, request: OnceRequest) -> Result<RedisFuture, Error> {
+    pub(crate) fn submit_once(self: &Arc<Self>, request: OnceRequest) -> Result<LimiterFuture<Outcome>, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
         let answer_by = Some(timer.deadline());
         let mut attempt = Attempt::First;

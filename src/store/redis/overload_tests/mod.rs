@@ -145,7 +145,7 @@ async fn stall(link: Link, deadline: Duration, span: Duration) -> (u64, Vec<bool
         if tick == 300 {
             world.pause(micros(span));
         }
-        decisions.push(tokio::spawn(limiter.acquire(&tick, AcquireOptions::default()).into_future()));
+        decisions.push(tokio::spawn(limiter.acquire(&tick, AcquireOptions::default())));
         sleep(MS).await;
     }
     let mut answered = Vec::new();
@@ -183,7 +183,7 @@ async fn round_trip_above_the_deadline_charges_little() {
     let (world, limiter) = start(slow_server(60), MS * 50);
     let mut failed = 0;
     for key in 0..2_000 {
-        let decision = tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future());
+        let decision = tokio::spawn(limiter.acquire(&key, AcquireOptions::default()));
         sleep(MS).await;
         failed += u64::from(decision.is_finished());
     }
@@ -205,7 +205,7 @@ async fn settlements_are_sent_under_overload() {
     let mut failed = 0;
     for _ in 0..300 {
         for key in 0..OVERLOAD {
-            drop(tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future()));
+            drop(tokio::spawn(limiter.acquire(&key, AcquireOptions::default())));
         }
         if let Some(held) = held.pop() {
             failed += u64::from(held.settle(1).await.is_err());

@@ -16,8 +16,7 @@ async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
     connect(limiter).await;
     let mut held = Vec::new();
     for first in (0..count).step_by(40) {
-        let holds =
-            (first..first + 40).map(|key| limiter.acquire(&key, AcquireOptions::default().hold()).into_future());
+        let holds = (first..first + 40).map(|key| limiter.acquire(&key, AcquireOptions::default().hold()));
         held.extend(
             join_all(holds).await.into_iter().map(|outcome| outcome.expect("an answer").held.expect("allowed")),
         );

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
-use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, RateLimitInfo, ResponseBody};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
@@ -30,12 +30,10 @@ async fn ok(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
 struct StubLimiter(Result<Verdict, Error>);
 
 impl Limiter<()> for StubLimiter {
-    type Future = std::future::Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, (): &(), _: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, (): &(), _: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision =
             |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).with_source(DecisionSource::Policy);
-        Acquisition::Ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
+        LimiterFuture::ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
     }
 }
 

@@ -2,15 +2,14 @@
 //!
 //! Each limiter is broken in one known way. Barriers force the interleaving, so each run produces the faulty history.
 
-use std::future::Ready;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
+    AcquireOptions, Clock, Decision, Detail, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
 };
 
 use super::model::{Caller, Kept, Model, Rule};
@@ -81,9 +80,7 @@ impl SplitDecision {
 }
 
 impl Limiter<Caller> for SplitDecision {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (now, before) = (self.clock.now(), *self.lock());
         self.meet.wait();
         let mut state = self.lock();
@@ -99,7 +96,7 @@ impl Limiter<Caller> for SplitDecision {
         drop(state);
         self.meet.wait();
         let decision = Decision::from_limit(now, status).with_scheduling(self.bucket.supports_scheduling());
-        Acquisition::Ready(Ok(decision.into()))
+        LimiterFuture::ready(Ok(decision.into()))
     }
 }
 
@@ -149,12 +146,10 @@ impl<L> TwoStep<L> {
 }
 
 impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
-        let acquire = |limiter: &L, options: AcquireOptions| match limiter.acquire(caller, options) {
-            Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
-            Acquisition::Pending(_) => panic!("the memory store returns ready results"),
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let acquire = |limiter: &L, options: AcquireOptions| match limiter.acquire(caller, options).try_ready() {
+            Ok(outcome) => outcome.expect("the memory store returns no error"),
+            Err(_) => panic!("the memory store returns ready results"),
         };
         let [one, other] = &self.limiters;
         let first = acquire(one, options.hold());
@@ -165,7 +160,7 @@ impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
             ready(if second.decision.is_allowed() { held.settle(options.get_cost()) } else { held.release() });
         }
         let record = ready(one.peek(caller, options));
-        Acquisition::Ready(Ok(self.both(&[record, second.decision]).into()))
+        LimiterFuture::ready(Ok(self.both(&[record, second.decision]).into()))
     }
 
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -356,9 +351,7 @@ impl HoldingLimiter {
 }
 
 impl Limiter<Caller> for HoldingLimiter {
-    type Future = Ready<Result<Outcome, Error>>;
-
-    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let mut account = self.account.lock().expect("no thread panics");
         let held = account.held;
         let seen = if self.mistake == Mistake::DecidesByTheStateAlone { 0 } else { held };
@@ -378,7 +371,7 @@ impl Limiter<Caller> for HoldingLimiter {
             _ => {}
         }
         let after = self.decide(options, &account, account.held);
-        Acquisition::Ready(Ok(Outcome::new(self.decision(options, held, verdict, &after), guard)))
+        LimiterFuture::ready(Ok(Outcome::new(self.decision(options, held, verdict, &after), guard)))
     }
 
     fn peek(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -66,7 +66,7 @@ impl Model {
     pub(crate) fn apply(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
         let mut undo = Undo(Vec::new());
         let is_explained = match step {
-            Step::Acquisition { caller, options, decision, is_held } => {
+            Step::LimiterFuture { caller, options, decision, is_held } => {
                 let expected = self.acquire(caller, now, *options, &mut undo);
                 expected.is(decision, now, *options) && *is_held == (options.is_hold() && expected.verdict.is_allowed())
             }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::limiter::{Acquisition, AdminOperation, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{AcquireOptions, Clock, Decision, Limiter, ManualClock, Timestamp};
 
 use super::model::Caller;
@@ -22,7 +22,7 @@ pub(crate) struct Event {
 #[derive(Debug)]
 pub(crate) enum Step {
     /// An acquire, or with [`AcquireOptions::hold`] a hold.
-    Acquisition {
+    LimiterFuture {
         caller: Caller,
         options: AcquireOptions,
         decision: Decision,
@@ -81,10 +81,10 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let called = self.begin();
         let acquire = self.limiter.acquire(&caller, options);
         let returned = self.tick();
-        let Acquisition::Ready(outcome) = acquire else { panic!("the memory store returns ready results") };
+        let Ok(outcome) = acquire.try_ready() else { panic!("the memory store returns ready results") };
         let Outcome { decision, held, .. } = outcome.expect("the memory store returns no error");
         assert!(held.as_ref().is_none_or(|held| held.cost() == options.get_cost()));
-        self.record(called, returned, Step::Acquisition { caller, options, decision, is_held: held.is_some() });
+        self.record(called, returned, Step::LimiterFuture { caller, options, decision, is_held: held.is_some() });
         held
     }
 
@@ -138,7 +138,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let readings = READINGS.with_borrow(Clone::clone);
         // A call whose state is ahead of its time reads the clock again and may use the second reading.
         let nows = match &step {
-            Step::Acquisition { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
+            Step::LimiterFuture { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
             Step::Settle { .. } | Step::Reset { .. } => readings.clone(),
         };
         assert!(readings.contains(&nows[0]), "the clock was read as {readings:?}, not as {nows:?}: {step:?}");

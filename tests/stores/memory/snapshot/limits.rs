@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::{
     AcquireOptions, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, TokenBucket, WhenFull, per_key,
@@ -113,7 +112,7 @@ fn snapshot_settles_holds_of_each_tier() {
     let tiers = || per_key(|key: &u64| FixedWindow::new(Quota::per_hour(10 * (1 + key))));
     let before = Memory::builder(tiers()).clock(clock.clone()).build().expect("limits");
     let hold = |key: u64, cost: u64| {
-        let Acquisition::Ready(outcome) = before.hold(&key, AcquireOptions::cost(cost)) else { panic!("ready") };
+        let Ok(outcome) = before.hold(&key, AcquireOptions::cost(cost)).try_ready() else { panic!("ready") };
         outcome.expect("a decision").held.expect("a guard")
     };
     let save = || {
@@ -140,7 +139,7 @@ fn snapshot_contains_no_requests_in_flight() {
     let limits = || (Limit::new("rate", Gcra::new(HOURLY)), Limit::new("in flight", InFlight::new(2)));
     let before = Memory::<u64, _>::new(limits());
     let options = AcquireOptions::default().until_end();
-    let Acquisition::Ready(first) = before.acquire(&1, options) else { panic!("ready") };
+    let Ok(first) = before.acquire(&1, options).try_ready() else { panic!("ready") };
     let first = first.expect("a decision");
     assert!(first.held.is_some());
     let mut file = Vec::new();

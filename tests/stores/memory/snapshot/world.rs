@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Acquisition, Held};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
     Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
@@ -117,7 +117,7 @@ impl World {
             }
             Op::Hold { key, cost } => {
                 let options = AcquireOptions::cost(cost).detail(Detail::All);
-                let Acquisition::Ready(outcome) = self.limiter.hold(&key, options) else { panic!("memory is ready") };
+                let Ok(outcome) = self.limiter.hold(&key, options).try_ready() else { panic!("memory is ready") };
                 let outcome = outcome.expect("a decision");
                 self.open.extend(outcome.held);
                 return format!("{:?}", outcome.decision);
