@@ -5,10 +5,11 @@ use std::hash::{BuildHasher, Hash};
 
 use super::limit_table::LimitTable;
 use super::table::fingerprint;
-use super::transaction_limit::{AcquireContext, HeldLimit};
+use super::transaction_limit::AcquireContext;
 use crate::algorithm::Algorithm;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{LimitCost, ShareRole, micros_floor};
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
@@ -17,7 +18,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns `None`, with nothing held, for everything that is left to the transaction: denials, blocked keys, costs that
     /// are not the number of the request, and limits that need more than their state.
     // Rows "hold and settle" and "in flight" of benches/figures.md.
-    pub(super) fn try_hold<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>
+    pub(super) fn try_hold<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)>
     where
         Key: ?Sized,
         C: SelectAlgorithm<Key>,
@@ -68,21 +69,10 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             // If the table is full, the transaction denies.
             keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()).ok()?;
         }
-        let (deadline, algorithm) = keys.hold(hash, cost, max_duration, own);
+        let hold = keys.hold(hash, cost, max_duration, own);
         drop(keys);
         let status = LimitStatus::from_verdict(limit.name_handle().clone(), Verdict::Allowed, snapshot, false);
-        let held = HeldLimit {
-            table: self.table.id(),
-            hash,
-            algorithm,
-            held: cost,
-            cost: LimitCost::OfRequest,
-            credit: 0,
-            until_end,
-            deadline,
-            expired_at: None,
-        };
-        Some((Decision::from_store(now, false, status), held))
+        Some((Decision::from_store(now, false, status), self.entry(hash, cost, hold, 0)))
     }
 
     /// Returns whether the limit decides by its state and what is held on the key, and signals nothing.

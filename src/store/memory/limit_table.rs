@@ -7,7 +7,7 @@ use super::part::{LimitPart, Part};
 use super::plain::{self, PartList};
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use super::usage::KeyId;
 use super::when_full::WhenFull;
 use crate::algorithm::{Algorithm, Counters};
@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::LimitsOfKey;
+use crate::limiter::{HeldEntry, LimitsOfKey};
 use crate::store::inner::{LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
 
 /// A limit with its table.
@@ -119,6 +119,12 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
     }
 
+    /// Returns the record of a hold, which has a number and a deadline, or zeros.
+    pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), credit: u64) -> HeldEntry {
+        let (table, cost, until_end) = (self.table.id(), self.limit.cost(), C::Algorithm::HELD_UNTIL_END);
+        HeldEntry { table, key, id, at, amount, cost, credit, until_end }
+    }
+
     /// Wakes the requests that wait for the capacity of keys whose holds have ended. Not under a lock.
     pub(super) fn announce(&self, ended: &[u64]) {
         if !ended.is_empty() {
@@ -158,6 +164,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         P::SubKey: Hash,
         S: BuildHasher,
     {
+        if C::Algorithm::HELD_UNTIL_END || context.options.hold {
+            return None;
+        }
         if self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
             return plain::try_complete(self, context);
         }
@@ -196,7 +205,7 @@ where
         self.try_complete_alone(context)
     }
 
-    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
         self.try_hold(context)
     }
 

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
@@ -13,14 +14,16 @@ use super::replace::DynLimit;
 use super::reservations::Reservations;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
-use super::transaction_limit::{AcquireContext, Capacity, Charge, HeldLimit, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
+use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{
+    AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome,
+};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
 
@@ -115,14 +118,15 @@ where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
 {
-    shared: Arc<Shared<L::Tables, C, S>>,
+    shared: Arc<Shared<Key, L, C, S>>,
 }
 
-pub(super) struct Shared<R, C, S> {
-    pub(super) tables: R,
+pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> {
+    pub(super) tables: L::Tables,
     pub(super) clock: C,
     hasher: S,
     pub(super) reservations: Reservations,
+    key: PhantomData<fn(&Key)>,
 }
 
 impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
@@ -173,10 +177,10 @@ where
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
-        Self { shared: Arc::new(Shared { tables, clock, hasher, reservations }) }
+        Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
     }
 
-    pub(super) fn shared(&self) -> &Shared<L::Tables, C, S> {
+    pub(super) fn shared(&self) -> &Shared<Key, L, C, S> {
         &self.shared
     }
 
@@ -250,8 +254,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         if let Some(decision) = L::try_complete(&self.shared.tables, context) {
             return (decision, 0);
         }
-        self.shared.end_due::<Key, L>();
-        let (decision, held) = self.shared.acquire::<Key, L>(&context);
+        self.shared.end_due();
+        let (decision, held) = self.shared.acquire(&context);
         (decision, held.len())
     }
 
@@ -296,7 +300,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         let now = self.now();
         self.in_limit(limit, |table| table.top_keys(max, now))
     }
@@ -305,7 +309,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
@@ -325,6 +329,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(never)]
     fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
     where
+        Key: 'static,
+        L: 'static,
         S: Send + Sync + 'static,
     {
         let &AcquireContext { key, options, .. } = context;
@@ -334,7 +340,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         {
             return Ok(decision.into());
         }
-        if !options.until_end && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
+        if !options.until_end && self.shared.any_limit(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if options.remember.is_none()
@@ -347,15 +353,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
         if let Some(once) = options.charged_once() {
             let (decision, limits, charged_for) = self.acquire_once(key, options, once)?;
-            let held = self.guard(options, &decision, limits, charged_for);
+            let held = self.guard(options, options.hold && decision.is_allowed(), &limits, charged_for);
             return Ok(Outcome::of_store(decision, held));
         }
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         if let Some((decision, limit)) = L::try_hold(&self.shared.tables, context) {
-            return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
+            return Ok(Outcome::of_store(decision, self.guard(options, options.hold, &[limit], None)));
         }
-        let (decision, limits) = self.shared.acquire::<Key, L>(context);
-        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
+        let (decision, limits) = self.shared.acquire(context);
+        let held = self.guard(options, options.hold && decision.is_allowed(), &limits, None);
         Ok(Outcome::of_store(decision, held))
     }
 
@@ -364,98 +370,73 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
     }
 
-    fn units(&self) -> Vec<&'static str> {
-        let mut units = Vec::new();
-        visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
-        units
-    }
-
-    /// Returns the guard of a cost that one limit holds. Its closure is the one allocation of a hold.
-    fn guard_of_one(&self, limit: HeldLimit) -> Held
-    where
-        S: Send + Sync + 'static,
-    {
-        let (shared, cost) = (Arc::clone(&self.shared), limit.held);
-        if limit.until_end {
-            return Held::until_end(cost, move || {
-                LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Nothing))
-            });
-        }
-        let settle =
-            move |actual: Costs| LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Actual(actual)));
-        // The limit names no unit.
-        Held::with_costs(cost, settle)
-    }
-
-    /// Returns the guard of the costs that an allowed request holds.
+    /// Returns the guard of what an allowed request holds, if it holds anything.
     ///
     /// The settlement records what is charged for `charged_for`, if there is an id.
     fn guard(
         &self,
         options: AcquireOptions,
-        decision: &Decision,
-        limits: Vec<HeldLimit>,
+        is_hold: bool,
+        entries: &[HeldEntry],
         charged_for: Option<ChargedFor>,
     ) -> Option<Held>
     where
+        Key: 'static,
+        L: 'static,
         S: Send + Sync + 'static,
     {
-        let (until_end, limits) = take_out(limits, |limit| limit.until_end);
-        let (fixed, limits) = take_out(limits, |limit| limit.cost.is_fixed());
-        let shared = || Arc::clone(&self.shared);
-        let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
-            let shared = shared();
-            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, &Charge::Nothing)))
-        });
-        let held = (options.hold && decision.is_allowed()).then(|| {
-            let fixed = (!fixed.is_empty()).then(|| {
-                let shared = shared();
-                Held::of_fixed_costs(move |charge| {
-                    let charge = if charge { Charge::Held } else { Charge::Nothing };
-                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, &charge))
-                })
-            });
-            let shared = shared();
-            let (costs, units) = (options.costs(), self.units());
-            let settle = move |actual: Costs| {
-                let settled = shared.settle::<Key, L>(&limits, &Charge::Actual(actual));
-                if let (Ok(()), Some(request)) = (&settled, charged_for) {
-                    request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
-                }
-                LimiterFuture::ready(settled)
-            };
-            Held::of_limits(costs, units, settle).with_fixed_costs(fixed)
-        });
-        Held::join(held, until_end)
+        if !is_hold && !entries.iter().any(|entry| entry.amount > 0) {
+            return None;
+        }
+        let cost = is_hold.then_some(options.cost);
+        let mut held = Held::of_entries(cost, Arc::<Shared<Key, L, C, S>>::clone(&self.shared), entries);
+        if is_hold {
+            let mut units = Vec::new();
+            visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
+            held = held.with_units(options.costs(), units);
+        }
+        let Some(request) = charged_for else { return Some(held) };
+        let (shared, costs) = (Arc::clone(&self.shared), options.costs());
+        Some(held.map_settle(move |held, actual| {
+            let settled = held.settle(actual);
+            if let Some(Ok(())) = settled.as_ready() {
+                request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
+            }
+            settled
+        }))
+    }
+}
+
+impl<Key, L, C, S> HoldStore for Shared<Key, L, C, S>
+where
+    Key: ?Sized,
+    L: MemoryLimits<Key, S>,
+    C: Clock,
+    S: Send + Sync,
+{
+    /// Ends the hold of a guard, after the holds with an id that have expired before.
+    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error> {
+        self.end_due();
+        self.settle_limits(std::slice::from_ref(entry), charge)
     }
 }
 
 #[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
-impl<R, C: Clock, S> Shared<R, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-    ) -> (Decision, Vec<HeldLimit>) {
-        self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
+    pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
+        self.transact(context, |transaction| transaction.acquire())
             .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
-    pub(super) fn peek<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-    ) -> Decision {
-        self.transact::<Key, L, _>(context, |transaction| transaction.peek())
+    pub(super) fn peek(&self, context: &AcquireContext<'_, Key, S>) -> Decision {
+        self.transact(context, |transaction| transaction.peek())
             .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
-    fn transact<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>, T>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-        decide: fn(Transaction<'_>) -> T,
-    ) -> Option<T> {
+    fn transact<T>(&self, context: &AcquireContext<'_, Key, S>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
         let (mut decided, mut ended) = (None, Vec::new());
         L::with_parts(&self.tables, context, &mut |list| {
             let count = PartList::iter(list).count();
@@ -497,38 +478,21 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         decided
     }
 
-    pub(super) fn any_limit<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        is_such: fn(&dyn TransactionLimit<Key, S>) -> bool,
-    ) -> bool {
+    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key, S>) -> bool) -> bool {
         let mut any = false;
         L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
         any
     }
 
-    /// Ends the hold of a guard, after the holds with an id that have expired before.
-    fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        limits: &[HeldLimit],
-        charge: &Charge,
-    ) -> Result<(), Error> {
-        self.end_due::<Key, L>();
-        self.settle_limits::<Key, L>(limits, charge)
-    }
-
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    pub(super) fn settle_limits<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        limits: &[HeldLimit],
-        charge: &Charge,
-    ) -> Result<(), Error> {
+    pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
-            for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, charge.on(limit), &self.clock));
+            for entry in entries.iter().filter(|entry| entry.table == table.table_id()) {
+                settled = settled.and(table.settle(entry, entry.charged(charge), &self.clock));
             }
         });
-        capacity_released(limits.iter().map(|limit| limit_id((limit.table, limit.hash))));
+        capacity_released(entries.iter().map(|entry| limit_id((entry.table, entry.key))));
         settled.map_err(table_full)
     }
 }
@@ -557,11 +521,6 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
 
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
     L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
-}
-
-/// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
-fn take_out(limits: Vec<HeldLimit>, belongs: fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
-    if limits.iter().any(belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
 pub(super) fn table_full(full: TableFull) -> Error {
@@ -594,8 +553,8 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.shared.end_due::<Key, L>();
-        let peeked = self.check_units(options).map(|()| self.shared.peek::<Key, L>(&self.context(key, options)));
+        self.shared.end_due();
+        let peeked = self.check_units(options).map(|()| self.shared.peek(&self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
 
@@ -609,7 +568,7 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {

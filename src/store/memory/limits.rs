@@ -4,10 +4,11 @@ use std::ops::Deref;
 use super::limit_table::LimitTable;
 use super::part::LimitPart;
 use super::plain::{self, PartList, PlainLimit};
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::HeldEntry;
 use crate::store::inner::check_limits;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
@@ -35,7 +36,7 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision>;
 
     /// Holds the cost of a request, if there is one limit and it needs no transaction.
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
         let _ = (tables, context);
         None
     }
@@ -78,7 +79,7 @@ where
     }
 
     #[inline]
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
         tables.try_hold(context)
     }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
 use super::plain::{self, Charged, PartList, PlainChain};
-use super::table::{Deadline, ShardGuard, SlotIndex, TableFull, fingerprint};
-use super::transaction_limit::{AcquireContext, HeldLimit};
+use super::table::{ShardGuard, SlotIndex, TableFull, fingerprint};
+use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::limit::{SelectAlgorithm, SubKeyOf};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{
     InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
 };
@@ -51,7 +52,7 @@ pub trait Part {
     /// Charges what was prepared, or holds the cost. Returns the numbers after it.
     fn commit(&self, reading: &LimitReading) -> LimitNumbers;
     /// Returns what the settlement of the hold needs. From here on, the caller ends the hold.
-    fn take_hold(&self, reading: &LimitReading) -> HeldLimit;
+    fn take_hold(&self, reading: &LimitReading) -> HeldEntry;
 }
 
 pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
@@ -76,8 +77,8 @@ struct Locked<'a, A: Algorithm> {
     /// The time of the decision, from which its numbers count.
     at: Timestamp,
     next: Option<<A::State as State>::Next>,
-    /// What is held, until the caller takes it: the amount, the deadline, the number of the algorithm.
-    placed: Option<(u64, Option<Deadline>, u64)>,
+    /// What is held, until the caller takes it: the amount, and the number and the deadline of the hold.
+    placed: Option<(u64, (u64, u64))>,
 }
 
 impl<'a, Key, C, P> LimitPart<'a, Key, C, P>
@@ -304,8 +305,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let held = if reading.holds {
                 let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
                 let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
-                let (deadline, algorithm) = keys.hold(self.hash, reading.cost, max_duration, self.own.take());
-                *placed = Some((reading.cost, deadline, algorithm));
+                *placed = Some((reading.cost, keys.hold(self.hash, reading.cost, max_duration, self.own.take())));
                 reading.held.saturating_add(reading.cost)
             } else {
                 let Some(next) = next.take() else { return reading.numbers() };
@@ -322,26 +322,16 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         numbers.unwrap_or(reading.numbers())
     }
 
-    fn take_hold(&self, reading: &LimitReading) -> HeldLimit {
+    fn take_hold(&self, reading: &LimitReading) -> HeldEntry {
         let placed = self.with_locked(|Locked { keys, placed, .. }| {
             placed.take().or_else(|| {
                 // A cost of zero is not held, but its settlement may charge the key.
                 let own = self.own.take()?;
-                Some((0, None, keys.hold(self.hash, 0, None, Some(own)).1))
+                Some((0, keys.hold(self.hash, 0, None, Some(own))))
             })
         });
-        let (held, deadline, algorithm) = placed.flatten().unwrap_or((reading.cost, None, 0));
-        HeldLimit {
-            table: self.limit.table.id(),
-            hash: self.hash,
-            algorithm,
-            held,
-            cost: self.limit.limit.cost(),
-            credit: self.credit,
-            until_end: C::Algorithm::HELD_UNTIL_END,
-            deadline,
-            expired_at: None,
-        }
+        let (amount, hold) = placed.flatten().unwrap_or((reading.cost, (0, 0)));
+        self.limit.entry(self.hash, amount, hold, self.credit)
     }
 }
 
@@ -350,8 +340,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> 
     fn drop(&mut self) {
         let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
         match placed {
-            Some((amount, Some(deadline), _)) => keys.end_request(self.hash, amount, Some(deadline)),
-            Some((amount, None, algorithm)) => drop(keys.end_hold(self.hash, amount, algorithm)),
+            Some((amount, hold)) if C::Algorithm::HELD_UNTIL_END => keys.end_request(self.hash, amount, hold),
+            Some((amount, (id, _))) => drop(keys.end_hold(self.hash, amount, id)),
             None => {}
         }
     }

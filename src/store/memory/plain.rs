@@ -75,9 +75,6 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    if context.options.hold {
-        return None;
-    }
     let hash = fingerprint(limit.key_hash(context.key, context.hasher)?);
     let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
     let chosen = limit.limit.algorithm().select(context.key);

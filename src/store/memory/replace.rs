@@ -11,10 +11,11 @@ use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::plain::{self, PartList};
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{LimitFacts, Shares, check_limits};
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
@@ -166,7 +167,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         }
     }
 
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
+    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
         match &*tables.now.load().tables {
             [one] => one.try_hold(context),
             _ => None,

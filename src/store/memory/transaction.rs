@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use super::part::Part;
 use super::table::TableFull;
-use super::transaction_limit::{HeldLimit, read_clock};
+use super::transaction_limit::read_clock;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole};
 
 /// One limit of a decision: what was read, and the numbers after a charge.
@@ -74,7 +75,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Decides, and charges or holds the cost if all limits allow. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire(mut self) -> (Decision, Vec<HeldLimit>) {
+    pub(super) fn acquire(mut self) -> (Decision, Vec<HeldEntry>) {
         for part in self.parts {
             part.end_due(self.now, self.ended);
         }
@@ -167,7 +168,7 @@ impl<'a> Transaction<'a> {
 
     /// Returns the limits on which the cost is held.
     #[cold]
-    fn take_holds(&self, plan: &Plan) -> Vec<HeldLimit> {
+    fn take_holds(&self, plan: &Plan) -> Vec<HeldEntry> {
         let holding = |step: &LimitStep| step.reading.holds && plan.counts(&step.reading);
         let held = self.parts.iter().zip(&*self.steps).filter(|(_, step)| holding(step));
         held.map(|(part, step)| part.take_hold(&step.reading)).collect()

@@ -24,9 +24,9 @@ pub(super) struct Deadlines {
 
 /// A deadline, made unique by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::store::memory) struct Deadline {
-    at: u64,
-    id: u64,
+pub(super) struct Deadline {
+    pub(super) at: u64,
+    pub(super) id: u64,
 }
 
 struct Entry {

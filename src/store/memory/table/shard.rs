@@ -345,30 +345,30 @@ impl<A: Algorithm> Keys<A> {
         self.has_extras && self.held(self.fingerprint(slot)) > 0
     }
 
-    /// Holds `amount` more on a key in a slot, until `deadline` at the latest. `algorithm` charges the amount, if the key
-    /// chooses it.
+    /// Holds `amount` more on a key in a slot, for `max_duration` at most. `algorithm` charges the amount, if the key chooses
+    /// it. Returns the number of the hold and its deadline, or zeros.
     pub(in crate::store::memory) fn hold(
         &mut self,
         fingerprint: u64,
         amount: u64,
         max_duration: Option<(Timestamp, u64)>,
         algorithm: Option<A>,
-    ) -> (Option<Deadline>, u64) {
+    ) -> (u64, u64) {
         let added = self.extras().hold(fingerprint, amount, max_duration, algorithm);
         self.update_has_extras();
         added
     }
 
     /// Ends a hold of `amount` on a key. Returns the algorithm that charges it, if it has one of its own.
-    pub(in crate::store::memory) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
-        let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, algorithm));
+    pub(in crate::store::memory) fn end_hold(&mut self, fingerprint: u64, amount: u64, id: u64) -> Option<A> {
+        let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, id));
         self.update_has_extras();
         algorithm
     }
 
     /// Ends a hold until the end of a request, unless it was due and has ended.
-    pub(in crate::store::memory) fn end_request(&mut self, fingerprint: u64, amount: u64, deadline: Option<Deadline>) {
-        let is_open = |extras: &mut Box<Extras<A>>| deadline.is_none_or(|deadline| extras.deadlines.remove(deadline));
+    pub(in crate::store::memory) fn end_request(&mut self, fingerprint: u64, amount: u64, (id, at): (u64, u64)) {
+        let is_open = |extras: &mut Box<Extras<A>>| at == 0 || extras.deadlines.remove(Deadline { at, id });
         if self.extras.as_mut().is_some_and(is_open) {
             self.end_hold(fingerprint, amount, 0);
         }
