@@ -2,11 +2,13 @@
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 use super::limit_table::LimitTable;
+use super::plain;
 use super::table::fingerprint;
 use super::transaction_limit::AcquireContext;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, ChargeOptions, Step};
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::limiter::HeldEntry;
@@ -58,11 +60,21 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             return None;
         }
         let (state, held) = (slot.map_or(&self.table.info().zero, |slot| keys.state(slot)), keys.held(hash));
-        if keys.block(hash, now).is_some() || transition.verdict_with_held(state, held, now) != Verdict::Allowed {
+        if keys.block(hash, now).is_some() {
             return None;
         }
         // Before the hold: an algorithm that panics leaves nothing held.
-        let snapshot = transition.snapshot(state, held.saturating_add(cost), now);
+        let snapshot = if held == 0 && !until_end {
+            // The numbers of a held cost are those after its charge: no copy of the state.
+            let allowed = algorithm.decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
+            let Step::Allow { next, delay: 0 } = allowed else { return None };
+            plain::preview(algorithm, &next, now)
+        } else if transition.verdict_with_held(state, held, now) == Verdict::Allowed {
+            None
+        } else {
+            return None;
+        };
+        let snapshot = snapshot.unwrap_or_else(|| transition.snapshot(state, held.saturating_add(cost), now));
         let duration = if until_end { algorithm.max_hold_duration() } else { None };
         let max_duration = duration.map(|duration| (now, micros_floor(duration)));
         if slot.is_none() {

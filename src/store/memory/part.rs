@@ -126,9 +126,27 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         if self.limit.limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 }
     }
 
+    /// Charges a cost that is not decided in line.
+    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
+    #[inline(never)]
+    fn charge_uncommon<'p>(
+        &'p self,
+        rest: Option<&'p PartList<'p>>,
+        state: &mut StateOf<C>,
+        options: ChargeOptions,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
+        match self.algorithm().decide(state, now, options) {
+            Step::Allow { next, delay: 0 } => self.charge_after(rest, state, next, now, is_alone, chain),
+            _ => false,
+        }
+    }
+
     /// Charges the next state of the plain case after the rest of the limits.
-    // For each of two calls once more: the compiler then knows the numbers of the common case, and computes only those that
-    // are used. Row "Vec of two limits" of benches/figures.md: 1.25 times as long in one place.
+    // In both callers, so that the common one computes only the numbers that are used: row "Vec of two limits" of
+    // benches/figures.md, 1.2 times as long otherwise.
     #[inline(always)]
     fn charge_after<'p>(
         &'p self,
@@ -155,11 +173,11 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         }
         state.apply(next);
         let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
+        // The function of the snapshot is known here, and in line.
+        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining.saturating_sub(needed) };
         let supports_scheduling =
             is_shadow || share == ShareRole::None && kept_free.is_none() && algorithm.supports_scheduling();
         let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
-        // The function of the snapshot is known here, and in line.
-        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining.saturating_sub(needed) };
         let (name, shown) = (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free) } else { snapshot });
         chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
         true
@@ -247,10 +265,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         match algorithm.decide_in_line(state, now, options, InLine) {
             Some(Step::Allow { next, delay: 0 }) => self.charge_after(rest, state, next, now, is_alone, chain),
             Some(_) => false,
-            None => match algorithm.decide(state, now, options) {
-                Step::Allow { next, delay: 0 } => self.charge_after(rest, state, next, now, is_alone, chain),
-                _ => false,
-            },
+            None => self.charge_uncommon(rest, state, options, now, is_alone, chain),
         }
     }
 
