@@ -26,8 +26,8 @@ use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, DynLimit, FixedWindow, Gcra, Http, InFlight, Limit, Limiter, ManualClock, Memory,
-    PeerIp, Quota, RateLimit, RateLimitLayer, Redis, SlidingLog, SlidingWindow,
+    AcquireOptions, Costs, DecisionSource, DynLimit, FixedWindow, Gcra, Http, InFlight, Limit, Limiter, ManualClock, Memory,
+    PeerIp, Quota, RateLimit, RateLimitLayer, Redis, ReservationId, SlidingLog, SlidingWindow,
 };
 
 /// Allows every request of a run.
@@ -42,6 +42,15 @@ macro_rules! governed {
         let mut config = GovernorConfigBuilder::default().key_extractor(PeerIpKeyExtractor)$(.$headers())?;
         let config = config.period(Duration::from_nanos(1)).burst_size(u32::MAX).finish();
         GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
+    }};
+}
+
+/// Decides about one key by limits with settings.
+macro_rules! settings {
+    ($count:expr, $limits:expr, $options:expr) => {{
+        let limiter = Memory::builder($limits).clock(ManualClock::new()).build().expect("limits");
+        let options = $options;
+        repeat($count, |index: u64| black_box(&limiter).check(black_box(&7_u64), options(index)).is_allowed());
     }};
 }
 
@@ -107,6 +116,31 @@ fn main() {
             let limits = (Limit::new("a", PLENTY), Limit::new("b", PLENTY).shadow());
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7_u64), AcquireOptions::default()).is_allowed());
+        }
+        "condition" => {
+            let first = Limit::new("a", PLENTY).keyed_by(|key: &u64| *key);
+            let second = Limit::new("b", PLENTY).keyed_by(|key: &u64| *key).only_if(|key: &u64| *key > 7);
+            settings!(count, (first, second), |_: u64| 1);
+        }
+        "mark" => settings!(count, Limit::new("a", PLENTY).warn_at(0.8), |_: u64| 1),
+        "kept-units" => {
+            let limit = Limit::new("a", PLENTY).keyed_by(|key: &u64| *key).keep_free_by(|_: &u64| 5);
+            settings!(count, limit, |_: u64| 1);
+        }
+        "unit" => settings!(count, Limit::new("a", PLENTY).cost_of("input"), |_: u64| Costs::new().add("input", 1)),
+        // A share that allows each request, and one whose tenant borrows.
+        "share" | "borrow" => {
+            let share = Gcra::new(Quota::per_day(1)).burst(if case == "share" { 1 << 20 } else { 1 });
+            let share = Limit::new("share", share).keyed_by(|key: &u64| *key).guarantee(4);
+            settings!(count, (share, Limit::new("all", PLENTY).keyed_by(|_: &u64| ())), |_: u64| 1);
+        }
+        "once" => {
+            let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+            repeat(count, |index| {
+                let id = ReservationId::new(index.to_be_bytes());
+                let options = AcquireOptions::cost(1).once(id, 1, Duration::from_secs(60));
+                black_box(&limiter).check(black_box(&(index % 100)), options).is_allowed()
+            });
         }
         "hold-and-settle" => {
             let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");

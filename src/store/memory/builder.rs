@@ -50,8 +50,8 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
 }
 
 impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
-    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built,
-    /// some 48 bytes a key for buckets and the fixed window, and never grows.
+    /// Sets the number of keys that each limit can store, by default 100 000. A table grows with the keys in use, up to
+    /// this number, and never shrinks. [Algorithms](crate::guide::choosing) lists the bytes of a key.
     ///
     /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full)
     /// determines what happens to new keys.

@@ -1,4 +1,4 @@
-//! The alert rules of docs/operating.md use existing metrics only, and fire when they should: promtool, which Debian's
+//! The alert rules of docs/alerts.yml use existing metrics only, and fire when they should: promtool, which Debian's
 //! package `prometheus` contains, runs them on series.
 
 use std::fmt::Write as _;
@@ -7,12 +7,8 @@ use std::process::Command;
 use crate::documented::{metrics_in, text};
 use crate::process::Folder;
 
-/// The YAML block of the page.
 fn rules() -> String {
-    let page = text("docs/operating.md");
-    let (_, from) = page.split_once("```yaml\n").expect("a YAML block");
-    let (rules, _) = from.split_once("```").expect("the end of the block");
-    rules.to_owned()
+    text("docs/alerts.yml")
 }
 
 #[test]

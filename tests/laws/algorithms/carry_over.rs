@@ -8,7 +8,7 @@ use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict};
 
 use crate::cases;
-use crate::harness::sliding_window;
+use crate::harness::{no_windows, sliding_window};
 use crate::options::WithDefaults;
 use crate::schedule::{blocks, quota};
 use crate::span::{micros, ticks};
@@ -59,7 +59,7 @@ proptest! {
     fn carry_over_of_a_fixed_window_is_exact(quota in small_quota(), aligned in any::<bool>(), charges in charges()) {
         let window = FixedWindow::new(quota);
         let window = if aligned { window.aligned_to_clock() } else { window };
-        let states = MergedStates::after(window, [0; 14], quota, &charges);
+        let states = MergedStates::after(window, no_windows(), quota, &charges);
         states.assert_no_smaller()?;
         states.assert_exact_at(states.now)?;
     }
@@ -89,7 +89,7 @@ proptest! {
         let (own, previous) = (SlidingLog::new(logs.0), SlidingLog::new(logs.1));
         MergedStates::after_tiers(own, previous, HitLog::default(), logs.0, &charges).assert_no_smaller()?;
         let (own, previous) = (FixedWindow::new(logs.0), FixedWindow::new(logs.1).aligned_to_clock());
-        MergedStates::after_tiers(own, previous, [0; 14], logs.0, &charges).assert_no_smaller()?;
+        MergedStates::after_tiers(own, previous, no_windows(), logs.0, &charges).assert_no_smaller()?;
     }
 
     #[test]
@@ -104,7 +104,7 @@ proptest! {
         let window = sliding_window(spec);
         assert_newest_time(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges, back)?;
         let fixed = FixedWindow::new(quota);
-        assert_newest_time(if aligned { fixed.aligned_to_clock() } else { fixed }, [0; 14], quota, &charges, back)?;
+        assert_newest_time(if aligned { fixed.aligned_to_clock() } else { fixed }, no_windows(), quota, &charges, back)?;
         assert_newest_time(SlidingLog::new(quota), HitLog::default(), quota, &charges, back)?;
         assert_newest_time(Gcra::new(quota).burst(burst), [0; 4], quota, &charges, back)?;
     }
@@ -131,7 +131,7 @@ proptest! {
         let window = sliding_window(spec);
         let zero = Counters::zero(Counters::MAX_WORDS);
         MergedStates::after(window, zero, window.quota(), &charges).assert_unseen_state_is_neutral()?;
-        MergedStates::after(FixedWindow::new(quota), [0; 14], quota, &charges).assert_unseen_state_is_neutral()?;
+        MergedStates::after(FixedWindow::new(quota), no_windows(), quota, &charges).assert_unseen_state_is_neutral()?;
         if let Ok(log) = SlidingLog::try_new(quota) {
             MergedStates::after(log, HitLog::default(), quota, &charges).assert_unseen_state_is_neutral()?;
         }

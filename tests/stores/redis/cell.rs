@@ -167,7 +167,7 @@ async fn stopped_server_fails_by_deadline_and_recovers() {
                 .expect_err("the server is stopped")
                 .is_unavailable()
         );
-        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert!(began.elapsed() < LONG_DEADLINE, "the call hangs: {:?}", began.elapsed());
     }
     server.signal("-CONT");
     server.kill();

@@ -166,8 +166,7 @@ async fn stalled_node_leaves_no_charge_on_other_nodes() {
         let began = Instant::now();
         let failed = acquire(&limiter, user, AcquireOptions::cost(3)).await;
         assert!(failed.expect_err("a node is stopped").is_unavailable());
-        // Tolerance for a slow machine. A hanging call takes longer.
-        assert!(began.elapsed() < DEADLINE * 10, "{:?}", began.elapsed());
+        assert!(began.elapsed() < LONG_DEADLINE, "the call hangs: {:?}", began.elapsed());
         assert_eq!(remaining_of(&users, *user).await, 5);
     }
     cluster.nodes[node].signal("-CONT");

@@ -11,6 +11,7 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisCredential
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{AMPLE, acquire, is_allowed, redis_limiter};
+use crate::idle_connections::kill_limiters;
 use crate::process::wait_until;
 use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
@@ -102,7 +103,7 @@ async fn provider_is_asked_again_for_each_connection() {
     assert!(is_allowed(&limiter, &1).await);
     assert_eq!(vault.calls(), 1);
 
-    server.command(&["CLIENT", "KILL", "USER", "app"]);
+    kill_limiters(&server);
     assert!(is_allowed(&limiter, &1).await, "the limiter notices the closed connection before the call");
     assert_eq!((vault.calls(), connections(&server)), (2, 1));
 }
@@ -194,7 +195,7 @@ async fn provider_authenticates_all_nodes_of_a_cluster() {
     vault.set("second");
     for node in &cluster.nodes {
         set_password(node, "second");
-        node.command(&["CLIENT", "KILL", "USER", "app"]);
+        kill_limiters(node);
     }
     for key in 0..60 {
         assert!(is_allowed(&limiter, &key).await, "{key}");

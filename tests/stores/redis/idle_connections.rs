@@ -1,7 +1,10 @@
 //! Idle connections that the server closes: the next decision uses another connection and is charged once.
 
+use std::sync::{Arc, Barrier};
+
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Quota, Redis, RedisServer};
 
 use crate::cluster_server::Cluster;
@@ -13,26 +16,57 @@ use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_day(100_000);
 
-/// The limiters' connections to a server: the id and the client port of each.
-fn connections(server: &Server) -> Vec<(String, u16)> {
+/// An open connection of a limiter.
+struct Open {
+    id: String,
+    client_port: u16,
+    server_port: u16,
+}
+
+fn connections(server: &Server) -> Vec<Open> {
     let clients = server.command(&["CLIENT", "LIST"]);
     let of_limiters = clients.lines().filter(|client| client.contains(" cmd=eval") || client.contains(" cmd=script"));
     let field = |client: &str, name: &str| {
         let field = client.split(' ').find_map(|field| field.strip_prefix(name));
         field.unwrap_or_else(|| panic!("{name} {client}")).to_owned()
     };
-    let port = |client: &str| field(client, "addr=").rsplit(':').next().expect("a port").parse().expect("a port");
-    of_limiters.map(|client| (field(client, "id="), port(client))).collect()
+    let port =
+        |client: &str, name: &str| field(client, name).rsplit(':').next().expect("a port").parse().expect("a port");
+    let open = |client| Open {
+        id: field(client, "id="),
+        client_port: port(client, "addr="),
+        server_port: port(client, "laddr="),
+    };
+    of_limiters.map(open).collect()
 }
 
-/// Waits until the end of file has arrived, where the system shows it. Before that, no client can detect it.
-fn wait_for_eof(server: &Server, connections: &[(String, u16)]) {
-    let is_established = |&(_, port): &(String, u16)| {
-        let [client, server] = [port, server.port].map(|port| format!("0100007F:{port:04X}"));
-        sockets().iter().any(|socket| socket[1] == client && socket[2] == server && socket[3] == "01")
+/// Waits until a limiter can notice that the server has closed its connections, where the system shows the states of
+/// sockets: until the end of file has arrived, and, if threads of the runtime run meanwhile, until they have ended the
+/// connection's task. Otherwise the limiter must let that task run.
+fn wait_for_eof(closed: &[Open]) {
+    let runtime = Handle::current();
+    let is_driven = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
+    let is_open = |open: &Open| {
+        let [client, server] = [open.client_port, open.server_port].map(|port| format!("0100007F:{port:04X}"));
+        let is_open = |state: &str| state == ESTABLISHED || is_driven && state == CLOSE_WAIT;
+        sockets().iter().any(|socket| socket[1] == client && socket[2] == server && is_open(&socket[3]))
     };
-    wait_until("the end of file has arrived", || !connections.iter().any(is_established));
+    wait_until("the connections are closed", || !closed.iter().any(is_open));
+    if is_driven {
+        // The task drops its socket before its queue. All threads meet, so none of them is in between.
+        let threads = runtime.metrics().num_workers();
+        let meeting = Arc::new(Barrier::new(threads + 1));
+        for _ in 0..threads {
+            let meeting = Arc::clone(&meeting);
+            runtime.spawn(async move { meeting.wait() });
+        }
+        meeting.wait();
+    }
 }
+
+/// States of sockets.
+const ESTABLISHED: &str = "01";
+const CLOSE_WAIT: &str = "08";
 
 /// The system's sockets. Fields 1, 2, 3 and 5 are the local address, the remote address, the state and the timer.
 fn sockets() -> Vec<Vec<String>> {
@@ -41,21 +75,28 @@ fn sockets() -> Vec<Vec<String>> {
     sockets.lines().map(fields).filter(|fields| fields.len() > 5).collect()
 }
 
+/// Closes connections by `close`. The next decision can notice it.
+fn closes(server: &Server, close: impl FnOnce(&[Open])) {
+    let open = connections(server);
+    close(&open);
+    wait_for_eof(&open);
+}
+
 /// Closes the connections of all clients.
 pub(crate) fn kill_all(server: &Server) {
-    let connections = connections(server);
-    assert!(!connections.is_empty(), "no connection to close");
-    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    wait_for_eof(server, &connections);
+    closes(server, |open| {
+        assert!(!open.is_empty(), "no connection to close");
+        server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    });
 }
 
 /// Closes the limiters' connections, but not those of other nodes and of Sentinels.
-fn kill_limiters(server: &Server) {
-    let connections = connections(server);
-    for (id, _) in &connections {
-        server.command(&["CLIENT", "KILL", "ID", id]);
-    }
-    wait_for_eof(server, &connections);
+pub(crate) fn kill_limiters(server: &Server) {
+    closes(server, |open| {
+        for connection in open {
+            server.command(&["CLIENT", "KILL", "ID", &connection.id]);
+        }
+    });
 }
 
 fn limiter(server: RedisServer) -> Redis<str> {
@@ -100,9 +141,7 @@ async fn idle_connection_closed_by_the_servers_timeout() {
     let limiter = limiter(server.open());
     server.command(&["CONFIG", "SET", "timeout", "1"]);
     check_decisions_between(&limiter, 2, || {
-        let open = connections(&server);
-        wait_until("the server has closed the connection", || connections(&server).is_empty());
-        wait_for_eof(&server, &open);
+        closes(&server, |_| wait_until("the server has closed the connection", || connections(&server).is_empty()));
     })
     .await;
 }
@@ -114,7 +153,9 @@ async fn idle_connection_closed_by_a_restart() {
     for round in 0..5 {
         let outcome = acquire(&limiter, "alice", AcquireOptions::default()).await;
         assert!(outcome.is_ok(), "round {round}: {outcome:?}");
+        let open = connections(&server);
         server.kill();
+        wait_for_eof(&open);
         server.restart();
     }
 }
@@ -188,7 +229,8 @@ async fn idle_connection_has_keepalive() {
     assert!(is_allowed(&limiter, "alice").await);
     let address = format!("0100007F:{:04X}", server.port);
     // Established, with a keepalive timer.
-    let is_kept = |socket: &Vec<String>| socket[2] == address && socket[3] == "01" && socket[5].starts_with("02:");
+    let is_kept =
+        |socket: &Vec<String>| socket[2] == address && socket[3] == ESTABLISHED && socket[5].starts_with("02:");
     let kept_alive = || sockets().iter().any(is_kept);
     wait_until("keepalive is on", kept_alive);
     assert!(is_allowed(&limiter, "alice").await);

@@ -22,7 +22,6 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
@@ -58,7 +57,6 @@ pub(super) fn run_worker(
 
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let mut connection: Option<Arc<dyn Connection>> = None;
-    let mut replied_at = None;
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
@@ -67,7 +65,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         queue.clear_notification();
         while control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref(), replied_at).await {
+            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
                 control.reset_connection();
                 connection = connect(config, node, queue).await;
             }
@@ -104,7 +102,6 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         };
         if let Some((sent, end)) = ended {
             control.record_ended(&sent, end.replied, end.run.as_ref());
-            replied_at = end.replied.then(Instant::now).or(replied_at);
             if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
                 connection.take().into_iter().for_each(|lost| lost.give_up());
             }
@@ -124,12 +121,9 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
 ///
 /// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
 /// is ever sent twice.
-async fn is_usable(connection: Option<&Arc<dyn Connection>>, replied_at: Option<Instant>) -> bool {
-    /// A lone caller decides again sooner. Its calls need no check, which lets other tasks run twice.
-    const QUIET: Duration = Duration::from_micros(200);
+async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
     let Some(connection) = connection else { return false };
-    let was_just_used = replied_at.is_some_and(|at| at.elapsed() < QUIET);
-    was_just_used || mistake!(ClosedConnectionIsUsed) || connection.is_open().await
+    mistake!(ClosedConnectionIsUsed) || connection.is_open().await
 }
 
 /// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt
