@@ -79,6 +79,8 @@ struct Parts {
     /// The units of the limiter.
     known_units: Vec<&'static str>,
     parts: Vec<Part>,
+    /// The store that adds what it holds.
+    store: Option<Arc<dyn HoldStore>>,
     /// The limits for which requests wait that the end of the hold wakes.
     wakes: Option<Arc<[u64]>>,
 }
@@ -207,7 +209,7 @@ impl Parts {
     #[inline]
     fn keep(mut self: Box<Self>) {
         if self.parts.capacity() <= Self::MAX_CAPACITY {
-            (self.units, self.wakes) = (UnitCosts::NONE, None);
+            (self.units, self.store, self.wakes) = (UnitCosts::NONE, None, None);
             self.known_units.clear();
             let _ = SPARE.try_with(|spare| spare.set(Some(self)));
         }
@@ -274,20 +276,29 @@ impl Held {
         Self(Some(parts))
     }
 
-    /// Creates the guard of what the limits of a store hold. `cost` is the cost to settle, if there is one.
+    /// Creates a guard to which a store [adds](Self::add) what it holds. `cost` is the cost to settle, if there is one.
     #[inline]
-    pub(crate) fn of_entries(cost: Option<u64>, store: Arc<dyn HoldStore>, entries: &[HeldEntry]) -> Self {
+    pub(crate) fn of_store(cost: Option<u64>, store: Arc<dyn HoldStore>) -> Self {
         let mut parts = Parts::new(cost);
-        if let Some((last, others)) = entries.split_last() {
-            let part = |entry: &HeldEntry, store| Part {
-                kind: entry.kind(),
-                amount: entry.amount,
-                end: End::Entry(store, *entry),
-            };
-            parts.parts.extend(others.iter().map(|entry| part(entry, Arc::clone(&store))));
-            parts.parts.push(part(last, store));
-        }
+        parts.store = Some(store);
         Self(Some(parts))
+    }
+
+    /// Adds what a limit of the store holds.
+    #[inline]
+    pub(crate) fn add(&mut self, entry: HeldEntry) {
+        if let Some(parts) = &mut self.0
+            && let Some(store) = &parts.store
+            && !(entry.until_end && entry.amount == 0)
+        {
+            let end = End::Entry(Arc::clone(store), entry);
+            parts.parts.push(Part { kind: entry.kind(), amount: entry.amount, end });
+        }
+    }
+
+    /// Returns whether neither a cost is to be settled nor anything held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|parts| parts.cost.is_none() && parts.parts.is_empty())
     }
 
     /// Sets the costs in units, and the units of the limiter.
@@ -517,6 +528,10 @@ pub(crate) struct ReleaseOnDrop(Option<Held>);
 impl ReleaseOnDrop {
     pub(crate) fn new(held: Option<Held>) -> Self {
         Self(held)
+    }
+
+    pub(crate) fn held_mut(&mut self) -> Option<&mut Held> {
+        self.0.as_mut()
     }
 
     pub(crate) fn into_held(mut self) -> Option<Held> {

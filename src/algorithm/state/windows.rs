@@ -55,7 +55,7 @@ impl OneWindow {
 
     #[inline]
     fn from_words([end, used, written_at, first_hit, kinds, ..]: WindowWords) -> Self {
-        let start = first_hit.min(u64::MAX / 4) * 2 + 2 + (kinds & 1);
+        let start = first_hit.saturating_mul(2).saturating_add(2 + (kinds & 1));
         Self { end, used, written_at, start: NonZeroU64::new(start).unwrap_or(NonZeroU64::MIN) }
     }
 }
@@ -79,7 +79,10 @@ impl Windows {
     }
 
     pub(crate) fn from_words(words: WindowWords) -> Self {
-        if further(&words) == 0 { Self::One(OneWindow::from_words(words)) } else { Self::Several(Box::new(words)) }
+        let one = OneWindow::from_words(words);
+        // A first hit beyond the times of a clock does not fit, and no kind of another window.
+        let fits = one.first_hit() == words[3] && u64::from(one.is_by_clock()) == words[KINDS];
+        if fits { Self::One(one) } else { Self::Several(Box::new(words)) }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::{HeldEntry, LimitsOfKey};
+use crate::limiter::{Held, HeldEntry, LimitsOfKey};
 use crate::store::inner::{InLine, LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
 
 /// A limit with its table.
@@ -161,7 +161,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
 
 impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Decides alone, if it needs no transaction.
-    pub(super) fn try_complete_alone<Key, S>(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision>
+    pub(super) fn try_complete_alone<Key, S>(
+        &self,
+        context: &AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision>
     where
         Key: ?Sized,
         C: SelectAlgorithm<Key>,
@@ -169,14 +173,11 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         P::SubKey: Hash,
         S: BuildHasher,
     {
-        if C::Algorithm::HELD_UNTIL_END || context.options.hold {
-            return None;
-        }
-        if self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
+        if !context.options.hold && self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
             return plain::try_complete(self, context);
         }
         let part = LimitPart::new(self, context)?;
-        plain::try_parts(Some(&PartList { part: &part, rest: None }), context)
+        plain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
     }
 
     /// Returns the fingerprint of the sub-key of a limit that applies. A condition that has changed its result since then
@@ -206,12 +207,8 @@ where
         plain::try_acquire(self, context)
     }
 
-    fn try_complete(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision> {
-        self.try_complete_alone(context)
-    }
-
-    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
-        self.try_hold(context)
+    fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision> {
+        self.try_complete_alone(context, held)
     }
 
     fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool {

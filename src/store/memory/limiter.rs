@@ -22,7 +22,7 @@ use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{
-    AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome,
+    AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome, ReleaseOnDrop,
 };
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
@@ -251,7 +251,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
-        if let Some(decision) = L::try_complete(&self.shared.tables, context) {
+        if let Some(decision) = L::try_complete(&self.shared.tables, context, None) {
             return (decision, 0);
         }
         self.shared.end_due();
@@ -336,33 +336,31 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let &AcquireContext { key, options, .. } = context;
         self.check_units(options)?;
         if not_decided == NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, *context)
+            && let Some(decision) = L::try_complete(&self.shared.tables, *context, None)
         {
             return Ok(decision.into());
         }
         if !options.until_end && self.shared.any_limit(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
-        if options.remember.is_none()
-            && let Some(decision) = L::try_complete(&self.shared.tables, *context)
-        {
-            return Ok(decision.into());
-        }
         if let Some(reserve) = options.reserve() {
             return self.hold_with_id(key, options, reserve);
         }
         if let Some(once) = options.charged_once() {
-            let (decision, limits, charged_for) = self.acquire_once(key, options, once)?;
-            let held = self.guard(options, options.hold && decision.is_allowed(), &limits, charged_for);
-            return Ok(Outcome::of_store(decision, held));
+            let (decision, entries, charged_for) = self.acquire_once(key, options, once)?;
+            return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
         }
+        // Released if nothing is decided, or if an algorithm panics.
+        let mut held = ReleaseOnDrop::new((options.hold || options.until_end).then(|| self.guard(options, &[])));
         self.shared.end_due();
-        if let Some((decision, limit)) = L::try_hold(&self.shared.tables, context) {
-            return Ok(Outcome::of_store(decision, self.guard(options, options.hold, &[limit], None)));
+        if let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut()) {
+            return Ok(match held.into_held() {
+                Some(held) => self.outcome(options, decision, held, None),
+                None => decision.into(),
+            });
         }
-        let (decision, limits) = self.shared.acquire(context);
-        let held = self.guard(options, options.hold && decision.is_allowed(), &limits, None);
-        Ok(Outcome::of_store(decision, held))
+        let (decision, entries) = self.shared.acquire(context);
+        Ok(self.outcome(options, decision, self.guard(options, &entries), None))
     }
 
     /// Checks that a limit names each unit of the options.
@@ -370,40 +368,53 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
     }
 
-    /// Returns the guard of what an allowed request holds, if it holds anything.
-    ///
-    /// The settlement records what is charged for `charged_for`, if there is an id.
-    fn guard(
-        &self,
-        options: AcquireOptions,
-        is_hold: bool,
-        entries: &[HeldEntry],
-        charged_for: Option<ChargedFor>,
-    ) -> Option<Held>
+    /// Returns the guard of what the limits hold.
+    fn guard(&self, options: AcquireOptions, entries: &[HeldEntry]) -> Held
     where
         Key: 'static,
         L: 'static,
         S: Send + Sync + 'static,
     {
-        if !is_hold && !entries.iter().any(|entry| entry.amount > 0) {
-            return None;
+        let store = Arc::<Shared<Key, L, C, S>>::clone(&self.shared);
+        let mut held = Held::of_store(options.hold.then_some(options.cost), store);
+        entries.iter().for_each(|entry| held.add(*entry));
+        held
+    }
+
+    /// Returns the outcome of a decision, with the guard if the request is allowed and holds anything.
+    ///
+    /// The settlement records what is charged for `charged_for`, if there is an id.
+    fn outcome(
+        &self,
+        options: AcquireOptions,
+        decision: Decision,
+        mut held: Held,
+        charged_for: Option<ChargedFor>,
+    ) -> Outcome
+    where
+        Key: 'static,
+        L: 'static,
+        S: Send + Sync + 'static,
+    {
+        if held.is_empty() || !decision.is_allowed() {
+            return decision.into();
         }
-        let cost = is_hold.then_some(options.cost);
-        let mut held = Held::of_entries(cost, Arc::<Shared<Key, L, C, S>>::clone(&self.shared), entries);
-        if is_hold {
+        if options.hold {
             let mut units = Vec::new();
             visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
             held = held.with_units(options.costs(), units);
         }
-        let Some(request) = charged_for else { return Some(held) };
-        let (shared, costs) = (Arc::clone(&self.shared), options.costs());
-        Some(held.map_settle(move |held, actual| {
-            let settled = held.settle(actual);
-            if let Some(Ok(())) = settled.as_ready() {
-                request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
-            }
-            settled
-        }))
+        if let Some(request) = charged_for {
+            let (shared, costs) = (Arc::clone(&self.shared), options.costs());
+            held = held.map_settle(move |held, actual| {
+                let settled = held.settle(actual);
+                if let Some(Ok(())) = settled.as_ready() {
+                    request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
+                }
+                settled
+            });
+        }
+        Outcome::of_store(decision, Some(held))
     }
 }
 

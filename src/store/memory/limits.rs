@@ -8,7 +8,7 @@ use super::transaction_limit::{AcquireContext, Capacity, NotDecided, Transaction
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::HeldEntry;
+use crate::limiter::Held;
 use crate::store::inner::check_limits;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
@@ -30,16 +30,15 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     /// Decides on the fast path. An error charges nothing.
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
 
-    /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction.
+    /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction. Adds to `held` what the request
+    /// holds; without it, leaves a hold to the transaction.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision>;
-
-    /// Holds the cost of a request, if there is one limit and it needs no transaction.
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
-        let _ = (tables, context);
-        None
-    }
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision>;
 
     /// Runs `f` on the parts of the limits that apply, in their order.
     fn with_parts(
@@ -74,13 +73,12 @@ where
         plain::try_acquire(tables, context)
     }
 
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
-        tables.try_complete_alone(&context)
-    }
-
-    #[inline]
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
-        tables.try_hold(context)
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision> {
+        tables.try_complete_alone(&context, held)
     }
 
     fn with_parts(
@@ -182,7 +180,11 @@ macro_rules! tuple {
             }
 
             // Row "shadow" of benches/figures.md: 1.5 times as long by the chain.
-            fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+            fn try_complete(
+                tables: &Self::Tables,
+                context: AcquireContext<'_, Key, S>,
+                mut held: Option<&mut Held>,
+            ) -> Option<Decision> {
                 let options = context.options;
                 let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
                 if !options.hold && (lists_all $(|| tables.$index.limit.is_shadow())+) {
@@ -193,7 +195,7 @@ macro_rules! tuple {
                     }
                 }
                 let mut decided = None;
-                Self::with_parts(tables, &context, &mut |parts| decided = plain::try_parts(parts, &context));
+                Self::with_parts(tables, &context, &mut |parts| decided = plain::try_parts(parts, &context, held.as_deref_mut()));
                 decided
             }
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
 use super::plain::{self, Charged, PartList, PlainChain};
-use super::table::{ShardGuard, SlotIndex, TableFull, fingerprint};
+use super::table::{Keys, ShardGuard, SlotIndex, TableFull, fingerprint};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, Verdict};
 use crate::limit::{SelectAlgorithm, SubKeyOf};
 use crate::limiter::HeldEntry;
 use crate::store::inner::{
@@ -33,8 +33,8 @@ pub trait Part {
     fn start(&self, now: Timestamp);
     /// Ends the holds in the shard whose requests last longer than the maximum. Adds the table and the key of each to `ended`.
     fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>);
-    /// Charges the plain case of this limit and of the `rest`, whose tables come later: only the states of present keys
-    /// determine the decision, and all limits allow the request immediately. A mark is not reached, and the units that are
+    /// Charges the plain case of this limit and of the `rest`, whose tables come later: only the states of the keys, and what
+    /// is held on them, determine the decision, and all limits allow the request immediately. A mark is not reached, and the units that are
     /// kept free are left. Returns `false`, with nothing charged, in any other case.
     ///
     /// A limit decides under its lock, then lets the rest decide, and charges only if they have: all that is between is on
@@ -116,7 +116,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
-        let transition = self.limit.limit.transition_keeping_free(self.algorithm(), self.kept_free, *self.options);
+        let transition = self.limit.limit.transition(self.algorithm(), self.kept_free, *self.options);
         if self.credit == 0 { transition } else { transition.less(self.credit) }
     }
 
@@ -142,6 +142,54 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
             Step::Allow { next, delay: 0 } => self.charge_after(rest, state, next, now, is_alone, chain),
             _ => false,
         }
+    }
+
+    /// Holds the cost after the rest of the limits: see [`Part::charge_plain`]. A limit with shares, marks or units that are
+    /// kept free is left to the transaction.
+    // Rows "hold and settle" and "in flight" of benches/figures.md: the transaction takes three times as long.
+    #[allow(clippy::too_many_arguments, reason = "a part of one function")]
+    fn hold_plain<'p>(
+        &'p self,
+        rest: Option<&'p PartList<'p>>,
+        keys: &mut Keys<C::Algorithm>,
+        slot: SlotIndex,
+        cost: u64,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
+        let (limit, algorithm, until_end) = (&self.limit.limit, self.algorithm(), C::Algorithm::HELD_UNTIL_END);
+        let is_counted = !until_end || self.options.until_end && !keys.has_due(now);
+        let decides_alone = self.kept_free.is_none() && limit.share() == ShareRole::None && !self.limit.has_mark;
+        if chain.held.is_none() || !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
+            return false;
+        }
+        let (state, held) = (keys.state(slot), keys.held(self.hash));
+        let snapshot = if held == 0 && !until_end {
+            // The numbers of a held cost are those after its charge: no copy of the state.
+            let allowed = algorithm.decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
+            let Step::Allow { next, delay: 0 } = allowed else { return false };
+            plain::preview(algorithm, &next, now)
+        } else if self.transition().verdict_with_held(state, held, now) == Verdict::Allowed {
+            None
+        } else {
+            return false;
+        };
+        let snapshot = snapshot.unwrap_or_else(|| self.transition().snapshot(state, held.saturating_add(cost), now));
+        let max_duration = algorithm.max_hold_duration().filter(|_| until_end);
+        if let Some(PartList { part, rest }) = rest
+            && !part.charge_plain(*rest, false, chain)
+        {
+            return false;
+        }
+        let hold = keys.hold(self.hash, cost, max_duration.map(|max| (now, micros_floor(max))), self.own.take());
+        if let Some(held) = &mut chain.held {
+            held.add(self.limit.entry(self.hash, cost, hold, 0));
+        }
+        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
+        let (name, is_shadow, near) = (limit.name_handle(), limit.is_shadow(), NearLimit::NONE);
+        chain.add(Charged { name, snapshot, is_shadow, supports_scheduling: is_shadow, near }, remaining);
+        true
     }
 
     /// Charges the next state of the plain case after the rest of the limits.
@@ -175,8 +223,8 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
         // The function of the snapshot is known here, and in line.
         let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining.saturating_sub(needed) };
-        let supports_scheduling =
-            is_shadow || share == ShareRole::None && kept_free.is_none() && algorithm.supports_scheduling();
+        let supports_scheduling = is_shadow
+            || share == ShareRole::None && kept_free.is_none() && !self.options.hold && algorithm.supports_scheduling();
         let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
         let (name, shown) = (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free) } else { snapshot });
         chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
@@ -236,19 +284,32 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool {
         let (limit, algorithm, kept_free) = (&self.limit.limit, self.algorithm(), self.kept_free);
         let (share, is_shadow, table) = (limit.share(), limit.is_shadow(), self.limit.table.id());
-        let cost = limit.cost().charged(self.options);
-        if C::Algorithm::HELD_UNTIL_END || cost == 0 || self.credit > 0 {
-            return false;
-        }
-        if !chain.enter(table, share, is_shadow, rest.is_none()) {
+        let (cost, holds) = if self.options.hold || C::Algorithm::HELD_UNTIL_END {
+            let options = limit.options(*self.options);
+            (options.cost, options.hold)
+        } else {
+            (limit.cost().charged(self.options), false)
+        };
+        if cost == 0 || self.credit > 0 || !chain.enter(table, share, is_shadow, rest.is_none()) {
             return false;
         }
         let mut keys = self.limit.table.lock(self.hash);
         let Some(now) = chain.decide_at(table, &mut keys) else { return false };
+        let slot = match keys.find(self.hash) {
+            Some(slot) => slot,
+            None if !keys.starts_idle(now) => return false,
+            // If another limit denies, the slot stays idle, and so free.
+            None => match keys.insert_free(self.hash, now, self.limit.table.info()) {
+                Some(slot) => slot,
+                None => return false,
+            },
+        };
+        if holds {
+            return self.hold_plain(rest, &mut keys, slot, cost, now, is_alone, chain);
+        }
         if !keys.is_plain(self.hash) {
             return false;
         }
-        let Some(slot) = keys.find(self.hash) else { return false };
         let state = keys.state_mut(slot);
         let max_delay = if kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
         let needed = self.needed_free();

@@ -14,6 +14,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::limiter::Held;
 use crate::store::inner::{InLine, Name, NearLimit, ShareRole, StatusList};
 
 /// Decides one request on a present key: one that is allowed immediately, or denied. An error charges nothing.
@@ -302,6 +303,8 @@ pub struct PlainChain<'p> {
     supports_scheduling: bool,
     least: Option<(u64, Charged<'p>)>,
     listed: StatusList,
+    /// What is held, in the same order. If an algorithm panics, the guard releases it.
+    pub(super) held: Option<&'p mut Held>,
 }
 
 impl<'p> PlainChain<'p> {
@@ -350,16 +353,14 @@ impl<'p> PlainChain<'p> {
     }
 }
 
-/// Charges limits of any types in the plain case. `None`, with nothing charged, leaves the request to the transaction.
+/// Charges limits of any types in the plain case, or holds. `None`, with nothing charged or held, leaves the request to the transaction.
 // Row "Vec of two limits" of benches/figures.md: the transaction takes four times as long.
 pub(super) fn try_parts<Key: ?Sized, S>(
     parts: Option<&PartList<'_>>,
     context: &AcquireContext<'_, Key, S>,
+    held: Option<&mut Held>,
 ) -> Option<Decision> {
     let parts = parts?;
-    if context.options.hold {
-        return None;
-    }
     let mut chain = PlainChain {
         now: context.now,
         clock: context.clock,
@@ -371,6 +372,7 @@ pub(super) fn try_parts<Key: ?Sized, S>(
         supports_scheduling: true,
         least: None,
         listed: StatusList::EMPTY,
+        held,
     };
     if !parts.part.charge_plain(parts.rest, parts.rest.is_none(), &mut chain) {
         return None;

@@ -12,10 +12,10 @@ use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::plain::{self, PartList};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
-use crate::decision::Decision;
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::HeldEntry;
+use crate::limiter::Held;
 use crate::store::inner::{LimitFacts, Shares, check_limits};
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
@@ -153,23 +153,19 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
         match &*tables.now.load().tables {
             [one] => one.try_acquire(context),
-            _ if context.options.has_units() => Err(NotDecided::NotApplicable),
-            tables => try_parts(tables, context).ok_or(NotDecided::NotApplicable),
+            _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
+            tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
         }
     }
 
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision> {
         match &*tables.now.load().tables {
-            [one] => one.try_complete(&context),
-            // Without units, `try_acquire` has tried.
-            tables if context.options.has_units() => try_parts(tables, &context),
-            _ => None,
-        }
-    }
-
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)> {
-        match &*tables.now.load().tables {
-            [one] => one.try_hold(context),
+            [one] => one.try_complete(&context, held),
+            tables if is_uncommon(&context.options) => try_parts(tables, &context, held),
             _ => None,
         }
     }
@@ -187,12 +183,20 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     }
 }
 
-/// Charges several limits in the plain case.
+/// Returns whether the units must be checked before the decision, or it may hold a cost. Any other decision is tried at once.
+fn is_uncommon(options: &AcquireOptions) -> bool {
+    options.has_units() || options.hold || options.until_end
+}
+
+/// Decides on several limits in the plain case.
 fn try_parts<Key: ?Sized, S>(
     tables: &[DynLimitTable<Key, S>],
     context: &AcquireContext<'_, Key, S>,
+    mut held: Option<&mut Held>,
 ) -> Option<Decision> {
     let mut decided = None;
-    with_parts_of(tables, context, None, &mut |parts| decided = plain::try_parts(parts, context));
+    with_parts_of(tables, context, None, &mut |parts| {
+        decided = plain::try_parts(parts, context, held.as_deref_mut());
+    });
     decided
 }

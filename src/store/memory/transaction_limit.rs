@@ -11,7 +11,7 @@ use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
-use crate::limiter::{HeldEntry, LimitsOfKey};
+use crate::limiter::{Held, HeldEntry, LimitsOfKey};
 use crate::store::inner::Name;
 
 /// The capacity of each limit.
@@ -35,10 +35,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn applies_to(&self, key: &Key) -> bool;
     /// Decides alone on the fast path. An error charges nothing.
     fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
-    /// Decides alone, on a present or absent key, if only its state determines the decision.
-    fn try_complete(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision>;
-    /// Holds the cost alone, without the transaction. `None`, with nothing held, leaves the request to the transaction.
-    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldEntry)>;
+    /// Decides alone, if it needs no transaction.
+    fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision>;
     /// Runs `f` on the limit's part in a decision. Returns `false` if the limit does not apply to the key.
     fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool;
     /// Removes the key's state.

@@ -62,6 +62,13 @@ impl Deadlines {
         true
     }
 
+    /// Returns whether a deadline is due: see [`take_due`](Self::take_due).
+    pub(super) fn has_due(&self, now: Timestamp) -> bool {
+        let latest = || latest_end(now, self.max_duration).as_micros();
+        self.queue.front().is_some_and(|first| first.deadline.at <= now.as_micros())
+            || self.queue.back().is_some_and(|last| last.deadline.at > latest())
+    }
+
     /// Removes a deadline that is due, and returns its key and the amount, which the caller must end.
     ///
     /// As in all algorithms, what was stored by a clock that was ahead by more than the longest time for which anything is

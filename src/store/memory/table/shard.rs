@@ -180,20 +180,34 @@ impl<A: Algorithm> Keys<A> {
             return Ok(slot);
         }
         let slot = loop {
-            if let Some(slot) = self.free_slot(fingerprint, now.as_micros(), info) {
+            if let Some(slot) = self.insert_free(fingerprint, now, info) {
                 break slot;
             }
-            if self.sets.len() < info.max_sets {
-                self.grow(info);
-            } else {
-                self.make_space(fingerprint, now.as_micros(), policy, info)?;
-            }
+            self.make_space(fingerprint, now.as_micros(), policy, info)?;
         };
-        self.claim(slot, fingerprint, info);
         if let Some(debt) = self.inherited_debt(fingerprint, policy, info) {
             *self.state_mut(slot) = debt;
         }
         Ok(slot)
+    }
+
+    /// Gives an absent key a free slot. `None` if the shard cannot grow, and none is free.
+    pub(in crate::store::memory) fn insert_free(
+        &mut self,
+        fingerprint: u64,
+        now: Timestamp,
+        info: &TableInfo<A::State>,
+    ) -> Option<SlotIndex> {
+        loop {
+            if let Some(slot) = self.free_slot(fingerprint, now.as_micros(), info) {
+                self.claim(slot, fingerprint, info);
+                return Some(slot);
+            }
+            if self.sets.len() >= info.max_sets {
+                return None;
+            }
+            self.grow(info);
+        }
     }
 
     /// Finds a free slot for an absent key.
@@ -373,6 +387,12 @@ impl<A: Algorithm> Keys<A> {
             self.end_hold(fingerprint, amount, 0);
         }
         self.update_has_extras();
+    }
+
+    /// Returns whether a request on a key of the shard lasts longer than the maximum.
+    #[inline]
+    pub(in crate::store::memory) fn has_due(&self, now: Timestamp) -> bool {
+        self.has_extras && self.extras.as_ref().is_some_and(|extras| extras.deadlines.has_due(now))
     }
 
     /// Ends the holds of the shard's keys whose requests last longer than the maximum. Returns the keys, whose capacity the
