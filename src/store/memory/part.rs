@@ -138,8 +138,9 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         is_alone: bool,
         chain: &mut PlainChain<'p>,
     ) -> bool {
-        match self.algorithm().decide(state, now, options) {
-            Step::Allow { next, delay: 0 } => self.charge_after(rest, state, next, now, is_alone, chain),
+        let algorithm = self.algorithm();
+        match algorithm.decide(state, now, options) {
+            Step::Allow { next, delay: 0 } => self.charge_after(algorithm, rest, state, next, now, is_alone, chain),
             _ => false,
         }
     }
@@ -196,8 +197,13 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
     // In both callers, so that the common one computes only the numbers that are used: row "Vec of two limits" of
     // benches/figures.md, 1.2 times as long otherwise.
     #[inline(always)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a part of its callers; the algorithm read once more would be unknown"
+    )]
     fn charge_after<'p>(
         &'p self,
+        algorithm: &C::Algorithm,
         rest: Option<&'p PartList<'p>>,
         state: &mut StateOf<C>,
         next: <StateOf<C> as State>::Next,
@@ -205,7 +211,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         is_alone: bool,
         chain: &mut PlainChain<'p>,
     ) -> bool {
-        let (limit, algorithm, kept_free) = (&self.limit.limit, self.algorithm(), self.kept_free);
+        let (limit, kept_free) = (&self.limit.limit, self.kept_free);
         let (share, is_shadow, needed) = (limit.share(), limit.is_shadow(), self.needed_free());
         let preview = plain::preview(algorithm, &next, now);
         if let Some(mark) = limit.warn_keys() {
@@ -324,7 +330,9 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         }
         let options = ChargeOptions::within(cost, max_delay);
         match algorithm.decide_in_line(state, now, options, InLine) {
-            Some(Step::Allow { next, delay: 0 }) => self.charge_after(rest, state, next, now, is_alone, chain),
+            Some(Step::Allow { next, delay: 0 }) => {
+                self.charge_after(algorithm, rest, state, next, now, is_alone, chain)
+            }
             Some(_) => false,
             None => self.charge_uncommon(rest, state, options, now, is_alone, chain),
         }
