@@ -254,7 +254,8 @@ impl Held {
         settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
         let cost = costs.number().unwrap_or(1);
-        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle)).with_units(costs, known)
+        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle))
+            .with_units(costs, |visit| known.into_iter().for_each(visit))
     }
 
     /// Creates the guard of a cost that is held until the request ends, for a custom limit on requests in flight.
@@ -301,10 +302,11 @@ impl Held {
         self.0.as_ref().is_none_or(|parts| parts.cost.is_none() && parts.parts.is_empty())
     }
 
-    /// Sets the costs in units, and the units of the limiter.
-    pub(crate) fn with_units(mut self, costs: Costs, known: Vec<&'static str>) -> Self {
+    /// Sets the costs in units, and adds the units of the limiter that `visit_units` visits.
+    pub(crate) fn with_units(mut self, costs: Costs, visit_units: impl FnOnce(&mut dyn FnMut(&'static str))) -> Self {
         if let Some(parts) = &mut self.0 {
-            (parts.units, parts.known_units) = (costs.unit_costs(), known);
+            parts.units = costs.unit_costs();
+            visit_units(&mut |unit| parts.known_units.push(unit));
         }
         self
     }

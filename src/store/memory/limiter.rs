@@ -400,9 +400,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return decision.into();
         }
         if options.hold {
-            let mut units = Vec::new();
-            visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
-            held = held.with_units(options.costs(), units);
+            held = held.with_units(options.costs(), |visit| visit_units::<Key, L, S>(&self.shared.tables, visit));
         }
         if let Some(request) = charged_for {
             let (shared, costs) = (Arc::clone(&self.shared), options.costs());

@@ -38,7 +38,7 @@ pub trait Part {
     /// kept free are left. Returns `false`, with nothing charged, in any other case.
     ///
     /// A limit decides under its lock, then lets the rest decide, and charges only if they have: all that is between is on
-    /// the stack (row "Vec of two limits" of benches/figures.md: 1.5 times as long with a call for each step).
+    /// the stack (row "memory Vec of two limits" of benches/figures.md: 1.5 times as long with a call for each step).
     fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool;
     /// Reads the state and decides as of `now`.
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading;
@@ -194,7 +194,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
     }
 
     /// Charges the next state of the plain case after the rest of the limits.
-    // In both callers, so that the common one computes only the numbers that are used: row "Vec of two limits" of
+    // In both callers, so that the common one computes only the numbers that are used: row "memory Vec of two limits" of
     // benches/figures.md, 1.2 times as long otherwise.
     #[inline(always)]
     #[allow(

@@ -354,7 +354,7 @@ impl<'p> PlainChain<'p> {
 }
 
 /// Charges limits of any types in the plain case, or holds. `None`, with nothing charged or held, leaves the request to the transaction.
-// Row "Vec of two limits" of benches/figures.md: the transaction takes four times as long.
+// Row "memory Vec of two limits" of benches/figures.md: the transaction takes four times as long.
 pub(super) fn try_parts<Key: ?Sized, S>(
     parts: Option<&PartList<'_>>,
     context: &AcquireContext<'_, Key, S>,
