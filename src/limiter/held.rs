@@ -483,12 +483,15 @@ impl Held {
     fn end(&mut self, actual: Option<Costs>, admitted: bool) -> LimiterFuture<()> {
         let actual = actual.unwrap_or_else(|| self.costs());
         let mut ended: Option<LimiterFuture<()>> = None;
-        // One by one: if a part panics, the drop of the guard ends the others.
+        // One by one, in their order: if a part panics, the drop of the guard ends the others.
+        if let Some(parts) = &mut self.0 {
+            parts.parts.reverse();
+        }
         while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
             let end = part.end(actual, admitted);
             ended = Some(match ended {
                 None => end,
-                Some(others) => end.join(others).map_result(both_ok),
+                Some(others) => others.join(end).map_result(both_ok),
             });
         }
         let Some(mut parts) = self.0.take() else { return LimiterFuture::ready(Ok(())) };

@@ -188,8 +188,9 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
             held.add(self.limit.entry(self.hash, cost, hold, 0));
         }
         let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
-        let (name, is_shadow, near) = (limit.name_handle(), limit.is_shadow(), NearLimit::NONE);
-        chain.add(Charged { name, snapshot, is_shadow, supports_scheduling: is_shadow, near }, remaining);
+        // A hold starts now, that of a shadow, too.
+        let (name, supports_scheduling, near) = (limit.name_handle(), false, NearLimit::NONE);
+        chain.add(Charged { name, snapshot, is_shadow: limit.is_shadow(), supports_scheduling, near }, remaining);
         true
     }
 
