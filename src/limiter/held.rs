@@ -297,6 +297,13 @@ impl Held {
         }
     }
 
+    /// Reverses the order in which the parts end.
+    pub(crate) fn reverse(&mut self) {
+        if let Some(parts) = &mut self.0 {
+            parts.parts.reverse();
+        }
+    }
+
     /// Returns whether neither a cost is to be settled nor anything held.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.as_ref().is_none_or(|parts| parts.cost.is_none() && parts.parts.is_empty())
@@ -484,9 +491,7 @@ impl Held {
         let actual = actual.unwrap_or_else(|| self.costs());
         let mut ended: Option<LimiterFuture<()>> = None;
         // One by one, in their order: if a part panics, the drop of the guard ends the others.
-        if let Some(parts) = &mut self.0 {
-            parts.parts.reverse();
-        }
+        self.reverse();
         while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
             let end = part.end(actual, admitted);
             ended = Some(match ended {

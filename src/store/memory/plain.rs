@@ -377,7 +377,10 @@ pub(super) fn try_parts<Key: ?Sized, S>(
     if !parts.part.charge_plain(parts.rest, parts.rest.is_none(), &mut chain) {
         return None;
     }
-    let PlainChain { now, lists_all, supports_scheduling, least, mut listed, .. } = chain;
+    let PlainChain { now, lists_all, supports_scheduling, least, mut listed, held, .. } = chain;
+    if let Some(held) = held {
+        held.reverse();
+    }
     Some(match least {
         Some((_, least)) => Decision::from_store(now, supports_scheduling, least.status()),
         None => {
