@@ -133,9 +133,7 @@ redis_tests_on_other_servers() {
 
 # `scripts/test` runs 200 of these seeds.
 simulated_client() {
-    # Of 5000 seeds three break a law (1943, 2608, 4388): steps of the clock beside ids, and the count of second asks. Whether
-    # the laws or the client are wrong is not known yet: docs/testing.md.
-    SIMULATION_SEEDS=1500 cargo test --workspace --all-features --lib simulation_tests::seeds
+    SIMULATION_SEEDS=5000 cargo test --workspace --all-features --lib simulation_tests::seeds
 }
 
 # check NAME COMMAND..: a step that only computes. Tests have priority over it. Its build output is in another folder,

@@ -1,9 +1,11 @@
 //! Downloads of two users with two streams each: a megabyte a second for each user, shared by the streams of the user.
+//! Uploads have the same rate, apart from that of downloads.
 //!
 //! ```text
 //! cargo run --example bandwidth
 //! cargo run --example bandwidth -- serve
 //! curl -o /dev/null http://127.0.0.1:3000/alice & curl -o /dev/null http://127.0.0.1:3000/alice
+//! curl -T LARGE-FILE http://127.0.0.1:3000/alice
 //! ```
 //!
 //! Downloads for three seconds and prints the rate of each stream: half a megabyte a second. With `serve` the example only
@@ -16,8 +18,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::routing::get;
+use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout_at};
@@ -29,8 +33,19 @@ const SECONDS: u64 = 3;
 fn app() -> Router {
     let user = |request: &Request| Some(request.uri().path().to_owned());
     let rate = TokenBucket::new(Quota::per_second(1_000_000)).burst(100_000);
-    let route = get(async || vec![0_u8; 50_000_000]);
-    Router::new().route("/{user}", route).layer(PacingLayer::downloads(user, Memory::new(rate)))
+    let route = get(async || vec![0_u8; 50_000_000]).put(count);
+    let app = Router::new().route("/{user}", route).layer(PacingLayer::uploads(user, Memory::new(rate)));
+    app.layer(PacingLayer::downloads(user, Memory::new(rate)))
+}
+
+/// Reads an upload. Returns the number of bytes.
+async fn count(mut body: Body) -> Result<String, String> {
+    let mut received = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| error.to_string())?;
+        received += frame.data_ref().map_or(0, Bytes::len);
+    }
+    Ok(received.to_string())
 }
 
 /// Downloads for a while. Returns the number of bytes.

@@ -15,9 +15,9 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Error, Gcra, Limit, LimitSnapshot, LimitStatus, ManualClock, Memory, Quota,
+    AcquireOptions, Decision, Error, Gcra, Limit, LimitSnapshot, LimitStatus, Limiter, ManualClock, Memory, Quota,
     RateLimitLayer, Verdict,
 };
 
@@ -30,7 +30,7 @@ struct Prepaid {
 
 impl Limiter<KeyText> for Prepaid {
     fn acquire(&self, account: &KeyText, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if options.is_hold() {
+        if options.hold {
             return LimiterFuture::ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
         }
         let (decision, held) = match self.burst.hold(account, options).try_ready() {
@@ -43,9 +43,9 @@ impl Limiter<KeyText> for Prepaid {
         let (bank, account) = (Arc::clone(&self.bank), *account);
         LimiterFuture::pending(async move {
             let at = decision.decided_at();
-            let debited = bank.debit(account, options.get_cost()).await;
+            let debited = bank.debit(account, options.cost).await;
             if let Ok(Some(left)) = debited {
-                held.settle(options.get_cost()).await?;
+                held.settle(options.cost).await?;
                 let limits = [decision.limits(), &[credit(Verdict::Allowed, left)]].concat();
                 return Ok(Decision::from_limits(at, limits).into());
             }

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::http::{Request, header};
 use axum::routing::{get, post};
-use tower_ratelimit::key::{ExtractKey, Extracted};
+use tower_ratelimit::key::Extracted;
 use tower_ratelimit::response::{Headers, ResetFormat};
-use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
+use tower_ratelimit::{ExtractKey, FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
 
 /// The key. It contains the tier, by which `per_key` chooses the quota. It contains the user and not the token.
 #[derive(Clone, Copy, Hash)]

@@ -8,8 +8,8 @@
 //! stream that exceeds its estimate, and a stream whose cost the model reports at its end. The last request is denied
 //! with a time to retry.
 
-use tower_ratelimit::limiter::{Limiter, Reservation};
-use tower_ratelimit::{AcquireOptions, Error, Memory, Quota, TokenBucket};
+use tower_ratelimit::limiter::Reservation;
+use tower_ratelimit::{AcquireOptions, Error, Limiter, Memory, Quota, TokenBucket};
 
 type Tokens = Memory<str, TokenBucket>;
 

@@ -65,7 +65,7 @@ impl Error {
     pub(crate) fn guard_not_kept() -> Self {
         Self::config(
             "the decision failed: a limit counts requests in flight, and the caller does not track their end; call \
-             `release_on_body_end` or `release_on_response` of the layer, or set `AcquireOptions::until_end`",
+             `release_on_body_end` or `release_on_response` of the layer, or set `AcquireOptions::keep_guard`",
         )
     }
 
@@ -98,7 +98,7 @@ impl Error {
     pub(crate) fn id_conflict() -> Self {
         Self::new(
             Kind::IdConflict,
-            "hold failed: the reservation id is that of a hold with another cost on this key; use a new id for each \
+            "hold failed: the reservation id belongs to a hold with another cost on this key; use a new id for each \
              request",
         )
     }

@@ -115,7 +115,7 @@ impl Escalation {
         if self.block_for.last().is_some_and(|longest| *longest >= self.forget_after) {
             return Err(Error::config(format!(
                 "escalation that forgets a block while it lasts: blocks are forgotten after {:?}; set a longer time than \
-                 that of each block",
+                 each block lasts",
                 self.forget_after
             )));
         }
@@ -187,7 +187,7 @@ impl Escalation {
 
     /// Returns whether a key has more denials than allowed, by the decision on [`denial`](Self::denial).
     pub(crate) fn is_exceeded(counted: &Decision) -> bool {
-        counted.retry_after().is_some() && counted.source() != DecisionSource::Policy
+        counted.retry_after().is_some() && counted.source() != DecisionSource::NoLimit
     }
 
     /// Returns which block of the key this one is, from 1, by the decision on [`block`](Self::block). `None` if another

@@ -29,13 +29,13 @@
 //! request
 //!    │
 //!    v
-//! key extractor    PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//! key extractor   PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
 //!    │
 //!    v
-//! limiter          Memory or Redis, any algorithm   ── denied ──> responder: 429 and Retry-After
-//!    │                                              ── delayed ─> waits in a queue, then goes on
+//! limiter         Memory or Redis, any algorithm   ── denied ──> 429, Retry-After
+//!    │                                             ── delayed ─> waits in a queue
 //!    v
-//! your service     ──> response with RateLimit
+//! your service    ──> response with RateLimit
 //! ```
 //!
 //! # Components
@@ -52,8 +52,8 @@
 //! You can call a limiter without the middleware: [`Memory::check`]. In your tests, a [`ManualClock`] moves the time: see
 //! [testing your limits](guide::testing_your_limits).
 //!
-//! Extractor, limiter, algorithm and responder are
-//! traits for your own implementations. The documentation of each trait contains a complete example.
+//! Extractor, limiter, algorithm and responder are traits for your own implementations. The documentation of each trait
+//! contains a complete example.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -107,7 +107,7 @@
 //! - **`redis-cluster`**: Redis Cluster and Valkey Cluster.
 //! - **`redis-sentinel`**: connects to the master that Redis Sentinel reports.
 //! - **`redis-tls`**: `rediss://` addresses, and `RedisTls` for certificates.
-//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::GateLayer`,
+//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`, and `retry::gate::GateLayer`,
 //!   which pauses all requests to a server that has rejected one.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`, and limits of all routes in one file in `routes`.
@@ -172,10 +172,12 @@ pub mod test_util;
 #[cfg(feature = "timer")]
 pub mod waiting;
 
-#[doc(inline)]
-pub use crate::algorithm::{
-    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
-};
+pub use crate::algorithm::bucket::{Gcra, LeakyBucket, TokenBucket};
+pub use crate::algorithm::fixed_window::FixedWindow;
+pub use crate::algorithm::in_flight::InFlight;
+pub use crate::algorithm::leaky_queue::LeakyQueue;
+pub use crate::algorithm::sliding_log::SlidingLog;
+pub use crate::algorithm::sliding_window::SlidingWindow;
 pub use crate::calendar::{Calendar, Weekday};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
@@ -185,31 +187,28 @@ pub use crate::decision::{
     ReservationId, Verdict,
 };
 pub use crate::error::Error;
+pub use crate::key::extract::ExtractKey;
+pub use crate::key::ip::{ClientIp, PeerIp};
 #[doc(inline)]
-pub use crate::key::{ClientIp, ExtractKey, PeerIp};
-#[doc(inline)]
-pub use crate::limit::{Limit, per_key};
-#[doc(inline)]
-pub use crate::limiter::{BoxLimiter, Limiter};
+pub use crate::limit::Limit;
+pub use crate::limit::per_key::per_key;
+pub use crate::limiter::boxed::BoxLimiter;
+pub use crate::limiter::contract::Limiter;
 pub use crate::middleware::{
     InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
 };
 pub use crate::quota::{Quota, QuotaError};
 pub use crate::read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
-#[doc(inline)]
-pub use crate::response::{Http, RateLimitInfo, Respond};
+pub use crate::response::http::Http;
+pub use crate::response::info::RateLimitInfo;
+pub use crate::response::respond::Respond;
+pub use crate::store::memory::{DynLimit, Memory, MemoryBuilder, WhenFull};
 #[cfg(feature = "redis-cell")]
-#[doc(inline)]
-pub use crate::store::RedisCell;
+pub use crate::store::redis::RedisCell;
 #[cfg(feature = "redis-tls")]
-#[doc(inline)]
-pub use crate::store::RedisTls;
-pub use crate::store::WhenFull;
-#[doc(inline)]
-pub use crate::store::{DynLimit, Memory, MemoryBuilder};
+pub use crate::store::redis::RedisTls;
 #[cfg(feature = "redis")]
-#[doc(inline)]
-pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
+pub use crate::store::redis::{Redis, RedisBuilder, RedisCredentials, RedisServer};
 
 // A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
 // rustdoc uses it, and links to the module. `tests/docs` tests the examples, which need more dependencies than this package.
@@ -266,12 +265,13 @@ pub mod guide {
 
     /// [limits]: crate::guide::limits
     /// [tiers]: crate::guide::limits#tiers
+    /// [policy]: crate::config::Policy
+    /// [routes]: crate::routes
     ///
     #[doc = include_str!("../docs/configuration.md")]
     pub mod configuration {}
 
     /// [held]: crate::guide::redis#costs-that-are-held
-    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
     /// [jobs]: crate::guide::recipes#a-fair-job-queue
     /// [pitfalls]: crate::guide::pitfalls#waiting-and-disconnected-clients
     /// [stream]: crate::guide::recipes#a-stream-with-a-reservation-id
@@ -300,6 +300,15 @@ pub mod guide {
     #[doc = include_str!("../docs/gateways.md")]
     pub mod gateways {}
 
+    /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [leases]: crate::guide::leases
+    /// [metrics]: crate::guide::metrics
+    /// [websocket]: crate::guide::recipes#websocket-and-sse-messages
+    #[doc = include_str!("../docs/pictures/calendar.md")]
+    ///
+    #[doc = include_str!("../docs/everyday.md")]
+    pub mod everyday {}
+
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
 
@@ -312,9 +321,10 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [escalation]: crate::guide::recipes#longer-blocks-for-repeated-denials
+    /// [handler]: crate::guide::recipes#a-limiter-in-a-handler
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
-    /// [performance]: crate::guide::performance
+    /// [performance]: crate::guide::performance#what-a-setting-costs
     /// [streams]: crate::guide::recipes#streams-of-a-language-model
     /// [users]: crate::guide::recipes#users-anonymous-clients-and-writes
     #[doc = include_str!("../docs/pictures/several-limits.md")]
@@ -325,6 +335,7 @@ pub mod guide {
 
     /// [buckets]: crate::guide::operating#prometheus-buckets-and-alerts
     /// [near]: crate::guide::limits#near-limit-signal
+    /// [paced]: crate::guide::everyday#bytes-per-second
     /// [dashboard]: https://docs.rs/crate/tower-ratelimit/latest/source/docs/grafana.json
     ///
     #[doc = include_str!("../docs/metrics.md")]
@@ -354,11 +365,11 @@ pub mod guide {
     #[doc = include_str!("../docs/pitfalls.md")]
     pub mod pitfalls {}
 
+    /// [calendar]: crate::guide::everyday#calendar-windows
     /// [ids]: crate::guide::costs#reservation-ids
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client
     /// [operating]: crate::guide::operating
-    /// [proxies]: crate::guide::keys#clients-behind-proxies
     /// [responses]: crate::guide::responses
     /// [several]: crate::guide::limits
     ///

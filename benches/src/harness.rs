@@ -124,7 +124,7 @@ impl Harness {
     }
 
     /// Prints the medians of values that were measured in rounds, and the quartiles of the ratios of the rounds.
-    fn report_rounds(&self, scenario: &str, about: &Value, unit: &str, names: &[&str], rounds: &[Vec<f64>]) {
+    pub(crate) fn report_rounds(&self, scenario: &str, about: &Value, unit: &str, names: &[&str], rounds: &[Vec<f64>]) {
         let medians: Vec<_> = names.iter().copied().zip(rounds.iter().map(|values| median(values.clone()))).collect();
         let ratios: Vec<_> = rounds.iter().map(|values| Ratio::of_rounds(&rounds[0], values)).collect();
         self.print(scenario, about, unit, &medians, &ratios);

@@ -130,7 +130,7 @@ fn main() {
         "unit" => settings!(count, Limit::new("a", PLENTY).cost_of("input"), |_: u64| Costs::new().add("input", 1)),
         // A share that allows each request, and one whose tenant borrows.
         "share" | "borrow" => {
-            let share = Gcra::new(Quota::per_day(1)).burst(if case == "share" { 1 << 20 } else { 1 });
+            let share = Gcra::new(Quota::per_second(1)).burst(if case == "share" { 1 << 20 } else { 1 });
             let share = Limit::new("share", share).keyed_by(|key: &u64| *key).guarantee(4);
             settings!(count, (share, Limit::new("all", PLENTY).keyed_by(|_: &u64| ())), |_: u64| 1);
         }
@@ -152,7 +152,7 @@ fn main() {
         "in-flight" => {
             let limiter = Memory::builder(InFlight::new(100)).clock(ManualClock::new()).build().expect("a limit");
             repeat(count, |_| {
-                let options = AcquireOptions::default().until_end();
+                let options = AcquireOptions::default().keep_guard();
                 match limiter.acquire(black_box(&7_u64), options).try_ready() {
                     Ok(Ok(outcome)) => outcome.held.is_some(),
                     _ => false,

@@ -5,7 +5,7 @@
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
 //! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name, less than five minutes
-//! cargo bench -- "redis callers"     # 1 to 2048 callers, with latencies and processor time: three minutes
+//! cargo bench -- "redis callers"     # 1 to 2048 callers, with latencies and processor time, on one and several threads
 //! cargo bench -- "redis instructions"  # of the server and of the client: only by this name, needs valgrind
 //! cargo bench -- "redis neighbour"   # the latency of another client beside a full load: 20 seconds
 //! cargo bench -- "redis leases"      # leases beside memory, Redis and trypema, and a quota of eight processes: 2 minutes

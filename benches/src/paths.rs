@@ -113,7 +113,7 @@ fn holds(harness: &Harness, keys: &[u64]) {
         let (flights, keys) = (&flights, keys);
         move |count| {
             for _ in 0..count {
-                let options = AcquireOptions::default().until_end();
+                let options = AcquireOptions::default().keep_guard();
                 let outcome = ready(flights.acquire(&keys[sequence.next()], options));
                 drop(black_box(outcome.held.expect("an allowed request")));
             }

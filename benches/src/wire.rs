@@ -1,28 +1,43 @@
-//! An axum server on the loopback interface under `wrk`: all requests allowed, all rejected.
+//! An axum server on the loopback interface: all requests allowed and all rejected under `wrk`, and a paced body.
 //!
-//! Each server has its own runtime. Without `wrk` these scenarios are skipped with a message.
+//! Each server has its own runtime. Without `wrk` its scenarios are skipped with a message.
 
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::ready;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::routing::get;
+use futures_util::{FutureExt, stream};
+use http::{Request, Response};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
-use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::pacing::PacingLayer;
+use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer, TokenBucket};
 
-use crate::harness::{Harness, median};
+use crate::harness::{Contestant, Harness, median};
 
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX as u64);
 /// One request per day, which `Server::send_one` uses up before the measurement.
 const ONE: Gcra = Gcra::new(Quota::per_day(1));
 
 pub(crate) fn run(harness: &mut Harness) {
+    compare_frames(harness);
+    if harness.wants("wire paced body") {
+        measure_bodies(harness);
+    }
     let scenarios = ["wire allowed", "wire rejected"].map(|scenario| (scenario, harness.wants(scenario)));
     if !scenarios.iter().any(|(_, wanted)| *wanted) {
         return;
@@ -74,11 +89,61 @@ fn measure(harness: &Harness, scenario: &str, rejected: bool) {
     harness.report(scenario, json!({}), "per_second", &values);
 }
 
+/// What pacing adds to a frame of 64 KiB, whose rate is never reached.
+fn compare_frames(harness: &Harness) {
+    fn poll(mut body: impl HttpBody<Error: Debug> + Unpin) -> impl FnMut(u64) {
+        move |count| {
+            for _ in 0..count {
+                let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+                assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+            }
+        }
+    }
+    let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from_static(&[7; 1 << 16]))));
+    let rate = TokenBucket::new(Quota::per_second(1_000_000_000)).burst(1 << 46);
+    let layer = PacingLayer::downloads(Global, Memory::<(), _>::new(rate));
+    let respond = service_fn(move |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(endless()))));
+    let paced = move |_| {
+        let response = layer.layer(respond).oneshot(Request::default()).now_or_never();
+        poll(response.expect("ready").expect("a response").into_body())
+    };
+    harness.compare(
+        "wire paced frame",
+        1,
+        &[Contestant::new("ours", paced), Contestant::new("bare", move |_| poll(endless()))],
+    );
+}
+
+/// The processor time of a server that sends a gigabyte in frames of 64 KiB: paced by a rate that is never reached, and
+/// without pacing.
+fn measure_bodies(harness: &Harness) {
+    let frames = if harness.is_quick() { 1_600 } else { 16_000 };
+    let app = || {
+        let frame = Bytes::from_static(&[7; 1 << 16]);
+        let frames = stream::iter((0..frames).map(move |_| Ok::<_, Infallible>(frame.clone())));
+        Router::new().route("/", get(async move || Body::from_stream(frames)))
+    };
+    let rate = TokenBucket::new(Quota::per_second(1_000_000_000)).burst(1 << 40);
+    let servers = [
+        Server::start("ours", app().layer(PacingLayer::downloads(PeerIp::new(), Memory::new(rate)))),
+        Server::start("not_paced", app()),
+    ];
+    let mut seconds = [Vec::new(), Vec::new()];
+    for round in 0..18 {
+        for index in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let before = servers[index].processor_seconds();
+            servers[index].download();
+            seconds[index].push(servers[index].processor_seconds() - before);
+        }
+    }
+    harness.report_rounds("wire paced body", &json!({}), "processor seconds", &["ours", "not_paced"], &seconds);
+}
+
 /// A server on its own thread.
 struct Server {
     name: &'static str,
     address: SocketAddr,
-    _runtime: Runtime,
+    runtime: Runtime,
 }
 
 impl Server {
@@ -88,7 +153,29 @@ impl Server {
         let address = listener.local_addr().expect("an address");
         let app = app.into_make_service_with_connect_info::<SocketAddr>();
         runtime.spawn(async move { axum::serve(listener, app).await });
-        Self { name, address, _runtime: runtime }
+        Self { name, address, runtime }
+    }
+
+    /// Reads a whole response.
+    fn download(&self) {
+        let mut stream = TcpStream::connect(self.address).expect("a connection");
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("a request");
+        let (mut buffer, mut received) = (vec![0; 1 << 18], 0);
+        loop {
+            match stream.read(&mut buffer).expect("a response") {
+                0 => break,
+                read => received += read,
+            }
+        }
+        assert!(received > 100_000_000, "{received} bytes");
+    }
+
+    /// Returns the processor time that the server's thread has used.
+    fn processor_seconds(&self) -> f64 {
+        let thread = self.runtime.spawn(async { std::fs::read_to_string("/proc/thread-self/schedstat") });
+        let stat = self.runtime.block_on(thread).expect("no panic").expect("Linux");
+        let nanos = stat.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok());
+        nanos.expect("nanoseconds") / 1e9
     }
 
     /// Sends the one request that is allowed where `ONE` is the limit.

@@ -17,7 +17,7 @@ use crate::error::Error;
 ///
 /// - **Closed form**, with `H` as the sum of the held costs: admit if `cost + H <= max`; `remaining = max - H`.
 /// - **Bound**: the costs of the requests in flight are never above `max` at any time.
-/// - **State**: none. [`reset`](crate::Memory::reset) and `set_usage` change nothing, because they do not end requests.
+/// - **State**: none. [`reset`](crate::Limiter::reset) and `set_usage` change nothing, because they do not end requests.
 /// - **Retry after**: unknown, because the end of a request cannot be predicted. A denial has one second, as an
 ///   [estimate](crate::Decision::is_estimate). In the [layer's queue](crate::RateLimitLayer::max_wait) a waiting request
 ///   starts as soon as another one ends.
@@ -55,12 +55,12 @@ use crate::error::Error;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let limiter = Memory::new(InFlight::new(1));
-/// let job = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
-/// let denied = limiter.acquire("alice", AcquireOptions::default().until_end()).await?;
+/// let job = limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?;
+/// let denied = limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?;
 /// assert!(job.held.is_some() && denied.decision.is_estimate());
 ///
 /// drop(job);
-/// assert!(limiter.acquire("alice", AcquireOptions::default().until_end()).await?.decision.is_allowed());
+/// assert!(limiter.acquire("alice", AcquireOptions::default().keep_guard()).await?.decision.is_allowed());
 /// # Ok(())
 /// # }
 /// ```

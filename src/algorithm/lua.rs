@@ -17,7 +17,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// | `peek(s, now, max_delay, p)` | returns 0: allowed; above 0: denied for that many microseconds; -1: exceeds the limit; below -1: allowed after a delay of `-1 - result`. `max_delay` is the longest delay that the caller accepts, -1 if the caller set none |
 /// | `commit(s, now, delay, p)` | charges the cost of `p` to `s`, for a start after `delay` |
 /// | `charge(s, now, cost, p)` | charges `cost` instead of the cost of `p`; required to [hold](crate::limiter::Held) costs |
-/// | `held_until_end`, `room(held, p)` | required with [`HELD_UNTIL_END`](Algorithm::HELD_UNTIL_END): true, and how much more can be held beside `held`. `peek` then finds the held costs in `s.held` (nil for none), and `commit` and `charge` do nothing |
+/// | `held_until_end`, `room(held, p)` | required with `HELD_UNTIL_END`: true, and how much more can be held beside `held`. `peek` then finds the held costs in `s.held` (nil for none), and `commit` and `charge` do nothing |
 /// | `owed_for(s, now, p)` | required with `supports_scheduling`: the time until the key is idle |
 ///
 /// Without `charge`, holding a cost is an error for which [`is_unsupported`](crate::Error::is_unsupported) returns
@@ -87,11 +87,13 @@ pub trait LuaAlgorithm: Algorithm {
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
     /// Converts the numbers in Redis into a state. By default they are the state's words.
+    #[doc(hidden)]
     fn decode_state(&self, numbers: &[u64]) -> Self::State {
         Self::State::from_numbers(numbers)
     }
 
     /// Appends the numbers that represent a state in Redis.
+    #[doc(hidden)]
     fn encode_state(&self, state: &Self::State, numbers: &mut Vec<u64>) {
         state.to_numbers(numbers);
     }

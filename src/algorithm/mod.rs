@@ -28,8 +28,8 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use tower_ratelimit::algorithm::{Algorithm, *};
-//! # use tower_ratelimit::{AcquireOptions, ManualClock, Memory, Quota, Verdict};
+//! # use tower_ratelimit::algorithm::Algorithm;
+//! # use tower_ratelimit::*;
 //! # fn timeline(algorithm: impl Algorithm, requests: &str) -> String {
 //! #     let clock = ManualClock::new();
 //! #     let limiter = Memory::builder(algorithm).clock(clock.clone()).build().unwrap();
@@ -49,7 +49,7 @@
 //! let each_second = "????????????????????????????????";
 //! let after_pause = "?----???????????????????????????";
 //!
-//! let bucket = Gcra::new(quota); // TokenBucket and LeakyBucket decide the same
+//! let bucket = Gcra::new(quota); // also named TokenBucket and LeakyBucket
 //! assert_eq!(timeline(bucket, each_second), "#######.#.#.#.#.#.#.#.#.#.#.#.#.");
 //! assert_eq!(timeline(bucket, after_pause), "#----#######.#.#.#.#.#.#.#.#.#.#");
 //!
@@ -78,29 +78,32 @@
 //! assert_eq!(timeline(log, after_pause), "#----####....####....####....###");
 //! ```
 
-mod bucket;
-mod fixed_window;
-mod in_flight;
-mod leaky_queue;
+pub(crate) mod bucket;
+pub(crate) mod fixed_window;
+pub(crate) mod in_flight;
+pub(crate) mod leaky_queue;
 #[cfg(feature = "redis")]
 mod lua;
-mod sliding_log;
-mod sliding_window;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
 mod state;
 #[cfg(test)]
 mod tests;
 
-pub use self::bucket::{Gcra, LeakyBucket, TokenBucket};
-pub use self::fixed_window::FixedWindow;
-pub use self::in_flight::InFlight;
-pub use self::leaky_queue::LeakyQueue;
+pub(crate) use self::bucket::{Gcra, LeakyBucket, TokenBucket};
+pub(crate) use self::fixed_window::FixedWindow;
+pub(crate) use self::in_flight::InFlight;
+pub(crate) use self::leaky_queue::LeakyQueue;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::StateEncoding;
 #[cfg(feature = "redis")]
 pub use self::lua::{LuaAlgorithm, LuaScript};
-pub use self::sliding_log::SlidingLog;
-pub use self::sliding_window::SlidingWindow;
-pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit, State};
+pub(crate) use self::sliding_log::SlidingLog;
+pub(crate) use self::sliding_window::SlidingWindow;
+pub use self::state::State;
+// States of the algorithms of this crate.
+#[doc(hidden)]
+pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit};
 use self::state::{KeptFor, Reach};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
@@ -181,18 +184,20 @@ use std::time::Duration;
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
-    /// The state of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
+    /// The state of a key: `[u64; N]`.
     type State: State;
 
     /// Whether a store [holds](crate::limiter::Held) the cost of every request until the request ends, and charges
     /// nothing, as for [`InFlight`].
     ///
-    /// The usage of a key is then the sum of its held costs, and [`peek_with_held`](Self::peek_with_held) decides.
+    /// The usage of a key is then the sum of its held costs, and `peek_with_held` decides.
+    #[doc(hidden)]
     const HELD_UNTIL_END: bool = false;
 
     /// Whether the algorithm is a queue, as [`LeakyQueue`] is: it delays requests by default, one start after the other.
     ///
     /// A lease cannot serve a queue, so a limiter with both is an error when it is built.
+    #[doc(hidden)]
     const IS_QUEUE: bool = false;
 
     /// The name of what the words of a state mean, for [stores of your own](crate::store::StoreLimits).
@@ -230,11 +235,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn max_reset(&self) -> Duration;
 
     /// Returns the verdict on a request without charging it.
+    #[doc(hidden)]
     fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
         self.decide(state, now, options.into()).verdict()
     }
 
     /// Charges `cost` unconditionally, for a request that starts after `delay`.
+    #[doc(hidden)]
     fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
@@ -248,6 +255,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// [held](crate::limiter::Held) costs.
     ///
     /// The default charges a copy of the state.
+    #[doc(hidden)]
     fn peek_with_held(
         &self,
         state: &Self::State,
@@ -265,6 +273,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// The default keeps the state that is idle later, or of two that are idle at the same time the one with less
     /// remaining. That suffices if the time to idle determines the usage.
+    #[doc(hidden)]
     fn carry_over_debt(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
         let usage = |state| {
             let figures = self.snapshot(state, now).compute();
@@ -279,11 +288,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// If the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS) words,
     /// and an algorithm with other settings may have written it.
+    #[doc(hidden)]
     fn counter_words(&self) -> usize {
         Counters::MAX_WORDS
     }
 
     /// Returns the maximum number of bytes that a key takes on the heap, in a [`HitLog`].
+    #[doc(hidden)]
     fn max_heap_bytes(&self) -> usize {
         0
     }
@@ -299,12 +310,14 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// Returns after what time a store ends a hold whose request has not ended, if
     /// [`HELD_UNTIL_END`](Self::HELD_UNTIL_END) is set.
+    #[doc(hidden)]
     fn max_hold_duration(&self) -> Option<Duration> {
         None
     }
 
     /// Returns how many requests of a key may wait under a layer in one process, if the algorithm bounds that, as
     /// [`LeakyQueue`] does.
+    #[doc(hidden)]
     fn max_waiting(&self) -> Option<u64> {
         None
     }

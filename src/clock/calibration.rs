@@ -117,7 +117,7 @@ mod tests {
     const SECOND: u64 = 1_000_000;
     /// The time at which the tests start.
     const START: u64 = 1_577_836_800 * SECOND;
-    /// The nanoseconds per 2^20 ticks that the calibration assumes: those of a counter of 2.6 GHz.
+    /// The nanoseconds per 2^20 ticks that the calibration assumes, for a counter of 2.6 GHz.
     const NANOS: u64 = 403_298;
     const DRIFTS: [i64; 9] = [-1_000, -300, -50, -1, 0, 1, 50, 300, 1_000];
 

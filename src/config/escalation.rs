@@ -79,6 +79,11 @@ impl PolicyFields {
         if self.is_shadow() {
             return Err(Error::config("escalate: a shadow denies no request; remove one of the two fields"));
         }
+        if self.guarantee.is_some() {
+            return Err(Error::config(
+                "escalate: a guaranteed share denies no request; set the field at the limit beside the share",
+            ));
+        }
         let mut escalation = Escalation::new(self.name.clone().unwrap_or_default(), denials);
         if let Some(texts) = &self.block_for {
             let durations = texts.iter().map(|text| read_time("block_for", text)).collect::<Result<Vec<_>, _>>()?;

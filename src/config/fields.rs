@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use super::calendar::{Anchor, ConfiguredQuota};
 use super::names::{Names, When};
 use super::{AlgorithmName, BuiltAlgorithm, Policy};
-use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+use crate::algorithm::{FixedWindow, Gcra, InFlight, LeakyQueue, SlidingLog, SlidingWindow};
 use crate::decision::WarnAt;
 use crate::error::Error;
 use crate::quota::{Quota, read_period};
@@ -167,23 +167,9 @@ impl PolicyFields {
         let missing = || Error::config("quota: it is missing; set it, as in \"100/min\"");
         let quota = || self.quota.ok_or_else(missing).and_then(ConfiguredQuota::fixed);
         Ok(match self.algorithm()? {
-            AlgorithmName::Gcra => {
+            AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket => {
                 let gcra = with_field("quota", Gcra::try_new(quota()?))?;
                 BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
-            }
-            AlgorithmName::TokenBucket => {
-                let bucket = with_field("quota", TokenBucket::try_new(quota()?))?;
-                BuiltAlgorithm::TokenBucket(with_field(
-                    "burst",
-                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
-                )?)
-            }
-            AlgorithmName::LeakyBucket => {
-                let bucket = with_field("quota", LeakyBucket::try_new(quota()?))?;
-                BuiltAlgorithm::LeakyBucket(with_field(
-                    "burst",
-                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
-                )?)
             }
             AlgorithmName::LeakyQueue => {
                 let queue = with_field("quota", LeakyQueue::try_new(quota()?))?;

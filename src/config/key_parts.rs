@@ -177,8 +177,6 @@ macro_rules! with_algorithm {
     ($policy:expr, $algorithm:ident => $result:expr) => {
         match $policy.built() {
             BuiltAlgorithm::Gcra($algorithm) => $result,
-            BuiltAlgorithm::TokenBucket($algorithm) => $result,
-            BuiltAlgorithm::LeakyBucket($algorithm) => $result,
             BuiltAlgorithm::LeakyQueue($algorithm) => $result,
             BuiltAlgorithm::FixedWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingWindow($algorithm) => $result,
@@ -251,7 +249,7 @@ where
 
 /// Returns what the checks of a limiter's limits need of a policy.
 pub(crate) fn limit_facts(policy: &Policy) -> LimitFacts {
-    let (sub_key, conditions) = (Arc::new(|_: &()| ()), Conditions { when: None, kept_free: None });
+    let (sub_key, conditions) = (Arc::new(|(): &()| ()), Conditions { when: None, kept_free: None });
     with_algorithm!(policy, algorithm => limit_of(policy, algorithm, sub_key, conditions).facts::<()>())
 }
 

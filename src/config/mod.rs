@@ -22,10 +22,8 @@ pub use self::key_parts::KeyParts;
 #[cfg(feature = "redis")]
 pub(crate) use self::key_parts::limit_in_redis;
 pub(crate) use self::key_parts::{Conditions, SubKeyFn, field_error, limit_in_memory};
-pub(crate) use self::names::{Names, When};
-use crate::algorithm::{
-    Algorithm as _, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
-};
+pub(crate) use self::names::{Names, Values, When};
+use crate::algorithm::{Algorithm as _, FixedWindow, Gcra, InFlight, LeakyQueue, SlidingLog, SlidingWindow};
 use crate::calendar::Calendar;
 use crate::decision::WarnAt;
 use crate::quota::Quota;
@@ -80,9 +78,9 @@ pub struct Policy {
 pub enum AlgorithmName {
     /// [`Gcra`]
     Gcra,
-    /// [`TokenBucket`]
+    /// [`TokenBucket`](crate::TokenBucket)
     TokenBucket,
-    /// [`LeakyBucket`]
+    /// [`LeakyBucket`](crate::LeakyBucket)
     LeakyBucket,
     /// [`LeakyQueue`]
     LeakyQueue,
@@ -240,8 +238,6 @@ impl Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuiltAlgorithm {
     Gcra(Gcra),
-    TokenBucket(TokenBucket),
-    LeakyBucket(LeakyBucket),
     LeakyQueue(LeakyQueue),
     FixedWindow(FixedWindow),
     SlidingWindow(SlidingWindow),

@@ -502,7 +502,7 @@ impl Decision {
         lists_all: bool,
     ) -> Self {
         let (most_restrictive, all_limits) = list(statuses, lists_all);
-        let decision = Self::by_policy(decided_at, Verdict::Allowed).with_source(DecisionSource::Store);
+        let decision = Self::without_limit(decided_at, Verdict::Allowed).with_source(DecisionSource::Store);
         Self { supports_scheduling, most_restrictive, all_limits, ..decision }
     }
 
@@ -511,7 +511,7 @@ impl Decision {
         let verdicts = limits.iter().filter(|status| !status.is_shadow()).map(LimitStatus::verdict);
         let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);
         let (most_restrictive, all_limits) = list(limits.into_iter().collect(), true);
-        let decision = Self::by_policy(decided_at, verdict).with_source(DecisionSource::Store);
+        let decision = Self::without_limit(decided_at, verdict).with_source(DecisionSource::Store);
         Self { most_restrictive, all_limits, ..decision }
     }
 
@@ -521,7 +521,7 @@ impl Decision {
         let listed =
             Self::from_limits(decided_at, parts.iter().flat_map(|part| part.limits().iter().cloned()).collect());
         let verdict = parts.iter().map(Self::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
-        let mut decision = Self::by_policy(decided_at, verdict);
+        let mut decision = Self::without_limit(decided_at, verdict);
         // Otherwise a policy made the verdict, and no limit did.
         if listed.verdict() == verdict {
             (decision.most_restrictive, decision.all_limits) =

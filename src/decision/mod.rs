@@ -51,14 +51,14 @@ pub enum DecisionSource {
     Cache,
     /// The fallback limiter, because the store was unavailable.
     Fallback,
-    /// A configured policy, because the store was unavailable or full.
-    Policy,
+    /// No limit: a setting decided, because the store was unavailable or full.
+    NoLimit,
 }
 
 /// What a guard holds apart from the cost that is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldParts {
-    /// Fixed costs, which a provisional hold includes.
+    /// Fixed costs, if the options hold them.
     pub(crate) fixed: bool,
     /// What limits on requests in flight hold.
     pub(crate) until_end: bool,
@@ -152,11 +152,11 @@ impl Decision {
         }
     }
 
-    /// Creates a decision of a configured policy, which consults no limit.
-    pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
+    /// Creates a decision that consults no limit.
+    pub fn without_limit(decided_at: Timestamp, verdict: Verdict) -> Self {
         Self {
             verdict: PackedVerdict::pack(verdict),
-            source: DecisionSource::Policy,
+            source: DecisionSource::NoLimit,
             supports_scheduling: false,
             flags: DecisionFlags::NONE,
             decided_at,
@@ -166,6 +166,7 @@ impl Decision {
     }
 
     /// Sets the source of the decision.
+    #[doc(hidden)]
     pub fn with_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
@@ -174,6 +175,7 @@ impl Decision {
     /// Sets whether the limiter schedules later starts for callers that accept a delay.
     ///
     /// If it does, a denial means that no start is possible within the accepted delay.
+    #[doc(hidden)]
     pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
         self.supports_scheduling = supports_scheduling;
         self
@@ -199,8 +201,8 @@ impl Decision {
     /// wait suffices, but a shorter one may do.
     ///
     /// These waits are estimates too: of a key for which a table [in memory](crate::WhenFull) has no slot, of a hold whose
-    /// id [repeats](Self::is_repeat) another one or is one too many, and of a higher cost than that of a
-    /// [cached](crate::limiter::DeniedCache) denial.
+    /// id [repeats](Self::is_repeat) another one or is one too many, and of a request with a higher cost than
+    /// a [cached](crate::limiter::DeniedCache) denial has.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.flags.has(DecisionFlags::ESTIMATE)
@@ -224,7 +226,7 @@ impl Decision {
     pub(crate) fn too_many_ids(decided_at: Timestamp) -> Self {
         // The time at which an id is forgotten is unknown to the caller of the store.
         let denied = Verdict::Denied { retry_after: Duration::from_secs(1) };
-        let mut decision = Self::by_policy(decided_at, denied).with_estimate(true);
+        let mut decision = Self::without_limit(decided_at, denied).with_estimate(true);
         decision.flags.set(DecisionFlags::TOO_MANY_IDS, true);
         decision
     }
@@ -239,7 +241,9 @@ impl Decision {
     /// Creates the denial of the repeat of a hold whose id is remembered for `remembered`.
     pub(crate) fn denied_repeat(decided_at: Timestamp, remembered: Duration) -> Self {
         // An estimate: the limits may deny a new hold then.
-        Self::by_policy(decided_at, Verdict::Denied { retry_after: remembered }).with_estimate(true).with_repeat(true)
+        Self::without_limit(decided_at, Verdict::Denied { retry_after: remembered })
+            .with_estimate(true)
+            .with_repeat(true)
     }
 
     pub(crate) fn with_repeat(mut self, is_repeat: bool) -> Self {
@@ -388,7 +392,7 @@ impl Decision {
     #[must_use]
     pub fn is_exempt(&self) -> bool {
         self.most_restrictive.is_none()
-            && self.source != DecisionSource::Policy
+            && self.source != DecisionSource::NoLimit
             && self.is_allowed_now()
             && self.limits().is_empty()
     }

@@ -15,25 +15,22 @@ use crate::error::Error;
 /// assert_eq!(AcquireOptions::from(1_u64), AcquireOptions::default());
 /// ```
 ///
-/// A custom limiter reads the options with the methods whose names begin with `get_` and `is_`:
-///
-/// ```
-/// use tower_ratelimit::AcquireOptions;
-///
-/// let options = AcquireOptions::cost(5).hold();
-/// assert_eq!(options.get_cost(), 5);
-/// assert!(options.is_hold());
-/// ```
+/// A custom limiter reads the public fields, [`costs`](Self::costs) and [`reservation_id`](Self::reservation_id).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct AcquireOptions {
-    pub(crate) cost: u64,
-    pub(crate) max_delay: Option<Duration>,
-    pub(crate) detail: Detail,
-    pub(crate) hold: bool,
-    pub(crate) until_end: bool,
+    /// The cost of the request.
+    pub cost: u64,
+    /// The longest delay that the caller accepts, `None` for the limiter's own bound.
+    pub max_delay: Option<Duration>,
+    /// How many of the limits the decision lists.
+    pub detail: Detail,
+    /// Whether the limiter holds the cost instead of charging it.
+    pub hold: bool,
+    /// Whether the caller keeps the guard until the request has ended.
+    pub keeps_guard: bool,
     /// Whether the hold may be released as if the request had not come. Then limits with a fixed cost hold it, too.
-    pub(crate) is_provisional: bool,
+    pub(crate) holds_fixed_costs: bool,
     /// The costs in units. Options with units are made from [`Costs`].
     pub(crate) units: UnitCosts,
     /// A limiter around this one has checked that a limit names each unit.
@@ -68,8 +65,8 @@ impl AcquireOptions {
             max_delay: None,
             detail,
             hold: false,
-            until_end: false,
-            is_provisional: false,
+            keeps_guard: false,
+            holds_fixed_costs: false,
             units: UnitCosts::NONE,
             has_known_units: false,
             remember: None,
@@ -117,11 +114,17 @@ impl AcquireOptions {
         self
     }
 
-    /// [Holds](crate::limiter::Held) the cost instead of charging it. A hold starts now, whatever the maximum delay is.
+    /// [Holds](crate::limiter::Held) the cost instead of charging it, and [keeps the guard](Self::keep_guard). A hold starts
+    /// now, whatever the maximum delay is.
     ///
     /// The guard is in [`Outcome::held`](crate::limiter::Outcome::held).
     #[must_use]
-    pub const fn hold(mut self) -> Self {
+    pub const fn hold(self) -> Self {
+        self.hold_cost().keep_guard()
+    }
+
+    /// Holds the cost, for a caller that may settle the guard before the request has ended.
+    pub(crate) const fn hold_cost(mut self) -> Self {
         self.hold = true;
         self
     }
@@ -132,8 +135,8 @@ impl AcquireOptions {
     /// A limiter with a limit on requests [in flight](crate::InFlight) returns an error without it, because the limit
     /// would count nothing if the caller dropped the guard.
     #[must_use]
-    pub const fn until_end(mut self) -> Self {
-        self.until_end = true;
+    pub const fn keep_guard(mut self) -> Self {
+        self.keeps_guard = true;
         self
     }
 
@@ -161,7 +164,7 @@ impl AcquireOptions {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -200,7 +203,7 @@ impl AcquireOptions {
     /// is forgotten, from any caller. The first hold's number counts. Without an id it has no effect.
     ///
     /// ```
-    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -235,8 +238,7 @@ impl AcquireOptions {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::limiter::Limiter;
-    /// use tower_ratelimit::{AcquireOptions, Memory, Quota, TokenBucket};
+    /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -261,7 +263,7 @@ impl AcquireOptions {
     /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold,
     /// and it would charge each repeat.
     #[must_use]
-    pub const fn get_id(&self) -> Option<ReservationId> {
+    pub const fn reservation_id(&self) -> Option<ReservationId> {
         match self.remember {
             Some(remember) if self.hold || !remember.is_hold() => Some(remember.id),
             _ => None,
@@ -270,7 +272,7 @@ impl AcquireOptions {
 
     /// Returns an error for a call with an id, which a limiter or guard (`name`) does not support.
     pub(crate) fn check_no_id(&self, name: &str) -> Result<(), Error> {
-        let message = match (self.get_id(), self.charged_once()) {
+        let message = match (self.reservation_id(), self.charged_once()) {
             (None, _) => return Ok(()),
             (_, None) => "does not support a reservation id; hold without an id, or call the store itself",
             (_, Some(_)) => "cannot charge an id once; use `Memory` or `Redis` itself, or leave out `once`",
@@ -297,9 +299,9 @@ impl AcquireOptions {
     }
 
     /// Holds the costs of all limits, until another limiter has decided.
-    pub(crate) const fn provisional(mut self) -> Self {
-        self.is_provisional = true;
-        self.hold()
+    pub(crate) const fn hold_all_costs(mut self) -> Self {
+        self.holds_fixed_costs = true;
+        self.hold_cost()
     }
 
     /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.
@@ -316,41 +318,11 @@ impl AcquireOptions {
         self
     }
 
-    /// Returns the cost of the request.
-    #[must_use]
-    pub const fn get_cost(&self) -> u64 {
-        self.cost
-    }
-
-    /// Returns the longest delay that the caller accepts, `None` for the limiter's own bound.
-    #[must_use]
-    pub const fn get_max_delay(&self) -> Option<Duration> {
-        self.max_delay
-    }
-
-    /// Returns how many of the limits the decision lists.
-    #[must_use]
-    pub const fn get_detail(&self) -> Detail {
-        self.detail
-    }
-
-    /// Returns whether the limiter must hold the cost instead of charging it.
-    #[must_use]
-    pub const fn is_hold(&self) -> bool {
-        self.hold
-    }
-
-    /// Returns whether the caller keeps the guard until the request has ended.
-    #[must_use]
-    pub const fn is_until_end(&self) -> bool {
-        self.until_end
-    }
-
     /// Returns these options for a caller that keeps no guard.
     #[inline]
     pub(crate) fn without_guard(mut self) -> Self {
         self.hold = false;
-        self.until_end = false;
+        self.keeps_guard = false;
         self.remember = self.charged_once();
         self
     }

@@ -26,7 +26,8 @@ pub struct LimitSnapshot {
     /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
     /// The time until `remaining` increases, zero if `remaining` is at its maximum. While fewer units are left than are
-    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`.
+    /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`, or the wait of a denied request,
+    /// which is exact for a cost of 1.
     pub next_token_after: Duration,
 }
 
@@ -59,10 +60,12 @@ impl LimitSnapshot {
         self
     }
 
-    /// Returns the numbers for a request from which a limit keeps units free.
-    fn keeping_free(self, units: u64) -> Self {
-        // While fewer than the units are left, it is unknown when more than the units are: at the latest at the reset.
-        let next_token_after = if self.remaining < units { self.reset } else { self.next_token_after };
+    /// Returns the numbers for a request from which a limit keeps units free. `wait` is the wait of a denied request.
+    fn keeping_free(self, units: u64, wait: Option<Duration>) -> Self {
+        // While fewer than the units are left, it is unknown when more than the units are: at the latest when the request is
+        // allowed, or at the reset.
+        let latest = wait.map_or(self.reset, |wait| wait.min(self.reset));
+        let next_token_after = if self.remaining < units { latest } else { self.next_token_after };
         let (limit, remaining) = (self.limit.saturating_sub(units), self.remaining.saturating_sub(units));
         Self { limit, remaining, next_token_after, ..self }
     }
@@ -102,10 +105,10 @@ impl LazySnapshot {
 
     /// Returns the numbers for a request from which a limit keeps units free.
     #[inline]
-    pub(crate) fn keeping_free(self, units: Option<u64>) -> Self {
+    pub(crate) fn keeping_free(self, units: Option<u64>, wait: Option<Duration>) -> Self {
         match units {
             None | Some(0) => self,
-            Some(units) => self.compute().keeping_free(units).into(),
+            Some(units) => self.compute().keeping_free(units, wait).into(),
         }
     }
 

@@ -267,7 +267,8 @@ impl LimitStatus {
     }
 
     /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum. While fewer units are
-    /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset).
+    /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset), or the
+    /// wait of a denied request, which is exact for a cost of 1.
     #[must_use]
     pub fn next_token_after(&self) -> Duration {
         self.snapshot().next_token_after

@@ -26,6 +26,12 @@ impl Verdict {
         matches!(self, Self::Allowed | Self::AllowedAfter(_))
     }
 
+    /// Returns the wait of a request of this cost that is denied, after which more remains.
+    #[inline]
+    pub(crate) fn wait_for_more(self, cost: u64) -> Option<Duration> {
+        if let Self::Denied { retry_after } = self { Some(retry_after).filter(|_| cost > 0) } else { None }
+    }
+
     /// Returns the stricter verdict, which is the verdict of both limits together.
     ///
     /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later

@@ -40,9 +40,10 @@
 mod canonical;
 mod closure;
 mod exempt;
+pub(crate) mod extract;
 mod from_extension;
 mod global;
-mod ip;
+pub(crate) mod ip;
 mod lookup;
 mod missing;
 mod or;
@@ -52,9 +53,12 @@ mod text;
 mod tuple;
 
 pub use self::exempt::{ExactPaths, ExemptIf, InNetworks, Preflight};
+pub(crate) use self::extract::ExtractKey;
+pub use self::extract::Extracted;
 pub use self::from_extension::FromExtension;
 pub use self::global::Global;
-pub use self::ip::{ClientIp, PeerIp, TrustedProxies};
+pub use self::ip::TrustedProxies;
+pub(crate) use self::ip::{ClientIp, PeerIp};
 pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
 pub use self::missing::MissingKey;
 pub use self::or::{Either, Or};
@@ -76,88 +80,3 @@ pub use self::{
     ip::{AddressForm, FromExtensions, KnownAddress, PeerAddress, PlainAddress},
     secret::Fingerprinter,
 };
-
-/// Extracts the key of a request: the user, address or tenant that a limit counts by.
-///
-/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` is an *absent* key. The layer rejects the
-/// request unless [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) is set, so that a client cannot avoid
-/// the limit by omitting a header. An `Err` is an *unusable* key (repeated, empty, malformed), which the layer always
-/// rejects: see [`MissingKey`]. To forward a request without a limit, return [`Extracted::Exempt`].
-///
-/// # Example
-///
-/// ```
-/// use tower_ratelimit::key::{ExtractKey, Extracted, MissingKey};
-///
-/// /// A request of a custom protocol.
-/// struct Call {
-///     tenant: Option<u32>,
-///     is_ping: bool,
-/// }
-///
-/// #[derive(Clone)]
-/// struct Tenant;
-///
-/// impl ExtractKey<Call> for Tenant {
-///     type Key = u32;
-///
-///     fn extract(&self, call: &Call) -> Extracted<u32> {
-///         match call.tenant {
-///             _ if call.is_ping => Extracted::Exempt,
-///             Some(tenant) => Extracted::Key(tenant),
-///             None => Extracted::Missing(MissingKey::from_request("the call has no tenant")),
-///         }
-///     }
-/// }
-///
-/// assert_eq!(Tenant.extract(&Call { tenant: Some(7), is_ping: false }), Extracted::Key(7));
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not extract a key from `{Request}`",
-    note = "an extractor is a type that implements `ExtractKey<{Request}>`, or a closure `|request: &{Request}|` that \
-            returns `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`; the key owns its data, so write \
-            `Some(text.to_owned())` for a text of the request",
-    note = "the argument of `exempt_if` is a predicate: `ExactPaths::new([\"/health\"])`, or a closure \
-            `|request: &{Request}| -> bool`"
-)]
-pub trait ExtractKey<Request> {
-    /// The key type.
-    // Waiting requests are found by a hash of their key, and a task asks the limiter for them.
-    type Key: std::hash::Hash + Send + Sync + 'static;
-
-    /// Extracts the key of a request.
-    fn extract(&self, request: &Request) -> Extracted<Self::Key>;
-
-    /// Returns a warning if the request suggests that this extractor does not fit the server.
-    ///
-    /// The layer asks about its first requests. If many of them have a warning, and all of these one key, it emits
-    /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] warns of a proxy in front of the server. By
-    /// default there is none.
-    fn warning(&self, request: &Request) -> Option<&'static str> {
-        let _ = request;
-        None
-    }
-}
-
-/// The result of an extractor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums, reason = "the layer handles exactly these three cases")]
-pub enum Extracted<K> {
-    /// The request has this key.
-    Key(K),
-    /// No limit applies to the request.
-    Exempt,
-    /// The request has no key, or an unusable one.
-    Missing(MissingKey),
-}
-
-impl<K> Extracted<K> {
-    /// Maps the key, if there is one.
-    pub fn map<T>(self, f: impl FnOnce(K) -> T) -> Extracted<T> {
-        match self {
-            Self::Key(key) => Extracted::Key(f(key)),
-            Self::Exempt => Extracted::Exempt,
-            Self::Missing(missing) => Extracted::Missing(missing),
-        }
-    }
-}

@@ -16,7 +16,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::key::{Header, KeyText};
-/// use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
+/// use tower_ratelimit::{Gcra, Limiter, Memory, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::<KeyText, _>::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone());

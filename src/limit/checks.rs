@@ -31,6 +31,11 @@ pub(crate) struct LimitFacts {
 }
 
 impl LimitFacts {
+    /// Returns whether the limit denies requests.
+    pub(crate) fn denies(&self) -> bool {
+        !self.is_shadow && self.share != ShareRole::Share
+    }
+
     /// Sets the part of the limit in the guaranteed shares of its limiter.
     #[cfg(feature = "redis")]
     pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {

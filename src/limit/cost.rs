@@ -32,7 +32,7 @@ impl LimitCost {
     pub(crate) fn options(self, options: AcquireOptions) -> AcquireOptions {
         match self {
             Self::OfRequest => options,
-            Self::Fixed(cost) if options.hold && !options.is_provisional => {
+            Self::Fixed(cost) if options.hold && !options.holds_fixed_costs => {
                 AcquireOptions { cost, hold: false, ..options }.max_delay(Duration::ZERO)
             }
             Self::Fixed(cost) => AcquireOptions { cost, ..options },

@@ -49,11 +49,11 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
     #[inline]
     pub(crate) fn options(&self, options: AcquireOptions) -> AcquireOptions {
         let options = self.cost.options(options);
-        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
+        if C::Algorithm::HELD_UNTIL_END { options.hold_cost().max_delay(Duration::ZERO) } else { options }
     }
 
-    /// Returns what a request of these costs was charged, of which a repeat is not charged again. A request in flight
-    /// charges nothing.
+    /// Returns the cost that this limit has charged for a request of these costs. A repeat of the request is charged only
+    /// what exceeds it. A limit in flight has charged nothing.
     #[cold]
     pub(crate) fn credit_of(&self, charged: Costs) -> u64 {
         if C::Algorithm::HELD_UNTIL_END { 0 } else { self.cost.options(charged.into()).cost }
@@ -101,7 +101,7 @@ impl<A: Algorithm> Transition<'_, A> {
         // A hold changes no state, so no later start can be scheduled.
         let mut supports_scheduling =
             algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
-        let decides_only = A::HELD_UNTIL_END && !options.until_end;
+        let decides_only = A::HELD_UNTIL_END && !options.keeps_guard;
         let counting = if decides_only { Counting::DecidesOnly } else { Counting::Counts };
         // A share schedules nothing ahead.
         let alone = options.max_delay(Duration::ZERO);
@@ -136,7 +136,7 @@ impl<A: Algorithm> Transition<'_, A> {
             snapshot = algorithm.snapshot(state, now);
         }
         if share == ShareRole::None {
-            snapshot = snapshot.keeping_free(kept_free);
+            snapshot = snapshot.keeping_free(kept_free, verdict.wait_for_more(cost));
         }
         LimitReading {
             verdict,

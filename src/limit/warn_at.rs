@@ -19,7 +19,7 @@ impl<A, P> Limit<A, P> {
     ///
     /// | Signal | When |
     /// |---|---|
-    /// | [`LimitStatus::is_near_limit`](crate::LimitStatus::is_near_limit), [`Decision::is_near_limit`](crate::Decision::is_near_limit) and [`RateLimitInfo::is_near_limit`](crate::response::RateLimitInfo::is_near_limit) | the usage is at the mark after the decision |
+    /// | [`LimitStatus::is_near_limit`](crate::LimitStatus::is_near_limit), [`Decision::is_near_limit`](crate::Decision::is_near_limit) and [`RateLimitInfo::is_near_limit`](crate::RateLimitInfo::is_near_limit) | the usage is at the mark after the decision |
     /// | [`LimitStatus::crossed_mark`](crate::LimitStatus::crossed_mark), and the counter `ratelimit_near_limit_total` | each crossing |
     /// | [`Event::NearLimit`](crate::observe::Event::NearLimit) | a crossing, at most once per key and minute |
     ///
@@ -85,7 +85,7 @@ impl LimitReading {
         key: impl Hash,
         now: Timestamp,
     ) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(self.kept_free));
+        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost));
         let near = keys.map_or(self.near, |keys| keys.charged(self.near, self.marked(&all, &snapshot), key, now));
         LimitNumbers { snapshot, near }
     }
@@ -93,7 +93,7 @@ impl LimitReading {
     /// Returns the numbers without a charge. `all` are those with the units that are kept free.
     #[cfg(feature = "redis")]
     pub(crate) fn numbers_of(&self, keys: Option<&Arc<WarnKeys>>, all: LazySnapshot) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(self.kept_free));
+        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost));
         let near = keys.map_or(self.near, |keys| keys.warn_at.level(self.marked(&all, &snapshot)));
         LimitNumbers { snapshot, near }
     }

@@ -33,7 +33,7 @@ pub enum AdminOperation<'a> {
         /// Why, for the decisions that the block denies.
         reason: BlockReason,
     },
-    /// Resets the usage of the key under all limits to that of a never-seen key. Blocks stay.
+    /// Resets the usage of the key under all limits to the usage of a never-seen key. Blocks stay.
     Reset,
     /// Ends the hold with this [id](AcquireOptions::id), and charges the actual costs. Costs of 0 release the hold.
     Settle {

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 
 /// A limiter of any type, for limiters that are chosen at run time. Clones share the limiter.
@@ -10,8 +10,7 @@ use crate::decision::{AcquireOptions, Decision};
 /// [`Memory::usage`](crate::Memory::usage) and [`Memory::top_keys`](crate::Memory::top_keys), keep a clone of the store.
 ///
 /// ```
-/// use tower_ratelimit::limiter::BoxLimiter;
-/// use tower_ratelimit::{FixedWindow, Gcra, Memory, Quota};
+/// use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, Memory, Quota};
 ///
 /// let smooth = std::env::args().count() > 1;
 /// let quota = Quota::per_minute(100);
@@ -28,8 +27,6 @@ impl<Key: ?Sized> BoxLimiter<Key> {
     pub fn new(limiter: impl Limiter<Key>) -> Self {
         Self(Arc::new(limiter))
     }
-
-    limiter_methods!(Key);
 }
 
 impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
@@ -43,10 +40,6 @@ impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.0.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.0.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
 
@@ -87,18 +88,16 @@ impl<A, B> Chained<A, B> {
     pub fn and<C>(self, last: C) -> Chained<Self, C> {
         Chained::new(self, last)
     }
-
-    limiter_methods!();
 }
 
 impl<A, B> Chained<A, B> {
     #[inline]
-    fn checked<Key: ?Sized>(&self, options: AcquireOptions) -> Result<AcquireOptions, Error>
+    fn checked<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<AcquireOptions, Error>
     where
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
-        options_for_both("`Chained`", &self.first, &self.second, options)
+        options_for_both("`Chained`", &self.first, &self.second, key, options)
     }
 
     fn after_first<Key>(
@@ -154,7 +153,7 @@ impl<A, B> Chained<A, B> {
                 };
                 let mut held = Held::join(held, second.held);
                 // In a chain inside another chain, a further limiter may still deny.
-                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                if let Some(held) = held.as_mut().filter(|_| !options.holds_fixed_costs) {
                     held.charge_fixed_costs();
                 }
                 LimiterFuture::ready(Ok(Outcome::of_store(decision, held)))
@@ -177,7 +176,7 @@ impl<A, B> Chained<A, B> {
         second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
     }
 
-    /// Releases before it peeks, so that the numbers of the first limiter are those of a key that was not charged.
+    /// Releases before it peeks, so that the first limiter returns the numbers of a key that was not charged.
     fn denied_by_second<Key: ?Sized>(
         &self,
         key: &Key,
@@ -236,7 +235,7 @@ fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Opt
     Decision::merge(options, &parts)
 }
 
-/// Returns the options of a peek whose decision is merged with that of another limiter.
+/// Returns the options of a peek whose decision is merged with another limiter's decision.
 ///
 /// Whether all limits are listed depends on both decisions, so the peek lists all of its limits.
 fn peek_options(options: AcquireOptions) -> AcquireOptions {
@@ -254,12 +253,12 @@ where
     B: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        // Provisional: fixed costs stay held, too, until the second limiter has decided.
-        match self.first.acquire(key, options.provisional()).try_ready() {
+        // Fixed costs stay held, too, until the second limiter has decided.
+        match self.first.acquire(key, options.hold_all_costs()).try_ready() {
             Ok(first) => self.after_first(key, options, first),
             Err(pending) => {
                 let (this, key) = (self.clone(), key.to_owned());
@@ -273,7 +272,7 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = match self.checked(options) {
+        let options = match self.checked(key, options) {
             Ok(options) => options.max_delay(Duration::ZERO),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -288,11 +287,6 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.first.limits_of(key, limits);
         self.second.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.first.visit_units(visit);
-        self.second.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

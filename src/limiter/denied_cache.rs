@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::clock::{Clock, SystemClock, Timestamp, latest_end};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 
@@ -167,8 +167,6 @@ impl<L, C: Clock> DeniedCache<L, C> {
             slot.store(None);
         }
     }
-
-    limiter_methods!();
 }
 
 impl<C: Clock> CacheState<C> {
@@ -186,7 +184,7 @@ impl<C: Clock> CacheState<C> {
     /// Returns the cached denial that answers the request, if any.
     fn lookup(&self, candidates: CandidateSlots, options: AcquireOptions, now: Timestamp) -> Option<Decision> {
         // The repeat of a hold with an id is allowed, whatever the usage.
-        if options.get_id().is_some() {
+        if options.reservation_id().is_some() {
             return None;
         }
         let [first, second] = candidates.slots;
@@ -214,7 +212,7 @@ impl<C: Clock> CacheState<C> {
     /// Caches a denial, unless the key was invalidated while the request was in flight.
     fn insert(&self, in_flight: UncachedRequest, decision: &Decision) {
         // The denial of a repeat is one of the cost by which it exceeds the charged one.
-        if decision.is_estimate() || in_flight.options.get_id().is_some() {
+        if decision.is_estimate() || in_flight.options.reservation_id().is_some() {
             return;
         }
         let ttl = match (decision.verdict(), decision.source()) {
@@ -329,10 +327,6 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limiter.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
     }
 
     /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.

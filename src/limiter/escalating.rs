@@ -2,12 +2,12 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::future::both_ok;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, check, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
@@ -20,7 +20,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// ```
 /// use tower_ratelimit::limiter::{Escalating, Escalation};
-/// use tower_ratelimit::{BlockReason, Gcra, Limit, Memory, Quota};
+/// use tower_ratelimit::{BlockReason, Gcra, Limit, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -48,8 +48,9 @@ use crate::observe::{Event, Observer, Observers};
 /// limit or of a policy, denials [by leases](Decision::is_denied_by_leases), requests of a blocked key, and costs that exceed
 /// the limit.
 ///
-/// The limit must exist, and nothing checks its name: without such a limit no denial counts. A guaranteed
-/// [share](crate::Limit::guarantee) never denies, so name a limit beside it.
+/// If the limiter has no such limit, or if the limit denies no request, each decision is an error that lists the limits to
+/// name: a [shadow](crate::Limit::shadow) and a guaranteed [share](crate::Limit::guarantee) never deny. The limits of a
+/// limiter of your own are not checked.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
@@ -97,12 +98,35 @@ struct Shared<L, C> {
     limiter: L,
     counts: C,
     escalation: Escalation,
+    /// What is wrong with the limit of the escalation.
+    problem: OnceLock<Option<String>>,
 }
 
 impl<L, C> Escalating<L, C> {
     /// Escalates denials of `limiter`. `counts` has the limits [`Escalation::limits`] or [`Escalation::limits_by`].
     pub fn new(limiter: L, counts: C, escalation: Escalation) -> Self {
-        Self { shared: Arc::new(Shared { limiter, counts, escalation }), observers: Observers::default() }
+        let shared = Shared { limiter, counts, escalation, problem: OnceLock::new() };
+        Self { shared: Arc::new(shared), observers: Observers::default() }
+    }
+
+    /// Returns an error if the limit of the escalation never denies. The limits are read with the first key.
+    fn check_limit<Key: ?Sized>(&self, key: &Key) -> Result<(), Error>
+    where
+        L: Limiter<Key>,
+    {
+        let problem = self.shared.problem.get_or_init(|| {
+            let (mut limits, escalated) = (Vec::new(), self.shared.escalation.limit());
+            let mut visit = |name: &str, denies| limits.push((name.to_owned(), denies));
+            self.shared.limiter.limits_of(key, &mut LimitsOfKey::all(&mut visit));
+            let cause = match limits.iter().find(|(name, _)| name == escalated) {
+                Some((_, false)) => "a shadow or a guaranteed share denies no request",
+                None if !limits.is_empty() => "the limiter has no limit of this name",
+                _ => return None,
+            };
+            let denying: Vec<_> = limits.iter().filter(|(_, denies)| *denies).map(|(name, _)| name).collect();
+            Some(format!("escalation of limit {escalated:?}: {cause}; name one of {denying:?}"))
+        });
+        problem.as_ref().map_or(Ok(()), |problem| Err(Error::config(problem.clone())))
     }
 
     /// Adds an observer, which receives an [`Escalated`](Event::Escalated) for each block.
@@ -117,8 +141,6 @@ impl<L, C> Escalating<L, C> {
     pub fn get_ref(&self) -> &L {
         &self.shared.limiter
     }
-
-    limiter_methods!();
 
     /// Counts a denial, and blocks its key if there are too many. Returns the denial, as of the block.
     async fn count<Key>(self, key: Key::Owned, denied: Outcome) -> Result<Outcome, Error>
@@ -153,12 +175,12 @@ impl<L, C> Escalating<L, C> {
         L: Limiter<Key>,
         C: Limiter<Key>,
     {
-        let Shared { limiter, counts, escalation } = &*self.shared;
-        let counted = check(counts, key.borrow(), Escalation::denial());
+        let Shared { limiter, counts, escalation, .. } = &*self.shared;
+        let counted = counts.check(key.borrow(), Escalation::denial());
         if !Escalation::is_exceeded(&counted.await?) {
             return Ok(None);
         }
-        let counted = check(counts, key.borrow(), Escalation::block());
+        let counted = counts.check(key.borrow(), Escalation::block());
         let Some(step) = escalation.step(&counted.await?) else { return Ok(None) };
         let (limit, duration, reason) = (escalation.limit(), escalation.duration(step), BlockReason::Escalation);
         let blocked = limiter.administer(key.borrow(), AdminOperation::Block { limit, duration, reason });
@@ -181,6 +203,9 @@ where
     C: Limiter<Key>,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        if let Err(error) = self.check_limit(key) {
+            return LimiterFuture::ready(Err(error));
+        }
         match self.shared.limiter.acquire(key, options).try_ready() {
             Ok(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
                 let mut future = LimiterFuture::pending(self.clone().count::<Key>(key.to_owned(), outcome));
@@ -212,10 +237,6 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.shared.limiter.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.shared.limiter.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -1,13 +1,13 @@
 use std::sync::Arc;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 
 /// A limiter that allows requests while its store is unavailable.
 ///
-/// Such a decision names no limit, and its source is [`DecisionSource::Policy`](crate::DecisionSource::Policy). Use
+/// Such a decision names no limit, and its source is [`DecisionSource::NoLimit`](crate::DecisionSource::NoLimit). Use
 /// this if availability matters more than the limit. If the limit protects a service from overload, use
 /// [`Fallback`](super::Fallback) instead: it needs a second limiter, which `FailOpen` does not.
 #[derive(Clone, Debug)]
@@ -21,8 +21,6 @@ impl<L> FailOpen<L> {
     pub fn new(limiter: L) -> Self {
         Self { limiter, clock: Arc::default() }
     }
-
-    limiter_methods!();
 
     fn allow_if_unavailable<T: From<Decision> + Send + 'static>(&self, decided: LimiterFuture<T>) -> LimiterFuture<T> {
         match decided.try_ready() {
@@ -48,10 +46,6 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
         self.limiter.limits_of(key, limits);
     }
 
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
-    }
-
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         self.limiter.administer(key, operation)
     }
@@ -59,7 +53,7 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
 
 fn allow_if_unavailable<T: From<Decision>>(result: Result<T, Error>, clock: &SystemClock) -> Result<T, Error> {
     match result {
-        Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
+        Err(error) if error.is_unavailable() => Ok(Decision::without_limit(clock.now(), Verdict::Allowed).into()),
         result => result,
     }
 }

@@ -1,6 +1,7 @@
 use std::borrow::Borrow;
 
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods, options_for_both};
+use super::pair::options_for_both;
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
@@ -8,7 +9,7 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource};
 /// Typically the primary limiter is in Redis and the secondary in [`Memory`](crate::Memory). Divide the quota of the
 /// secondary by the number of processes, so that all processes together stay near the shared limit.
 ///
-/// If the primary limiter returns an error for which [`is_unavailable`](Error::is_unavailable) holds, the secondary
+/// If the primary limiter returns an error for which [`is_unavailable`](crate::Error::is_unavailable) holds, the secondary
 /// limiter decides. The source of its decisions is [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). The
 /// two limiters do not share usage: after an outage a key may have used up to the sum of both limits.
 ///
@@ -44,8 +45,6 @@ impl<P, S> Fallback<P, S> {
         Self { primary, secondary }
     }
 
-    limiter_methods!();
-
     /// Asks the primary limiter, and the secondary one if the primary is unavailable.
     fn decide<Key, T>(
         &self,
@@ -62,7 +61,7 @@ impl<P, S> Fallback<P, S> {
         S: Limiter<Key> + Clone,
         T: Send + 'static,
     {
-        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, options) {
+        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, key, options) {
             Ok(options) => options,
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
@@ -103,11 +102,6 @@ where
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.primary.limits_of(key, limits);
         self.secondary.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.primary.visit_units(visit);
-        self.secondary.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

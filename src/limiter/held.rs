@@ -261,7 +261,7 @@ impl Held {
     /// Creates the guard of a cost that is held until the request ends, for a custom limit on requests in flight.
     ///
     /// The guard charges nothing. It calls `release` once: when it is settled, released or dropped. Return it only to
-    /// callers that keep it ([`AcquireOptions::until_end`]).
+    /// callers that keep it ([`AcquireOptions::keep_guard`]).
     pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         Self::of_call(None, PartKind::UntilEnd, cost, Box::new(move |_| release()))
     }
@@ -338,8 +338,8 @@ impl Held {
     /// A guard without a cost to settle never calls `settle`.
     ///
     /// ```
-    /// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
-    /// use tower_ratelimit::AcquireOptions;
+    /// use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+    /// use tower_ratelimit::{AcquireOptions, Limiter};
     ///
     /// /// Prints what requests cost.
     /// struct Printed<L>(L);

@@ -5,9 +5,16 @@ use super::capacity::limit_id;
 use crate::decision::ShareRole;
 use crate::limit::LimitCost;
 
-/// Receives the limits that apply to a key: see [`Limiter::limits_of`](super::Limiter::limits_of).
-pub struct LimitsOfKey<'a> {
-    visit: &'a mut dyn FnMut(LimitOfKey<'_>),
+/// Receives the limits that apply to a key, and the units of all limits: see
+/// [`Limiter::limits_of`](super::Limiter::limits_of).
+pub struct LimitsOfKey<'a>(Visit<'a>);
+
+/// What the caller asks for.
+enum Visit<'a> {
+    Limits(&'a mut dyn FnMut(LimitOfKey<'_>)),
+    Units(&'a mut dyn FnMut(&'static str)),
+    /// All limits of stores, whatever the key: the name, and whether the limit denies requests.
+    All(&'a mut dyn FnMut(&str, bool)),
 }
 
 /// One limit that applies to a key.
@@ -27,7 +34,15 @@ pub(crate) struct LimitOfKey<'a> {
 
 impl<'a> LimitsOfKey<'a> {
     pub(crate) fn new(visit: &'a mut dyn FnMut(LimitOfKey<'_>)) -> Self {
-        Self { visit }
+        Self(Visit::Limits(visit))
+    }
+
+    pub(crate) fn units(visit: &'a mut dyn FnMut(&'static str)) -> Self {
+        Self(Visit::Units(visit))
+    }
+
+    pub(crate) fn all(visit: &'a mut dyn FnMut(&str, bool)) -> Self {
+        Self(Visit::All(visit))
     }
 
     /// Adds a limit: its name, as in [`LimitStatus::name`](crate::LimitStatus::name), and the part of the key by which
@@ -44,8 +59,34 @@ impl<'a> LimitsOfKey<'a> {
         });
     }
 
+    /// Adds the unit of a limit, also of a limit that does not apply to the key.
+    pub fn add_unit(&mut self, unit: &'static str) {
+        if let Visit::Units(visit) = &mut self.0 {
+            visit(unit);
+        }
+    }
+
     pub(crate) fn add_limit(&mut self, limit: LimitOfKey<'_>) {
-        (self.visit)(limit);
+        if let Visit::Limits(visit) = &mut self.0 {
+            visit(limit);
+        }
+    }
+
+    /// Adds the units and returns true, if the caller asks for units.
+    pub(crate) fn add_units<Units: IntoIterator<Item = &'static str>>(
+        &mut self,
+        units: impl FnOnce() -> Units,
+    ) -> bool {
+        let Visit::Units(visit) = &mut self.0 else { return false };
+        units().into_iter().for_each(visit);
+        true
+    }
+
+    /// Runs `visit_all` and returns true, if the caller asks for all limits.
+    pub(crate) fn add_all(&mut self, visit_all: impl FnOnce(&mut dyn FnMut(&str, bool))) -> bool {
+        let Visit::All(visit) = &mut self.0 else { return false };
+        visit_all(visit);
+        true
     }
 }
 
@@ -61,9 +102,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::BoxLimiter;
     use crate::decision::AcquireOptions;
     use crate::error::Error;
-    use crate::limiter::{BoxLimiter, Chained, DeniedCache, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
+    use crate::limiter::{Chained, DeniedCache, FailOpen, Fallback, Limiter, LimiterFuture, Outcome};
     use crate::{FixedWindow, Limit, Memory, Quota};
 
     /// (user, team).

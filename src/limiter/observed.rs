@@ -1,5 +1,5 @@
 use super::held::Held;
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome, limiter_methods};
+use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::observe::{Event, Observer, Observers, OutcomeGuard};
@@ -23,7 +23,7 @@ use crate::runtime::Instant;
 /// ```
 /// use tower_ratelimit::limiter::Observed;
 /// use tower_ratelimit::observe::Event;
-/// use tower_ratelimit::{FixedWindow, Memory, Quota};
+/// use tower_ratelimit::{FixedWindow, Limiter, Memory, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
@@ -66,8 +66,6 @@ impl<L> Observed<L> {
     pub const fn get_ref(&self) -> &L {
         &self.limiter
     }
-
-    limiter_methods!();
 }
 
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {
@@ -89,10 +87,6 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Observed<L> {
                 })
             }
         }
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limiter.visit_units(visit);
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -6,9 +6,9 @@ use crate::error::Error;
 
 /// A decision, and the guard of the cost that is held for it.
 ///
-/// A limiter around another one returns the guard of the limiter inside, or maps it
-/// ([`Held::map_settle`]). A layer rejects a request with an error if its guard lacks a part that the limiter inside
-/// holds.
+/// A limiter around another one returns the guard of the limiter inside, or maps it ([`Held::map_settle`]). A guard has a
+/// part for each kind of cost that the limiter holds. If the decision of the limiter inside holds a part that the returned
+/// guard lacks, the layer rejects the request with an error.
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "the decision says whether the request is allowed, and dropping the guard settles the held cost"]

@@ -65,7 +65,7 @@ impl Reservation {
         let options = options.into();
         // With units, a limit that names none counts requests: it charges what it has held, unless a number is spent.
         let spent = if options.units.is_none() { Costs::from(0) } else { Costs::new() };
-        let options = options.hold().until_end();
+        let options = options.hold();
         let acquired = options.check_no_id("`Reservation`").map(|()| limiter.acquire(key, options));
         async move {
             let Outcome { decision, held } = acquired?.await?.check_guard(true)?;

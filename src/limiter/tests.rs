@@ -26,7 +26,11 @@ impl Limiter<str> for Fixed {
 #[test]
 fn chained_denial_is_due_to_leases_only_if_every_denial_is() {
     let decision = |verdict, by_leases| {
-        Fixed(Decision::by_policy(Timestamp::EPOCH, verdict).with_denied_by_leases(by_leases).with_estimate(by_leases))
+        Fixed(
+            Decision::without_limit(Timestamp::EPOCH, verdict)
+                .with_denied_by_leases(by_leases)
+                .with_estimate(by_leases),
+        )
     };
     let denial = Verdict::Denied { retry_after: std::time::Duration::from_secs(1) };
     let (allowed, denied, leased) =

@@ -69,7 +69,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     options.max_delay = max_delay;
     options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
-    options.until_end = P::End::TRACKS;
+    options.keeps_guard = P::End::TRACKS;
     options.remember = config.cost_policy.once(request);
     options
 }

@@ -30,10 +30,13 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     options: AcquireOptions,
     id: u64,
 ) -> Result<Result<Waiting, Rejection>, P::Key> {
-    let arrival = arrival::<Request, P>(config, request, key, options, Instant::now());
+    let (ask, arrival) = arrival::<Request, P>(config, request, key, options, Instant::now());
     match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
         Ok(waiting) => Ok(Ok(waiting)),
-        Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
+        Err(JoinError::NoQueue(arrival)) => {
+            drop(arrival);
+            Err(Arc::into_inner(ask).expect("no queue has the request").key)
+        }
         Err(JoinError::Refused { rejection, is_queue }) => {
             observe_refusal::<Request, P>(config, is_queue);
             Ok(Err(rejection))
@@ -56,13 +59,13 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     cause: WaitCause,
     arrived_at: Instant,
 ) -> Result<Waiting, Rejection> {
-    let arrival = arrival::<Request, P>(config, request, key, options, arrived_at);
+    let (ask, arrival) = arrival::<Request, P>(config, request, key, options, arrived_at);
     let (id, asked) = match cause {
-        WaitCause::Denied(decision) => (queue_of(&arrival.ask, &decision), Asked::Denied(decision)),
+        WaitCause::Denied(decision) => (queue_of(&*ask, &decision), Asked::Denied(decision)),
         WaitCause::Scheduled(decision, held) => {
             // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
             let at = Instant::now() + decision.delay();
-            let id = queue_of(&arrival.ask, &decision);
+            let id = queue_of(&*ask, &decision);
             (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held: StartHold::new(held) }))
         }
     };
@@ -82,13 +85,13 @@ fn arrival<Request, P: Parts<Request>>(
     key: P::Key,
     options: AcquireOptions,
     arrived_at: Instant,
-) -> Arrival<KeyAsk<P::Key, P::Key, P::Limiter>> {
+) -> (Arc<KeyAsk<P::Key, P::Key, P::Limiter>>, Arrival) {
     let class = Queues::class(&key, options.costs(), options.charged_once(), keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = KeyAsk::new(key, limiter, observers);
+    let ask = Arc::new(KeyAsk::new(key, limiter, observers));
     // A client can shorten its wait, and not prolong it.
     let max_wait = [config.wait.max_wait(), config.responder.client_timeout(request)].into_iter().flatten().min();
-    Arrival { ask, class, options, max_wait, arrived_at }
+    (Arc::clone(&ask), Arrival { ask, class, options, max_wait, arrived_at })
 }
 
 fn observe_refusal<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, is_queue: bool) {

@@ -89,6 +89,21 @@ pub enum Event<'a> {
         actual: u64,
     },
 
+    /// A [`PacingLayer`](crate::pacing::PacingLayer) has passed bytes of a body on, or ends the body with an error.
+    #[non_exhaustive]
+    Paced {
+        /// The direction of the body.
+        direction: Direction,
+        /// The name of the most restrictive limit. `None` with an error, and if the decision has no limit.
+        limit: Option<&'a str>,
+        /// The number of bytes. Zero with an error.
+        bytes: u64,
+        /// The time that the bytes have waited for their limit.
+        waited: Duration,
+        /// The error with which the body ends: the limiter failed, or allows no bytes in time.
+        error: Option<&'a Error>,
+    },
+
     /// A limit on requests [in flight](crate::InFlight) has allowed a request, which the layer forwards.
     #[non_exhaustive]
     InFlightStarted {
@@ -305,6 +320,27 @@ impl WaitEnd {
     }
 }
 
+/// The direction of a [paced](Event::Paced) body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "a body is of a request or of a response")]
+pub enum Direction {
+    /// The body of a response.
+    Download,
+    /// The body of a request.
+    Upload,
+}
+
+impl Direction {
+    /// Returns the direction as a label for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Download => "download",
+            Self::Upload => "upload",
+        }
+    }
+}
+
 /// The stage that an [abandoned](Event::Abandoned) request had reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -387,6 +423,7 @@ impl Event<'_> {
             | Self::ShadowUncounted { limit }
             | Self::NearLimit { limit }
             | Self::Escalated { limit, .. } => Some(limit),
+            Self::Paced { limit, .. } => *limit,
             _ => None,
         }
     }
@@ -400,7 +437,7 @@ impl Event<'_> {
             DecisionSource::Lease => "lease",
             DecisionSource::Cache => "cache",
             DecisionSource::Fallback => "fallback",
-            DecisionSource::Policy => "policy",
+            DecisionSource::NoLimit => "no_limit",
         })
     }
 

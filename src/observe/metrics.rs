@@ -7,7 +7,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::event::{Event, RequestOutcome, WaitEnd};
+use super::event::{Direction, Event, RequestOutcome, WaitEnd};
 use super::observer::Observer;
 
 /// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
@@ -60,12 +60,14 @@ struct LimitCounters {
     shadow: OnceLock<Counter>,
     shadow_uncounted: OnceLock<Counter>,
     near: OnceLock<Counter>,
+    /// By direction.
+    paced: [OnceLock<(Counter, Histogram)>; 2],
 }
 
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
 const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
-const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "policy", NONE];
+const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "no_limit", NONE];
 
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
@@ -253,6 +255,22 @@ impl Recorder {
         counter.increment(1);
     }
 
+    fn paced(&self, direction: Direction, limit: &str, bytes: u64, waited: Duration) {
+        let counters = self.limit_counters(limit);
+        let (passed, seconds) = counters.paced[direction as usize].get_or_init(|| {
+            let labels = [
+                ("limiter", self.limiter()),
+                ("limit", counters.limit.clone()),
+                ("direction", direction.name().to_owned()),
+            ];
+            (counter!("ratelimit_paced_bytes_total", &labels), histogram!("ratelimit_paced_wait_seconds", &labels))
+        });
+        passed.increment(bytes);
+        if !waited.is_zero() {
+            seconds.record(waited);
+        }
+    }
+
     fn shadow_uncounted(&self, limit: &str) {
         let counters = self.limit_counters(limit);
         let counter = counters.shadow_uncounted.get_or_init(|| {
@@ -279,6 +297,7 @@ impl LimitCounters {
             shadow: OnceLock::new(),
             shadow_uncounted: OnceLock::new(),
             near: OnceLock::new(),
+            paced: [const { OnceLock::new() }; 2],
         }
     }
 }
@@ -327,6 +346,13 @@ impl Observer for Metrics {
             Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
             Event::Settled { unit: None, held, actual } => recorder.settled(held, actual),
             Event::Settled { unit: Some(unit), held, actual } => recorder.settled_in(unit, held, actual),
+            Event::Paced { direction, error: Some(_), .. } => {
+                let labels = [("limiter", recorder.limiter()), ("direction", direction.name().to_owned())];
+                counter!("ratelimit_paced_errors_total", &labels).increment(1);
+            }
+            Event::Paced { direction, limit, bytes, waited, .. } => {
+                recorder.paced(direction, limit.unwrap_or(NONE), bytes, waited);
+            }
             Event::InFlightStarted { .. } => recorder.in_flight().0.increment(1.0),
             Event::InFlightEnded { lasted, .. } => {
                 let (requests, seconds) = recorder.in_flight();
@@ -400,6 +426,9 @@ fn describe() {
         Unit::Count,
         "Expired sessions whose holds the store settled in full"
     );
+    describe_counter!("ratelimit_paced_bytes_total", Unit::Bytes, "Bytes of paced bodies that passed");
+    describe_histogram!("ratelimit_paced_wait_seconds", Unit::Seconds, "Time that chunks of paced bodies waited");
+    describe_counter!("ratelimit_paced_errors_total", Unit::Count, "Paced bodies that ended with an error");
     describe_gauge!("ratelimit_in_flight", Unit::Count, "Requests in flight now");
     describe_histogram!("ratelimit_in_flight_seconds", Unit::Seconds, "Time that requests were in flight");
     describe_counter!(

@@ -19,7 +19,7 @@ mod outcome_guard;
 #[cfg(feature = "tracing")]
 mod tracing;
 
-pub use self::event::{Event, Reason, ShedCause, Stage, WaitEnd};
+pub use self::event::{Direction, Event, Reason, ShedCause, Stage, WaitEnd};
 pub(crate) use self::first_requests::FirstRequests;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;

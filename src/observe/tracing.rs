@@ -76,7 +76,7 @@ impl Tracing {
             );
         }
         match decision.source() {
-            DecisionSource::Fallback | DecisionSource::Policy if first_time(&self.logged.degraded) => {
+            DecisionSource::Fallback | DecisionSource::NoLimit if first_time(&self.logged.degraded) => {
                 warn!(target: TARGET, limiter, source, "store unavailable: a fallback or a policy decides instead");
             }
             DecisionSource::Store => self.recovered(),
@@ -164,6 +164,12 @@ impl Observer for Tracing {
             Event::InFlightStarted { cost } => trace!(target: TARGET, limiter, cost, "request in flight"),
             Event::InFlightEnded { cost, lasted } => {
                 trace!(target: TARGET, limiter, cost, ?lasted, "request in flight ended");
+            }
+            Event::Paced { direction, error: Some(error), .. } => {
+                debug!(target: TARGET, limiter, direction = direction.name(), %error, "paced body ends with an error");
+            }
+            Event::Paced { direction, limit, bytes, waited, .. } => {
+                trace!(target: TARGET, limiter, direction = direction.name(), limit, bytes, ?waited, "bytes passed");
             }
             Event::NearLimit { limit } => debug!(target: TARGET, limiter, limit, "a key is near its limit"),
             Event::ShadowUncounted { limit } => {

@@ -11,6 +11,7 @@ use pin_project::pin_project;
 use crate::decision::{Decision, LimitStatus};
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
+use crate::observe::{Direction, Event, Observers};
 use crate::response::BoxError;
 
 /// Waits until the limiter allows so many bytes.
@@ -26,9 +27,13 @@ pub struct PacedBody<B> {
 }
 
 /// The pace of one body.
-struct Pace {
+pub(super) struct Pace {
     allow: Result<AllowBytes, Error>,
+    direction: Direction,
+    observers: Observers,
     chunk: u64,
+    /// Whether the next chunk lets other streams run first.
+    yields: bool,
     /// Bytes that the inner body has returned, and that have not passed.
     rest: Bytes,
     wait: Option<LimiterFuture<Decision>>,
@@ -41,32 +46,30 @@ const MAX_CHUNK: u64 = 1 << 16;
 const CHUNK_TIME: Duration = Duration::from_millis(20);
 
 impl<B> PacedBody<B> {
-    /// Creates a body that passes unchanged.
-    pub(super) fn unchanged(body: B) -> Self {
-        Self { body, pace: None }
-    }
-
-    /// Creates a body whose bytes are allowed by a limiter, or that ends with an error.
-    pub(super) fn paced(body: B, allow: Result<AllowBytes, Error>) -> Self {
-        let pace = Pace { allow, chunk: MIN_CHUNK, rest: Bytes::new(), wait: None };
-        Self { body, pace: Some(pace) }
+    pub(super) fn new(body: B, pace: Option<Pace>) -> Self {
+        Self { body, pace }
     }
 }
 
 impl Pace {
+    /// Creates the pace of a body whose bytes a limiter allows, or that ends with an error.
+    pub(super) fn new(allow: Result<AllowBytes, Error>, direction: Direction, observers: Observers) -> Self {
+        let (rest, chunk) = (Bytes::new(), MIN_CHUNK);
+        Self { allow, direction, observers, chunk, yields: false, rest, wait: None }
+    }
+
     /// Waits until the limiter allows the next chunk. Returns `None` if no limit applies.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Error>> {
         loop {
             let bytes = self.chunk.min(self.rest.len() as u64);
             let wait = match &mut self.wait {
                 Some(wait) => wait,
-                none => {
-                    let allow = match &self.allow {
-                        Ok(allow) => allow,
-                        Err(error) => return Poll::Ready(Err(error.clone())),
-                    };
-                    none.insert(allow(bytes))
+                // The timer wakes all streams of a key together. Otherwise the first one would take what the others leave.
+                None if std::mem::take(&mut self.yields) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
+                none => none.insert(self.allow.as_ref().map_err(Error::clone)?(bytes)),
             };
             let decision = ready!(Pin::new(wait).poll(cx));
             self.wait = None;
@@ -74,8 +77,11 @@ impl Pace {
             if decision.is_exempt() {
                 return Poll::Ready(Ok(None));
             }
-            self.set_chunk(&decision);
+            let limit = decision.most_restrictive();
+            self.adapt(limit);
             if decision.is_allowed() {
+                let (direction, limit, waited) = (self.direction, limit.map(LimitStatus::name), decision.delay());
+                self.observers.emit(|| Event::Paced { direction, limit, bytes, waited, error: None });
                 return Poll::Ready(Ok(Some(self.rest.split_to(usize::try_from(bytes).unwrap_or(usize::MAX)))));
             }
             // Otherwise the chunk was larger than the burst, which is known now.
@@ -87,8 +93,10 @@ impl Pace {
         }
     }
 
-    fn set_chunk(&mut self, decision: &Decision) {
-        let Some(limit) = decision.most_restrictive().map(LimitStatus::snapshot) else { return };
+    /// Adapts the chunk to the rate, and yields while less than half of the burst remains.
+    fn adapt(&mut self, limit: Option<&LimitStatus>) {
+        let Some(limit) = limit.map(LimitStatus::snapshot) else { return };
+        self.yields = limit.remaining < limit.limit / 2;
         let Some(window) = limit.window.filter(|window| !window.is_zero()) else { return };
         let of_rate = u128::from(limit.limit) * CHUNK_TIME.as_micros() / window.as_micros().max(1);
         let of_rate = u64::try_from(of_rate).unwrap_or(u64::MAX).clamp(MIN_CHUNK, MAX_CHUNK);
@@ -111,7 +119,12 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
                         *this.pace = None;
                         return Poll::Ready(Some(Ok(Frame::data(rest))));
                     }
-                    Err(error) => return Poll::Ready(Some(Err(error))),
+                    Err(error) => {
+                        let (direction, waited) = (pace.direction, Duration::ZERO);
+                        let event = || Event::Paced { direction, limit: None, bytes: 0, waited, error: Some(&error) };
+                        pace.observers.emit(event);
+                        return Poll::Ready(Some(Err(error)));
+                    }
                 }
             }
             let frame = match ready!(this.body.as_mut().poll_frame(cx)) {
@@ -149,13 +162,13 @@ fn body_failed(source: impl Into<BoxError>) -> Error {
 
 impl<B: Default> Default for PacedBody<B> {
     fn default() -> Self {
-        Self::unchanged(B::default())
+        Self::new(B::default(), None)
     }
 }
 
 impl<B: From<Bytes>> From<Bytes> for PacedBody<B> {
     fn from(bytes: Bytes) -> Self {
-        Self::unchanged(B::from(bytes))
+        Self::new(B::from(bytes), None)
     }
 }
 

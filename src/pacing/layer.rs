@@ -10,11 +10,12 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::body::{AllowBytes, PacedBody};
+use super::body::{Pace, PacedBody};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::Limiter;
+use crate::observe::{Direction, Observer, Observers};
 use crate::waiting::Caller;
 
 /// A layer that limits the bytes of bodies: see the [module](super). Clones share the limiter.
@@ -31,6 +32,8 @@ struct Config<K, L> {
     extractor: K,
     limiter: L,
     max_wait: Duration,
+    direction: Direction,
+    observers: Observers,
 }
 
 /// The direction of a [`PacingLayer`] that limits the bodies of responses.
@@ -46,20 +49,21 @@ pub struct Uploads;
 impl<K, L> PacingLayer<K, L, Downloads> {
     /// Limits the bodies of responses by the key of the request.
     pub fn downloads(extractor: K, limiter: L) -> Self {
-        Self::new(extractor, limiter)
+        Self::new(extractor, limiter, Direction::Download)
     }
 }
 
 impl<K, L> PacingLayer<K, L, Uploads> {
     /// Limits the bodies of requests by their key.
     pub fn uploads(extractor: K, limiter: L) -> Self {
-        Self::new(extractor, limiter)
+        Self::new(extractor, limiter, Direction::Upload)
     }
 }
 
 impl<K, L, D> PacingLayer<K, L, D> {
-    fn new(extractor: K, limiter: L) -> Self {
-        let config = Config { extractor, limiter, max_wait: Duration::from_secs(30) };
+    fn new(extractor: K, limiter: L, direction: Direction) -> Self {
+        let (max_wait, observers) = (Duration::from_secs(30), Observers::default());
+        let config = Config { extractor, limiter, max_wait, direction, observers };
         Self { config: Arc::new(config), direction: PhantomData }
     }
 
@@ -71,6 +75,18 @@ impl<K, L, D> PacingLayer<K, L, D> {
         L: Clone,
     {
         Arc::make_mut(&mut self.config).max_wait = max_wait;
+        self
+    }
+
+    /// Adds an observer, which receives an [`Event::Paced`](crate::observe::Event::Paced) for each chunk: `observe::Metrics`
+    /// counts the bytes.
+    #[must_use]
+    pub fn observe(mut self, observer: impl Observer + 'static) -> Self
+    where
+        K: Clone,
+        L: Clone,
+    {
+        Arc::make_mut(&mut self.config).observers.add(observer);
         self
     }
 }
@@ -98,32 +114,25 @@ impl<S: Clone, K, L, D> Clone for Pacing<S, K, L, D> {
 }
 
 impl<K, L> Config<K, L> {
-    /// Returns what allows the bytes of a request's body: `None` if the request is exempt.
-    fn allow<B>(&self, request: &Request<B>) -> Option<Result<AllowBytes, Error>>
+    /// Returns the pace of a request's body: `None` if the request is exempt.
+    fn pace<B>(&self, request: &Request<B>) -> Option<Pace>
     where
         K: ExtractKey<Request<B>>,
         L: Limiter<K::Key> + Clone,
     {
-        let key = match self.extractor.extract(request) {
-            Extracted::Key(key) => key,
-            Extracted::Exempt => return None,
-            Extracted::Missing(missing) => {
-                return Some(Err(Error::config(format!(
-                    "pacing a body failed: the request has no key: {missing}; reject such requests by a `RateLimitLayer` \
-                     with the same extractor"
-                ))));
+        let allow = match self.extractor.extract(request) {
+            Extracted::Key(key) => {
+                let caller = Caller::<K::Key, K::Key, L>::new(self.limiter.clone(), key);
+                let max_wait = self.max_wait;
+                Ok(Box::new(move |bytes| caller.until_ready(AcquireOptions::cost(bytes).max_delay(max_wait))) as _)
             }
+            Extracted::Exempt => return None,
+            Extracted::Missing(missing) => Err(Error::config(format!(
+                "pacing a body failed: the request has no key: {missing}; reject such requests by a `RateLimitLayer` with \
+                 the same extractor"
+            ))),
         };
-        let (caller, max_wait) = (Caller::<K::Key, K::Key, L>::new(self.limiter.clone(), key), self.max_wait);
-        let allow = move |bytes| caller.until_ready(AcquireOptions::cost(bytes).max_delay(max_wait));
-        Some(Ok(Box::new(allow)))
-    }
-}
-
-fn paced<B>(body: B, allow: Option<Result<AllowBytes, Error>>) -> PacedBody<B> {
-    match allow {
-        None => PacedBody::unchanged(body),
-        Some(allow) => PacedBody::paced(body, allow),
+        Some(Pace::new(allow, self.direction, self.observers.clone()))
     }
 }
 
@@ -142,8 +151,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let allow = self.config.allow(&request);
-        PacingFuture { response: self.inner.call(request), allow }
+        let pace = self.config.pace(&request);
+        PacingFuture { response: self.inner.call(request), pace }
     }
 }
 
@@ -162,8 +171,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> S::Future {
-        let allow = self.config.allow(&request);
-        self.inner.call(request.map(|body| paced(body, allow)))
+        let pace = self.config.pace(&request);
+        self.inner.call(request.map(|body| PacedBody::new(body, pace)))
     }
 }
 
@@ -173,7 +182,7 @@ where
 pub struct PacingFuture<F> {
     #[pin]
     response: F,
-    allow: Option<Result<AllowBytes, Error>>,
+    pace: Option<Pace>,
 }
 
 impl<F: Future<Output = Result<Response<R>, E>>, R, E> Future for PacingFuture<F> {
@@ -182,7 +191,7 @@ impl<F: Future<Output = Result<Response<R>, E>>, R, E> Future for PacingFuture<F
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let response = ready!(this.response.poll(cx))?;
-        let allow = this.allow.take();
-        Poll::Ready(Ok(response.map(|body| paced(body, allow))))
+        let pace = this.pace.take();
+        Poll::Ready(Ok(response.map(|body| PacedBody::new(body, pace))))
     }
 }

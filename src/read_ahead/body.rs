@@ -77,12 +77,12 @@ impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
     }
 }
 
-/// Drops the body at once, as without the layer: the layer's future may live on.
+/// Drops the body at once, as without the layer: the layer's future may live on. A body that may be discarded is dropped
+/// with the response.
 impl<B: Body<Data = Bytes>> Drop for ReadAheadBody<B> {
     fn drop(&mut self) {
         if let Source::Shared(shared) = &self.0 {
-            let unread = shared.lock().take();
-            drop(unread);
+            shared.drop_body();
         }
     }
 }

@@ -20,20 +20,20 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 pub struct ReadAheadFuture<F, B: Body<Data = Bytes>> {
     #[pin]
     response: Option<F>,
-    /// `None` once reading has ended.
     reader: Option<Reader<B>>,
+    reads: bool,
 }
 
 impl<F, B: Body<Data = Bytes>> ReadAheadFuture<F, B> {
     pub(super) fn new(response: F, reader: Option<Reader<B>>) -> Self {
-        Self { response: Some(response), reader }
+        Self { response: Some(response), reads: reader.is_some(), reader }
     }
 }
 
 impl<F, B, T, E> Future for ReadAheadFuture<F, B>
 where
     F: Future<Output = Result<Response<T>, E>>,
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Send + 'static,
     T: Default,
 {
     type Output = F::Output;
@@ -43,13 +43,15 @@ where
         // First the service: it may begin to read the body itself.
         let response = this.response.as_mut().as_pin_mut().expect(POLLED_AFTER_COMPLETION);
         if let Poll::Ready(result) = response.poll(cx) {
-            *this.reader = None;
+            if let (Some(reader), Ok(response)) = (this.reader.take(), &result) {
+                reader.discard(response);
+            }
             return Poll::Ready(result);
         }
-        if let Some(reader) = this.reader
+        if let Some(reader) = this.reader.as_ref().filter(|_| *this.reads)
             && let Poll::Ready(end) = reader.poll(cx)
         {
-            *this.reader = None;
+            *this.reads = false;
             if end == ReadEnd::Failed {
                 this.response.set(None);
                 let mut response = Response::new(T::default());
@@ -63,6 +65,6 @@ where
 
 impl<F, B: Body<Data = Bytes>> fmt::Debug for ReadAheadFuture<F, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAheadFuture").field("reads", &self.reader.is_some()).finish_non_exhaustive()
+        f.debug_struct("ReadAheadFuture").field("reads", &self.reads).finish_non_exhaustive()
     }
 }

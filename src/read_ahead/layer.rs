@@ -3,6 +3,7 @@ use std::fmt;
 use tower_layer::Layer;
 
 use super::bounds::Bounds;
+use super::drain::Drain;
 use super::service::ReadAhead;
 
 /// A tower layer that reads request bodies while their requests wait, so that clients that leave are noticed.
@@ -77,6 +78,7 @@ use super::service::ReadAhead;
 pub struct ReadAheadLayer<M = SameBody> {
     into_body: M,
     bounds: Bounds,
+    drain: Option<Drain>,
 }
 
 /// The inner service takes the body type that it takes without the layer.
@@ -98,7 +100,7 @@ impl<F> fmt::Debug for MapBody<F> {
 impl ReadAheadLayer {
     /// Creates a layer with the default bounds.
     pub fn new() -> Self {
-        Self { into_body: SameBody, bounds: Bounds::default() }
+        Self { into_body: SameBody, bounds: Bounds::default(), drain: None }
     }
 }
 
@@ -121,6 +123,39 @@ impl<M> ReadAheadLayer<M> {
         self
     }
 
+    /// Also reads the bodies of rejected requests over HTTP/1, and discards them. Off by default.
+    ///
+    /// The rate limiter rejects a request before its body is read, and the server then closes the connection. A client that
+    /// sends all of a body before it reads can see a broken connection instead of the response with its `Retry-After`:
+    /// Python's `urllib` always does with 10 MB. With this method such clients receive the response.
+    ///
+    /// The layer discards a body behind the head of a response with `Connection: close`, which the crate's responders add,
+    /// if the service has read nothing of the body. The layer never discards the body of a request with `Expect`, nor one
+    /// that is longer than `max_bytes_per_request`. A flood of uploads is bounded: at most 100 bodies are read at a time,
+    /// each for 10 seconds, and together `max_bytes_per_second` and at the start one second more. A body without a length
+    /// counts as `max_bytes_per_request`. Above a bound, the server closes the connection, as without this method.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use axum::Router;
+    /// use axum::routing::post;
+    /// use tower_ratelimit::key::Global;
+    /// use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadLayer};
+    ///
+    /// # async fn upload() {}
+    /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// let app: Router = Router::new()
+    ///     .route("/", post(upload))
+    ///     .layer(RateLimitLayer::new(Global, limiter))
+    ///     // Bodies of up to 16 MB, and 50 MB in a second.
+    ///     .layer(ReadAheadLayer::new().drain_rejected(16_000_000, 50_000_000));
+    /// ```
+    #[cfg(feature = "timer")]
+    pub fn drain_rejected(mut self, max_bytes_per_request: u64, max_bytes_per_second: u64) -> Self {
+        self.drain = Some(Drain::new(max_bytes_per_request, max_bytes_per_second));
+        self
+    }
+
     /// Sets the body that the inner service takes: a function of a [`ReadAheadBody`](crate::ReadAheadBody).
     ///
     /// ```
@@ -131,7 +166,7 @@ impl<M> ReadAheadLayer<M> {
     /// let layer = ReadAheadLayer::new().map_body(|body: ReadAheadBody<Incoming>| body);
     /// ```
     pub fn map_body<F>(self, into_body: F) -> ReadAheadLayer<MapBody<F>> {
-        ReadAheadLayer { into_body: MapBody(into_body), bounds: self.bounds }
+        ReadAheadLayer { into_body: MapBody(into_body), bounds: self.bounds, drain: self.drain }
     }
 
     /// Returns how many bytes the layer buffers now, for all requests.
@@ -151,7 +186,7 @@ impl<S, M: Clone> Layer<S> for ReadAheadLayer<M> {
     type Service = ReadAhead<S, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReadAhead::new(inner, self.into_body.clone(), self.bounds.clone())
+        ReadAhead::new(inner, self.into_body.clone(), self.bounds.clone(), self.drain.clone())
     }
 }
 

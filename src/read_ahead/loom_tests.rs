@@ -61,7 +61,7 @@ fn loom_service_reads_what_was_read_ahead() {
     for polls in 1..=2 {
         report_orders(explore(3, move || {
             let (connection, bounds) = (Connection::default(), Bounds::default());
-            let (reader, mut body) = Reader::new(connection.clone(), &bounds);
+            let (reader, mut body) = Reader::new(connection.clone(), &bounds, None);
             let server = thread::spawn(move || {
                 connection.change(|state| state.frames.push_back(1));
                 connection.change(|state| {
@@ -96,7 +96,7 @@ fn loom_dropped_body_leaves_nothing() {
         let (connection, bounds) = (Connection::default(), Bounds::default());
         connection.change(|state| state.frames.extend([1, 2]));
         let handle = Arc::downgrade(&connection.0);
-        let (reader, body) = Reader::new(connection, &bounds);
+        let (reader, body) = Reader::new(connection, &bounds, None);
         let reading = thread::spawn(move || {
             let _ = reader.poll(&mut Context::from_waker(Waker::noop()));
             reader

@@ -1,7 +1,9 @@
-//! A layer that reads request bodies while requests wait, so that the server notices clients that leave.
+//! A layer that reads request bodies while requests wait, so that the server notices clients that leave, and the bodies of
+//! rejected requests, so that clients receive the response.
 
 mod body;
 mod bounds;
+mod drain;
 mod future;
 mod layer;
 #[cfg(all(test, loom))]

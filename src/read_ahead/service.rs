@@ -11,6 +11,7 @@ use tower_service::Service;
 
 use super::body::ReadAheadBody;
 use super::bounds::Bounds;
+use super::drain::Drain;
 use super::future::ReadAheadFuture;
 use super::layer::{MapBody, SameBody};
 use super::reader::Reader;
@@ -23,11 +24,12 @@ pub struct ReadAhead<S, M = SameBody> {
     inner: S,
     into_body: M,
     bounds: Bounds,
+    drain: Option<Drain>,
 }
 
 impl<S, M> ReadAhead<S, M> {
-    pub(super) fn new(inner: S, into_body: M, bounds: Bounds) -> Self {
-        Self { inner, into_body, bounds }
+    pub(super) fn new(inner: S, into_body: M, bounds: Bounds, drain: Option<Drain>) -> Self {
+        Self { inner, into_body, bounds, drain }
     }
 
     /// Returns a reference to the inner service.
@@ -85,7 +87,7 @@ impl<S, M, B, T> Service<Request<B>> for ReadAhead<S, M>
 where
     M: IntoInnerBody<B>,
     S: Service<Request<M::Body>, Response = Response<T>>,
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Send + 'static,
     T: Default,
 {
     type Response = Response<T>;
@@ -102,7 +104,7 @@ where
         let (reader, body) = if is_left_alone {
             (None, self.into_body.untouched(body))
         } else {
-            let (reader, body) = Reader::new(body, &self.bounds);
+            let (reader, body) = Reader::new(body, &self.bounds, self.drain.clone());
             (Some(reader), self.into_body.read_ahead(body))
         };
         ReadAheadFuture::new(self.inner.call(Request::from_parts(parts, body)), reader)

@@ -50,14 +50,16 @@ pub(super) struct Unread<B: Body<Data = Bytes>> {
     memory: MemoryUse,
     /// What the body said before the first buffered frame.
     before: Remainder,
-    rest: Pin<Box<B>>,
+    pub(super) rest: Pin<Box<B>>,
+    /// The service has dropped the body, and the layer may discard the rest.
+    pub(super) is_dropped: bool,
 }
 
 impl<B: Body<Data = Bytes>> Unread<B> {
     pub(super) fn new(body: B, bounds: &Bounds) -> Self {
         let rest = Box::pin(body);
         let before = Remainder::of(&*rest);
-        Self { buffered: VecDeque::new(), memory: MemoryUse::new(bounds), before, rest }
+        Self { buffered: VecDeque::new(), memory: MemoryUse::new(bounds), before, rest, is_dropped: false }
     }
 
     /// Reads the body into the buffer until it has no frame ready, or reading ends.

@@ -22,8 +22,8 @@ use crate::observe::Observers;
 /// 400 or above, whatever its `content-type`.
 ///
 /// ```
-/// use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http};
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// use tower_ratelimit::response::{ByContentType, Grpc, Headers};
+/// use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
 /// let responder = ByContentType::new(Grpc::new(), Http::new().headers(Headers::new().expose(true)));

@@ -34,7 +34,7 @@ use crate::observe::Observers;
 /// exceeds the limit.
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
-/// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
+/// its handler. Handlers find a [`RateLimitInfo`](crate::RateLimitInfo) in the request's extensions if
 /// [`Headers::request_extension`] is on. It is off by default.
 ///
 /// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type

@@ -21,11 +21,12 @@ use crate::observe::Observers;
 ///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - A rejection over HTTP/1 of a request with a body has `Connection: close`, because the body is not read. A client
 ///   that sends a large body and reads afterwards may still report a broken connection instead of the rejection.
-/// - Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions if
+/// - Handlers find a [`RateLimitInfo`](crate::RateLimitInfo) in the request's extensions if
 ///   [`Headers::request_extension`] is on. It is off by default.
 ///
 /// ```
-/// use tower_ratelimit::response::{Headers, Http, ResetFormat};
+/// use tower_ratelimit::Http;
+/// use tower_ratelimit::response::{Headers, ResetFormat};
 ///
 /// let like_github = Http::new().headers(Headers::none().legacy(ResetFormat::EpochSeconds));
 /// let rejections_only = Http::without_headers();
@@ -68,7 +69,8 @@ impl<R> Http<R> {
     /// ```
     /// use http::StatusCode;
     /// use http::request::Parts;
-    /// use tower_ratelimit::response::{Http, Rejection};
+    /// use tower_ratelimit::Http;
+    /// use tower_ratelimit::response::Rejection;
     ///
     /// let responder = Http::new().render(|_: &Parts, rejection: &Rejection| {
     ///     (StatusCode::TOO_MANY_REQUESTS, format!("Slow down: {rejection}"))
@@ -86,8 +88,8 @@ impl<R> Http<R> {
     /// use http::{Request, StatusCode, header};
     /// use tower::ServiceExt;
     /// use tower_ratelimit::key::Global;
-    /// use tower_ratelimit::response::{Http, Problem, Rejection};
-    /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
+    /// use tower_ratelimit::response::{Problem, Rejection};
+    /// use tower_ratelimit::{FixedWindow, Http, Memory, Quota, RateLimitLayer};
     ///
     /// fn negotiate(request: &Parts, rejection: &Rejection) -> Response {
     ///     let accept = request.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());

@@ -68,7 +68,7 @@ impl Rejection {
     /// Otherwise the request has no key, or the limiter was unavailable.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
-        self.decision().is_some_and(|decision| decision.source() != DecisionSource::Policy)
+        self.decision().is_some_and(|decision| decision.source() != DecisionSource::NoLimit)
     }
 
     /// Whether the request repeats a reservation id that holds nothing more: status 409 in HTTP.

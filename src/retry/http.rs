@@ -4,7 +4,7 @@ use super::gate::{GateSignal, ReadGateSignal};
 use super::hint::{ReadRetryHint, RetryHint};
 use super::reading::Reading;
 
-/// Reads HTTP responses, for [`RetryAfter`](super::RetryAfter) and for [`GateLayer`](super::GateLayer).
+/// Reads HTTP responses, for [`RetryAfter`](super::RetryAfter) and for [`GateLayer`](super::gate::GateLayer).
 ///
 /// | Response | Meaning |
 /// |---|---|
@@ -14,7 +14,7 @@ use super::reading::Reading;
 /// | `grpc-status` of a rejection, as `GrpcHint` reads it | rejected (feature `tonic`) |
 /// | any other | served: final for the policy |
 ///
-/// The time of a rejection is that of `Retry-After` or of a provider's field for rejections. Otherwise it is the time
+/// The time of a rejection comes from `Retry-After` or from a provider's field for rejections. Otherwise it is the time
 /// until the exhausted limits have more available, by `RateLimit` in the spellings of all drafts
 /// (draft-ietf-httpapi-ratelimit-headers) or by one of the [fields of providers](super#fields-of-providers). If a field
 /// stands twice, the exhausted limit counts. Fields of responses that a cache has stored (`Age`) are ignored.

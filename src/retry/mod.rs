@@ -72,7 +72,6 @@ mod reading;
 mod request;
 mod times;
 
-pub use self::gate::{GateClosed, GateLayer, GateSignal};
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;

@@ -84,6 +84,14 @@ pub(super) struct Rule {
     pub(super) by: Vec<Part>,
     /// In the order of [`Part::order`].
     pub(super) when: Vec<Test>,
+    pub(super) kept_free: Vec<KeptFree>,
+}
+
+/// Units that a limit keeps free from requests that satisfy a condition.
+#[derive(Debug)]
+pub(super) struct KeptFree {
+    pub(super) tests: Vec<Test>,
+    pub(super) units: u64,
 }
 
 /// A condition on one part.
@@ -120,12 +128,17 @@ impl Rule {
         read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
     ) -> Result<(), Extracted<()>> {
         let mut missing: Option<MissingKey> = None;
-        for test in &self.when {
-            match key.get_or_read(&test.part, read) {
-                Extracted::Key(value) if test.holds(&value) => {}
-                Extracted::Key(_) => return Ok(()),
-                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-                Extracted::Exempt => return Err(Extracted::Exempt),
+        match read_tests(&self.when, key, read) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            Err(Extracted::Missing(reason)) => missing = Some(reason),
+            Err(exempt) => return Err(exempt),
+        }
+        for kept_free in &self.kept_free {
+            match read_tests(&kept_free.tests, key, read) {
+                Ok(_) => {}
+                Err(Extracted::Missing(reason)) => missing = Some(worse(missing, reason)),
+                Err(exempt) => return Err(exempt),
             }
         }
         for part in &self.by {
@@ -143,7 +156,12 @@ impl Rule {
     /// A part that the key lacks does not matter: the key is an application's, or of a request that was read before the
     /// limits were replaced, which must not pass without a limit.
     pub(super) fn applies(&self, key: &RequestKey) -> bool {
-        self.when.iter().all(|test| key.get(&test.part).is_none_or(|value| test.holds(value)))
+        may_hold(&self.when, key)
+    }
+
+    /// Returns whether a key satisfies a condition of units that are kept free, as [`applies`](Self::applies) does.
+    pub(super) fn keeps_free(&self, index: usize, key: &RequestKey) -> bool {
+        self.kept_free.get(index).is_some_and(|kept_free| may_hold(&kept_free.tests, key))
     }
 
     /// Returns the parts by which the limit counts. Keys that lack one of them share a count.
@@ -154,6 +172,31 @@ impl Rule {
         }
         SubKey { parts, len: self.by.len() }
     }
+}
+
+/// Reads the parts of a condition. Returns whether it holds, or what is missing, unless another part shows that the condition
+/// does not hold.
+#[allow(clippy::result_large_err, reason = "built once a request, and moved into the caller's result")]
+fn read_tests(
+    tests: &[Test],
+    key: &mut RequestKey,
+    read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
+) -> Result<bool, Extracted<()>> {
+    let mut missing: Option<MissingKey> = None;
+    for test in tests {
+        match key.get_or_read(&test.part, read) {
+            Extracted::Key(value) if test.holds(&value) => {}
+            Extracted::Key(_) => return Ok(false),
+            Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
+            Extracted::Exempt => return Err(Extracted::Exempt),
+        }
+    }
+    missing.map_or(Ok(true), |missing| Err(Extracted::Missing(missing)))
+}
+
+/// Returns whether no part that the key has shows that a condition does not hold.
+fn may_hold(tests: &[Test], key: &RequestKey) -> bool {
+    tests.iter().all(|test| key.get(&test.part).is_none_or(|value| test.holds(value)))
 }
 
 /// Returns the reason that decides: an unusable part is never exempt.

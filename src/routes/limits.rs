@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::key::{RequestKey, Rule, SubKey};
 use super::part::Source;
 use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
-use super::policy::{RoutePolicies, RoutePolicy};
+use super::policy::{RouteCondition, RoutePolicies, RoutePolicy};
 use crate::clock::Clock;
 #[cfg(feature = "redis")]
 use crate::config::limit_in_redis;
@@ -123,11 +123,15 @@ impl<A, U> ExtractParts<A, U> {
                 let problem = format!("limits[{first}] has it too; give each limit its own name");
                 return Err(field_error(index, policy.policy(), "name", &problem));
             }
-            let rule = Arc::new(policy.rule(&self.parts.pepper)?);
+            let rule = policy.rule(&self.parts.pepper, &policies.conditions).map_err(|error| {
+                Error::config(format!("limits[{index}] ({:?}), {error}", policy.policy().name())).with_source(error)
+            })?;
+            let rule = Arc::new(rule);
             self.check::<S>(index, policy, &rule)?;
             limits.push(S::limit(policy.policy(), &rule));
             plan.rules.push(rule);
-            for name in policy.routes() {
+            let kept_free = policy.policy().keep_free().filter_map(|(name, _)| policies.conditions.get(name));
+            for name in policy.routes().chain(kept_free.flat_map(RouteCondition::routes)) {
                 let is_same = |route: &&Arc<NamedRoute>| route.name == name;
                 if !plan.routes.iter().any(|route| is_same(&route)) {
                     let named = earlier.routes.iter().find(is_same).cloned();
@@ -140,7 +144,9 @@ impl<A, U> ExtractParts<A, U> {
 
     fn check<S: RouteStore>(&self, index: usize, policy: &RoutePolicy, rule: &Rule) -> Result<(), Error> {
         let by = rule.by.iter().map(|part| ("by", part));
-        for (field, part) in by.chain(rule.when.iter().map(|test| ("when", &test.part))) {
+        let when = rule.when.iter().map(|test| ("when", &test.part));
+        let kept_free = rule.kept_free.iter().flat_map(|kept| &kept.tests).map(|test| ("keep_free", &test.part));
+        for (field, part) in by.chain(when).chain(kept_free) {
             if matches!(part.source, Source::User) && !self.parts.has_user {
                 let problem = "there is no source of users; call `RequestParts::user`";
                 return Err(field_error(index, policy.policy(), field, problem));
@@ -206,7 +212,12 @@ fn parts_of(rule: &Arc<Rule>) -> (SubKeyFn<RequestKey, SubKey>, Conditions<Reque
     let (by, when) = (Arc::clone(rule), Arc::clone(rule));
     let has_condition = !rule.when.is_empty();
     let when = has_condition.then(|| Arc::new(move |key: &RequestKey| when.applies(key)) as _);
-    (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free: None })
+    let kept_free = rule.kept_free.iter().enumerate().map(|(index, kept_free)| {
+        let rule = Arc::clone(rule);
+        (Arc::new(move |key: &RequestKey| rule.keeps_free(index, key)) as _, kept_free.units)
+    });
+    let kept_free = (!rule.kept_free.is_empty()).then(|| kept_free.collect());
+    (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free })
 }
 
 impl<C: Clock> RouteStore for InMemory<C> {

@@ -36,8 +36,8 @@
 //!
 //! # Requests without a part
 //!
-//! A limit that applies to a request needs the parts of `by`, and those of `when` unless another part shows that it does
-//! not apply. If the request lacks one of them, the layer rejects it like any request with a
+//! A limit that applies to a request needs the parts of `by`, and the parts of its conditions unless another part shows that
+//! a condition does not hold. If the request lacks one of them, the layer rejects it like any request with a
 //! [missing key](crate::key::MissingKey): a request without a user never passes, and never shares a count with others. In
 //! a layer outside of the router every request lacks the route, which is status 500.
 //!

@@ -1,18 +1,42 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::key::{MAX_BY, Rule, Test};
+use super::key::{KeptFree, MAX_BY, Rule, Test};
 use super::part::Part;
-use crate::config::{Names, Policy, PolicyFields, When};
+use crate::config::{Names, Policy, PolicyFields, Values, When};
 use crate::error::Error;
 use crate::key::Pepper;
 
-/// The content of a file with limits: a list `limits`.
+/// The content of a file with limits: a list `limits`, and a table `conditions` of the names in `keep_free`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RoutePolicies {
     /// The limits.
     pub limits: Vec<RoutePolicy>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) conditions: BTreeMap<String, RouteCondition>,
+}
+
+/// Parts of requests and their values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(super) struct RouteCondition(BTreeMap<String, Values>);
+
+impl<'de> Deserialize<'de> for RouteCondition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parts = BTreeMap::deserialize(deserializer)?;
+        tests_of("conditions", &parts, &Pepper::of_process()).map_err(de::Error::custom)?;
+        Ok(Self(parts))
+    }
+}
+
+impl RouteCondition {
+    /// Returns the routes that the condition names.
+    pub(super) fn routes(&self) -> impl Iterator<Item = &str> {
+        self.0.get("route").into_iter().flat_map(|values| values.names().0).map(String::as_str)
+    }
 }
 
 /// The configuration of one limit on requests: a [`Policy`] that names parts of requests.
@@ -21,7 +45,8 @@ pub struct RoutePolicies {
 /// |---|---|
 /// | `by` | a part or a list of at most 4 parts: the limit counts each combination of their values separately. `"all"`: one count for all requests |
 /// | `when` | parts and the values for which the limit applies: a text, a list of texts, or `{ not = .. }`. Default: all requests |
-/// | all others | as [`Policy`], without `keep_free` and `escalate` |
+/// | `keep_free` | units that requests must leave to others, by the name of a condition: `keep_free = { bulk = 30 }`. The table `conditions` of the file says which parts and values a condition needs: `bulk = { "header:x-class" = "bulk" }` |
+/// | all others | as [`Policy`], without `escalate` |
 ///
 /// The error of an unknown part, or of a value that no request can have, has the position of the field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,9 +60,20 @@ impl RoutePolicy {
         &self.0
     }
 
-    /// Returns the parts by which the limit counts, and its condition.
-    pub(super) fn rule(&self, pepper: &Pepper) -> Result<Rule, Error> {
-        rule_of(self.0.fields(), pepper)
+    /// Returns the parts by which the limit counts, its condition, and the units that it keeps free.
+    pub(super) fn rule(&self, pepper: &Pepper, conditions: &BTreeMap<String, RouteCondition>) -> Result<Rule, Error> {
+        let mut rule = rule_of(self.0.fields(), pepper)?;
+        for (name, units) in self.0.keep_free() {
+            let Some(condition) = conditions.get(name) else {
+                let known: Vec<_> = conditions.keys().map(|name| format!("{name:?}")).collect();
+                return Err(Error::config(format!(
+                    "keep_free: unknown condition {name:?}; use one of [{}], or add it to the table `conditions`",
+                    known.join(", ")
+                )));
+            };
+            rule.kept_free.push(KeptFree { tests: tests_of("conditions", &condition.0, pepper)?, units });
+        }
+        Ok(rule)
     }
 }
 
@@ -50,17 +86,11 @@ impl<'de> Deserialize<'de> for RoutePolicy {
 }
 
 fn rule_of(fields: &PolicyFields, pepper: &Pepper) -> Result<Rule, Error> {
-    if fields.keep_free.is_some() {
-        return Err(Error::config("keep_free: it names a condition, and a file of routes has none; remove it"));
-    }
     if fields.escalate.is_some() {
         return Err(Error::config(
             "escalate: a file of routes has no escalations; remove it, or use `limiter::Escalating` in code",
         ));
     }
-    let part = |field: &str, name: &String| {
-        Part::new(name, pepper).map_err(|error| Error::config(format!("{field}: {error}")))
-    };
     let by = match &fields.by {
         Some(Names::One(all)) if all == "all" => &[],
         Some(names) if names.as_slice().len() > MAX_BY => {
@@ -69,32 +99,42 @@ fn rule_of(fields: &PolicyFields, pepper: &Pepper) -> Result<Rule, Error> {
         Some(names) => names.as_slice(),
         None => &[],
     };
-    let by = by.iter().map(|name| part("by", name)).collect::<Result<_, _>>()?;
-    let parts = match &fields.when {
+    let by = by.iter().map(|name| part("by", name, pepper)).collect::<Result<_, _>>()?;
+    let when = match &fields.when {
         Some(When::Condition(name)) => {
             return Err(Error::config(format!(
                 "when: {name:?} is no part with a value; write a table such as {{ route = \"/login\" }}"
             )));
         }
-        Some(When::Parts(parts)) if parts.is_empty() => {
-            return Err(Error::config("when: the table is empty; name a part of the request, or remove the field"));
-        }
-        Some(When::Parts(parts)) => Some(parts),
-        None => None,
+        Some(When::Parts(parts)) => tests_of("when", parts, pepper)?,
+        None => Vec::new(),
     };
-    let mut when = Vec::new();
-    for (name, values) in parts.into_iter().flatten() {
-        let part = part("when", name)?;
+    Ok(Rule { by, when, kept_free: Vec::new() })
+}
+
+fn part(field: &str, name: &str, pepper: &Pepper) -> Result<Part, Error> {
+    Part::new(name, pepper).map_err(|error| Error::config(format!("{field}: {error}")))
+}
+
+/// Returns the tests of a condition, the cheapest first.
+fn tests_of(field: &str, parts: &BTreeMap<String, Values>, pepper: &Pepper) -> Result<Vec<Test>, Error> {
+    let invalid = |problem: String| Error::config(format!("{field}: {problem}"));
+    if parts.is_empty() {
+        return Err(invalid("the table is empty; name a part of the request, or remove the field".to_owned()));
+    }
+    let mut tests = Vec::new();
+    for (name, values) in parts {
+        let part = part(field, name, pepper)?;
         let (names, is_negated) = values.names();
         if names.is_empty() {
-            return Err(Error::config(format!("when: the list of {name:?} is empty; add a value or remove the part")));
+            return Err(invalid(format!("the list of {name:?} is empty; add a value or remove the part")));
         }
         if let Some((value, problem)) = names.iter().find_map(|value| Some((value, part.problem_of(value)?))) {
-            return Err(Error::config(format!("when: no request has the {name} {value:?}: {problem}")));
+            return Err(invalid(format!("no request has the {name} {value:?}: {problem}")));
         }
         let values = names.iter().map(|value| part.value_of(value)).collect();
-        when.push(Test { part, values, is_negated });
+        tests.push(Test { part, values, is_negated });
     }
-    when.sort_by_key(|test| test.part.order());
-    Ok(Rule { by, when })
+    tests.sort_by_key(|test| test.part.order());
+    Ok(tests)
 }

@@ -12,8 +12,7 @@
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
 //! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
-//! | the limiter's methods | `limiter_methods` |
-//! | machinery below all limits | `sync`, `runtime`, `with_scratch` |
+//! | machinery below all limits | `sync`, `runtime`, `with_scratch`, `BoxFuture` |
 
 /// A state of a few words, for which the table decides without a lock.
 pub(crate) use crate::algorithm::InLine;
@@ -57,8 +56,6 @@ pub(crate) use crate::limit::Transition;
 pub(crate) use crate::limit::check_limits;
 /// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
 pub(crate) use crate::limit::impl_into_limits;
-/// The methods `check`, `hold`, `settle` .. of a limiter.
-pub(crate) use crate::limiter::limiter_methods;
 /// Wakes requests that wait for capacity.
 pub(crate) use crate::limiter::{LimitOfKey, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.
@@ -77,6 +74,8 @@ mod of_redis {
     pub(crate) use crate::limit::LimitCost;
     /// The mark of a limit, with the keys that crossed it recently.
     pub(crate) use crate::limit::WarnKeys;
+    /// A boxed future of the client.
+    pub(crate) use crate::limiter::BoxFuture;
     /// Emits events to all observers of a limiter.
     pub(crate) use crate::observe::Observers;
     /// Timers and tasks of the runtime at hand.

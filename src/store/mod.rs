@@ -4,11 +4,11 @@ mod custom;
 #[cfg(all(test, not(loom)))]
 mod escalating_tests;
 mod inner;
-mod memory;
+pub(crate) mod memory;
 #[cfg(all(test, feature = "redis", not(loom)))]
 mod naming_tests;
 #[cfg(feature = "redis")]
-mod redis;
+pub(crate) mod redis;
 /// The slot of a lease, for its loom models: the other modules of the feature `redis` do not build with loom.
 #[cfg(all(test, loom, not(feature = "redis")))]
 mod redis {
@@ -20,15 +20,14 @@ mod redis {
 }
 
 pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
-pub use self::memory::{
-    DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage, WhenFull,
-};
-#[cfg(feature = "redis-tls")]
-pub use self::redis::RedisTls;
+pub use self::memory::{DefaultHashBuilder, KeyId, MemoryLimits, TopKey, Usage};
+pub(crate) use self::memory::{DynLimit, Memory};
+#[cfg(feature = "redis-cell")]
+pub use self::redis::RedisCellBuilder;
 #[cfg(all(any(test, fuzzing), feature = "redis"))]
 #[doc(hidden)]
 pub use self::redis::check_any_replies;
 #[cfg(feature = "redis")]
-pub use self::redis::{IntoRedisLimits, Lease, Redis, RedisBuilder, RedisCredentials, RedisLimit, RedisServer};
-#[cfg(feature = "redis-cell")]
-pub use self::redis::{RedisCell, RedisCellBuilder};
+pub use self::redis::{IntoRedisLimits, Lease, RedisLimit};
+#[cfg(feature = "redis")]
+pub(crate) use self::redis::{Redis, RedisServer};

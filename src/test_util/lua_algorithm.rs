@@ -45,7 +45,7 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
             clock.advance(Duration::from_micros(random.below(span + 1)));
             let cost = [1, 1, random.below(limit.saturating_add(2)), limit.saturating_add(1)][random.index(4)];
             let delay = Duration::from_micros(random.below(max_reset));
-            let options = AcquireOptions::cost(cost).until_end();
+            let options = AcquireOptions::cost(cost).keep_guard();
             let options = options.max_delay([None, Some(Duration::ZERO), Some(delay)][random.index(3)]);
             let options = if random.below(4) == 0 { options.hold() } else { options };
             steps.push(format!("at {:?}: {options:?}", clock.now()));

@@ -21,12 +21,13 @@
 //!
 //! ```
 //! use std::collections::HashMap;
+//! use std::future::ready;
 //! use std::sync::Mutex;
 //!
-//! use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+//! use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 //! use tower_ratelimit::store::StoreLimits;
 //! use tower_ratelimit::test_util::{TestKey, check_store};
-//! use tower_ratelimit::{AcquireOptions, Clock, Error, ManualClock};
+//! use tower_ratelimit::{AcquireOptions, Clock, Error, Limiter, ManualClock};
 //!
 //! struct MapStore {
 //!     limits: StoreLimits<TestKey>,

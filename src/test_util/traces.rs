@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::shares::limits_with_share;
 use super::{StoreReport, TestKey, Violation};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+use crate::calendar::Calendar;
 use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, BlockReason, Decision, Detail, LimitStatus};
 use crate::error::Error;
@@ -188,7 +189,10 @@ fn any_limit(random: &mut Random, index: u64, kinds: u64) -> MakeLimit {
         1 => limit(random, index, |random| TokenBucket::new(quota(random)).burst(3)),
         2 => limit(random, index, |random| LeakyBucket::new(quota(random))),
         3 | 4 => limit(random, index, |random| LeakyQueue::new(quota(random))),
-        5 => limit(random, index, |random| FixedWindow::new(quota(random))),
+        5 => limit(random, index, |random| match random.below(3) {
+            0 => FixedWindow::calendar(1 + random.below(7), Calendar::monthly_on(15)),
+            _ => FixedWindow::new(quota(random)),
+        }),
         6 => limit(random, index, |random| SlidingWindow::new(quota(random)).blocks(4)),
         7 => limit(random, index, |random| SlidingWindow::new(quota(random)).blocks(1).weighted()),
         _ => limit(random, index, |random| SlidingLog::new(quota(random))),

@@ -38,7 +38,7 @@ where
     /// Waits until the limiter allows the cost, at most for [`AcquireOptions::max_delay`]. Dropping the future leaves the
     /// queue.
     pub(crate) fn until_ready(&self, options: AcquireOptions) -> LimiterFuture<Decision> {
-        if options.hold || options.until_end {
+        if options.hold || options.keeps_guard {
             return LimiterFuture::unsupported("waiting failed: it cannot hold a cost; call `hold` of the limiter");
         }
         let max_wait = options.max_delay.unwrap_or(UNBOUNDED);
@@ -59,7 +59,7 @@ where
         LimiterFuture::pending(async move {
             let arrival = || {
                 let class = Queues::class(&ask.identity(), options.costs(), options.charged_once(), false);
-                Arrival { ask: Arc::clone(&ask), class, options, max_wait: Some(max_wait), arrived_at }
+                Arrival { ask: Arc::clone(&ask) as _, class, options, max_wait: Some(max_wait), arrived_at }
             };
             if let Some(queue) = behind {
                 match queues().join(queue, arrival(), Asked::No, Bounds::NONE) {

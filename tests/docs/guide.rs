@@ -12,6 +12,8 @@ mod configuration {}
 mod costs {}
 #[doc = include_str!("../../docs/design.md")]
 mod design {}
+#[doc = include_str!("../../docs/everyday.md")]
+mod everyday {}
 #[doc = include_str!("../../docs/from-governor.md")]
 mod from_governor {}
 #[doc = include_str!("../../docs/from-tower-governor.md")]

@@ -113,6 +113,14 @@ fn custom_limiter_example_prints_its_responses() {
     assert_eq!(closed, ["second 3: 503 Service Unavailable -"; 4]);
 }
 
+/// The page shows what the example prints. A test of Redis compares the same block.
+#[test]
+fn calendar_example_prints_the_block_of_the_page() {
+    let page = include_str!("../../docs/everyday.md");
+    let block = page.split("```text\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
+    assert_eq!(printed_by("calendar"), block.lines().collect::<Vec<_>>());
+}
+
 /// No user's streams receive more than the rate, with the burst, in three seconds. A slow machine may receive less.
 #[test]
 fn bandwidth_example_divides_the_rate_of_a_user() {

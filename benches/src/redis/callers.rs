@@ -27,7 +27,8 @@ struct Round {
 }
 
 pub(super) fn run(harness: &Harness) {
-    let decisions: &[super::Make] = &[competitors::gcra, competitors::cell, competitors::plain, competitors::ping];
+    let decisions: &[super::Make] =
+        &[competitors::gcra, competitors::cell, competitors::plain, competitors::pooled, competitors::ping];
     let holds: &[super::Make] = &[competitors::held, competitors::two_scripts, competitors::cell];
     for threads in [1, std::thread::available_parallelism().map_or(2, usize::from)] {
         for (what, makers) in [("callers", decisions), ("holding callers", holds)] {

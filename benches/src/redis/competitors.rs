@@ -4,6 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use bb8_redis::RedisConnectionManager;
+use bb8_redis::bb8::Pool;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Script};
 use tokio::runtime::Runtime;
@@ -174,8 +176,7 @@ fn scripted(
 }
 
 /// The usual GCRA script: reads the server's time and one number, and writes one number.
-pub(super) fn plain(server: &Server, runtime: &Runtime) -> Option<Contestant> {
-    let text = "
+const PLAIN_SCRIPT: &str = "
         local time = redis.call('TIME')
         local now = time[1] * 1000000 + time[2]
         local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -188,7 +189,28 @@ pub(super) fn plain(server: &Server, runtime: &Runtime) -> Option<Contestant> {
         end
         redis.call('SET', KEYS[1], string.format('%.0f', after), 'PX', math.ceil((after - now) / 1000))
         return { 1, string.format('%.0f', after - now) }";
-    scripted("plain_script", server, runtime, text, &[1, 1_000_000])
+
+/// The usual script, by the interval and the burst.
+pub(super) fn plain(server: &Server, runtime: &Runtime) -> Option<Contestant> {
+    scripted("plain_script", server, runtime, PLAIN_SCRIPT, &[1, 1_000_000])
+}
+
+/// The usual script on a connection that is checked out of a bb8 pool of eight for each decision.
+pub(super) fn pooled(server: &Server, runtime: &Runtime) -> Option<Contestant> {
+    let manager = RedisConnectionManager::new(server.address()).expect("an address");
+    let pool = runtime.block_on(Pool::builder().max_size(8).min_idle(8).build(manager)).expect("a pool");
+    let script = Script::new(PLAIN_SCRIPT);
+    runtime.block_on(script.load_async(&mut connection(server, runtime))).expect("a script");
+    let hash = Arc::<str>::from(script.get_hash());
+    contestant("bb8_pool_of_8", move |key| {
+        let (pool, hash) = (pool.clone(), Arc::clone(&hash));
+        Box::pin(async move {
+            let mut call = redis::cmd("EVALSHA");
+            call.arg(&*hash).arg(1).arg(format!("pooled:{key}")).arg(1).arg(1_000_000);
+            let mut connection = pool.get().await.expect("a connection");
+            let _: redis::Value = call.query_async(&mut *connection).await.expect("a reply");
+        })
+    })
 }
 
 /// The usual counter with an expiry.

@@ -23,9 +23,9 @@ use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Http, RejectWithError, Rejection};
+use tower_ratelimit::response::{RejectWithError, Rejection};
 use tower_ratelimit::retry::RetryAfter;
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, SlidingLog};
+use tower_ratelimit::{Gcra, Http, Memory, Quota, RateLimitLayer, SlidingLog};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {

@@ -16,8 +16,8 @@ use tonic::{Request, Response, Status, async_trait};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::FromExtension;
-use tower_ratelimit::response::{Headers, Http, RateLimitInfo};
-use tower_ratelimit::{Costs, LimitStatus, RateLimitLayer, Verdict};
+use tower_ratelimit::response::Headers;
+use tower_ratelimit::{Costs, Http, LimitStatus, RateLimitInfo, RateLimitLayer, Verdict};
 
 use crate::limits::{AnyError, Call, Entries, Limits, Rule};
 

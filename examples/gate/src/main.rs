@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::retry::{GateLayer, HttpHint};
+use tower_ratelimit::retry::HttpHint;
+use tower_ratelimit::retry::gate::GateLayer;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
 /// Returns the numbers of requests that were served and rejected by the server, and of those that were not sent, and the

@@ -9,9 +9,9 @@ use bb8_postgres::PostgresConnectionManager;
 use bb8_postgres::bb8::{ErrorSink, Pool, PooledConnection, RunError};
 use bb8_postgres::tokio_postgres::types::{ToSql, Type};
 use bb8_postgres::tokio_postgres::{self, GenericClient, NoTls, Row};
-use tower_ratelimit::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::store::{StoreLimits, StoreTransaction, StoreWrite};
-use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, Timestamp};
+use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, Limiter, Timestamp};
 
 const SCHEMA: &str = include_str!("schema.sql");
 

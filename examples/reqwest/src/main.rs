@@ -17,9 +17,9 @@ use axum::routing::get;
 use reqwest::{Client, Request, Response};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Http, RejectWithError, Rejection};
+use tower_ratelimit::response::{RejectWithError, Rejection};
 use tower_ratelimit::retry::{HttpHint, RetryAfter};
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, SlidingLog};
+use tower_ratelimit::{Gcra, Http, Memory, Quota, RateLimitLayer, SlidingLog};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {

@@ -1,47 +1,18 @@
 //! Runs the example, changes its file, and checks its responses.
 
+#[path = "../../../tests/servers/limits_file.rs"]
+mod limits_file;
 #[path = "../../../tests/servers/process.rs"]
 mod process;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
-use self::process::{Folder, Process, listening, request};
-
-fn status(answer: &str) -> u16 {
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
-}
-
-/// The value of a required header.
-fn field<'a>(answer: &'a str, name: &str) -> &'a str {
-    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
-}
-
-/// A file that is deleted at the end of the test.
-struct File {
-    path: PathBuf,
-    _folder: Folder,
-}
-
-impl File {
-    fn with(name: &str, text: &str) -> Self {
-        let folder = Folder::new(name);
-        let file = Self { path: folder.path().join("limits.toml"), _folder: folder };
-        file.save(text);
-        file
-    }
-
-    /// Replaces the file atomically, as editors do.
-    fn save(&self, text: &str) {
-        let new = self.path.with_extension("new");
-        fs::write(&new, text).expect("written");
-        fs::rename(new, &self.path).expect("renamed");
-    }
-}
+use self::limits_file::{File, field, status};
+use self::process::{Process, listening, request};
 
 /// The file beside the example, changed while the server runs.
 #[test]

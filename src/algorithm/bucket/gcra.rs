@@ -2,8 +2,10 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Bucket;
-use super::bucket_types::impl_bucket;
-use crate::algorithm::Algorithm;
+use super::bucket_types::bucket_algorithm;
+use crate::algorithm::{Algorithm, ChargeOptions, InLine, ShareCapacity, ShareFamily, Step};
+#[cfg(feature = "redis")]
+use crate::algorithm::{LuaAlgorithm, LuaScript};
 use crate::clock::Timestamp;
 #[cfg(feature = "redis")]
 use crate::decision::AcquireOptions;
@@ -26,8 +28,8 @@ use crate::quota::Quota;
 ///   (burst - cost) T`, `reset = tat - now`. Computed in exact integers: no drift, whatever the quota.
 /// - **State**: four words (`tat` in two parts, the rate, the time of the last charge).
 /// - **Source**: ITU-T I.371, annex A (ATM Forum, Traffic Management 4.0), the virtual scheduling algorithm.
-/// - **Choose it** by default. It decides exactly as
-///   [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket) do.
+/// - **Choose it** by default. [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket) are other names
+///   of this type.
 ///
 /// ```
 /// use tower_ratelimit::{Gcra, Quota};
@@ -40,4 +42,133 @@ pub struct Gcra {
     kernel: Bucket,
 }
 
-impl_bucket!(Gcra);
+impl Gcra {
+    /// Creates a bucket that refills `quota.limit()` in each period, with a burst of the same size.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in
+    /// microseconds must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
+    /// [`try_new`](Self::try_new) never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(quota: Quota) -> Self {
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(quota, quota.limit())) }
+    }
+
+    /// Creates the same bucket as [`new`](Self::new), and never panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the quota cannot be represented exactly. The error contains the nearest valid quota.
+    pub fn try_new(quota: Quota) -> Result<Self, Error> {
+        match Bucket::new(quota, quota.limit()) {
+            Ok(kernel) => Ok(Self { kernel }),
+            Err(error) => Err(error.into_error(quota)),
+        }
+    }
+
+    /// Sets the burst: the maximum that an idle key can take at once. With a quota of zero the burst is zero.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `burst` is zero or over 2^53, or would take over 200 years to fill. In a `const` the compiler
+    /// reports the panic. [`try_burst`](Self::try_burst) never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn burst(self, burst: u64) -> Self {
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(self.kernel.quota(), burst)) }
+    }
+
+    /// Sets the same burst as [`burst`](Self::burst), and never panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `burst` is zero or over 2^53, or would take over 200 years to fill.
+    pub fn try_burst(self, burst: u64) -> Result<Self, Error> {
+        match Bucket::new(self.kernel.quota(), burst) {
+            Ok(kernel) => Ok(Self { kernel }),
+            Err(error) => Err(error.into_error(self.kernel.quota())),
+        }
+    }
+
+    /// Sets the burst to 1, so that no window of one period admits more than `quota.limit()`. Requests are then
+    /// spaced evenly.
+    ///
+    /// A bucket admits up to `burst + limit - 1` in a window of one period. For the strict bound with bursts,
+    /// choose a sliding log or a strict sliding window.
+    #[must_use]
+    pub const fn strict(self) -> Self {
+        self.burst(1)
+    }
+
+    /// Returns the quota.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        self.kernel.quota()
+    }
+
+    /// Returns the burst.
+    #[must_use]
+    pub const fn max_burst(&self) -> u64 {
+        self.kernel.burst()
+    }
+}
+
+impl Algorithm for Gcra {
+    bucket_algorithm!();
+
+    #[inline]
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        self.kernel.decide(state, now, options, false)
+    }
+
+    fn share_capacity(&self) -> Option<ShareCapacity> {
+        let quota = self.kernel.quota();
+        Some(ShareCapacity {
+            family: ShareFamily::Bucket,
+            limit: quota.limit(),
+            period: quota.period_micros(),
+            max: self.kernel.burst(),
+        })
+    }
+
+    // Row "hot key" of benches/figures.md: see `Bucket::decide_in_line`.
+    #[inline(always)]
+    fn decide_in_line(
+        &self,
+        state: &[u64; 4],
+        now: Timestamp,
+        options: ChargeOptions,
+        _: InLine,
+    ) -> Option<Step<[u64; 4]>> {
+        self.kernel.decide_in_line(state, now, options, false)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl LuaAlgorithm for Gcra {
+    const SCRIPT: LuaScript = super::SCRIPT;
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        self.kernel.params(false, cost, params);
+    }
+
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        self.kernel.uses_fast_path(options)
+    }
+
+    fn decode_state(&self, numbers: &[u64]) -> [u64; 4] {
+        Bucket::decode_state(numbers)
+    }
+
+    fn encode_state(&self, state: &[u64; 4], numbers: &mut Vec<u64>) {
+        Bucket::encode_state(state, numbers);
+    }
+}
+
+impl fmt::Debug for Gcra {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gcra").field("quota", &self.kernel.quota()).field("burst", &self.kernel.burst()).finish()
+    }
+}

@@ -27,13 +27,12 @@
 pub(super) mod bucket_types;
 mod error;
 mod gcra;
-mod leaky_bucket;
 #[cfg(feature = "redis")]
 mod lua;
+mod names;
 mod rate;
 #[cfg(all(test, not(loom)))]
 mod tests;
-mod token_bucket;
 
 use std::time::Duration;
 
@@ -44,11 +43,10 @@ use crate::quota::{MAX_LIMIT, Quota};
 
 pub(crate) use self::error::BucketError;
 pub use self::gcra::Gcra;
-pub use self::leaky_bucket::LeakyBucket;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::SCRIPT;
+pub use self::names::{LeakyBucket, TokenBucket};
 use self::rate::{Rate, Span, Tat, saturating_u64};
-pub use self::token_bucket::TokenBucket;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {

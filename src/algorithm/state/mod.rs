@@ -11,16 +11,14 @@ pub(crate) use self::hit_log::{KeptFor, Reach};
 pub(crate) use self::windows::{KINDS, MAX_WINDOWS, OneWindow, WRITTEN_AT, WindowWords, Windows, further};
 use crate::decision::LazySnapshot;
 
-/// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`], a [`HitLog`] or the windows of a
-/// [`FixedWindow`](super::FixedWindow).
+/// The state of one key: `[u64; N]` with `N` at least 1. Other states belong to the algorithms of this crate.
 ///
 /// A state of zeros is the state of a never-seen key. The first word is the time at which the key is idle: from then on
 /// the state equals the zero state.
 ///
 /// The trait is sealed, because stores write states into files and servers.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
-    /// The result of an allowed request: the next state itself, or for a state that is edited in place, the edit: a
-    /// [`CountersEdit`] or a [`HitLogEdit`].
+    /// The result of an allowed request: the next state itself, or for a state that is edited in place, the edit.
     type Next: Send;
 
     /// Makes this the next state.

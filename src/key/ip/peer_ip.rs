@@ -51,8 +51,8 @@ impl<P, H> PeerIp<P, H> {
     /// use std::net::IpAddr;
     ///
     /// use http::Request;
-    /// use tower_ratelimit::PeerIp;
-    /// use tower_ratelimit::key::{ExtractKey, Extracted};
+    /// use tower_ratelimit::key::Extracted;
+    /// use tower_ratelimit::{ExtractKey, PeerIp};
     ///
     /// /// The connection info of a custom server.
     /// #[derive(Clone)]
@@ -78,7 +78,7 @@ impl<P, H> PeerIp<P, H> {
     ///
     /// ```
     /// use tower_ratelimit::key::{Fingerprint, Pepper};
-    /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+    /// use tower_ratelimit::{ExtractKey, Gcra, Memory, PeerIp, Quota, RateLimitLayer};
     ///
     /// # let from_configuration = [7; 32];
     /// let key = PeerIp::new().pepper(Pepper::new(&from_configuration)?);

@@ -18,7 +18,8 @@ use crate::key::{ExtractKey, Extracted};
 /// A client can invent hosts, and so keys, unless your proxy or server rejects unknown hosts.
 ///
 /// ```
-/// use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText};
+/// use tower_ratelimit::ExtractKey;
+/// use tower_ratelimit::key::{Extracted, Host, KeyText};
 ///
 /// let request = http::Request::get("/").header("host", "Example.ORG:8080").body(()).unwrap();
 /// assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")));

@@ -14,7 +14,8 @@ use crate::key::{ExtractKey, Extracted};
 /// Prefer `MatchedPath`, or combine the path with an address in a tuple and limit the address as well.
 ///
 /// ```
-/// use tower_ratelimit::key::{ExtractKey, Extracted, KeyText, Path};
+/// use tower_ratelimit::ExtractKey;
+/// use tower_ratelimit::key::{Extracted, KeyText, Path};
 ///
 /// let request = http::Request::get("/login?next=/").body(()).unwrap();
 /// assert_eq!(Path.extract(&request), Extracted::Key(KeyText::from("/login")));

@@ -18,7 +18,8 @@ use crate::key::{ExtractKey, Extracted};
 ///
 /// ```
 /// use http::Request;
-/// use tower_ratelimit::key::{BasicUser, ExtractKey, Extracted};
+/// use tower_ratelimit::ExtractKey;
+/// use tower_ratelimit::key::{BasicUser, Extracted};
 ///
 /// let key = BasicUser::new();
 /// // alice:wonderland

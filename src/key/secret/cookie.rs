@@ -21,7 +21,8 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// decoded value is not UTF-8, or if the cookie is repeated, because applications differ in the cookie that they use.
 ///
 /// ```
-/// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};
+/// use tower_ratelimit::ExtractKey;
+/// use tower_ratelimit::key::{Cookie, Extracted};
 ///
 /// let key = Cookie::new("session");
 /// let request = http::Request::get("/").header("cookie", "theme=dark; session=31d4d96e").body(()).unwrap();

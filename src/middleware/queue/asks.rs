@@ -40,23 +40,17 @@ impl Queue {
     pub(super) fn ask_at(&self, head: u64, now: Instant) -> Option<Instant> {
         let class = self.waiters.get(head)?.class;
         let at = self.forecast.at(self.pace.cost_under_way.saturating_add(class.cost));
-        let at = at.map(|at| at.checked_sub(self.lead(class)).unwrap_or(now) + self.later(class));
-        self.pace.ask_at(at, now)
-    }
-
-    /// Returns the random time by which the queue asks later over a link. Unless starts are scheduled, it delays them.
-    fn later(&self, class: Class) -> Duration {
+        let lead = self.lead(class);
+        // Unless the limiter schedules starts, the random time delays them.
         let interval = self.forecast.time_for(class.cost).unwrap_or_default();
-        match self.lead(class) {
-            _ if !self.pace.is_remote() => Duration::ZERO,
-            HORIZON => self.pace.random_part_of(MAX_LATER),
-            _ => self.pace.random_part_of(MAX_LATER.min(interval / 24)),
-        }
+        let longest = if lead == HORIZON { MAX_LATER } else { MAX_LATER.min(interval / 24) };
+        let later = if self.pace.is_remote() { self.pace.random_part_of(longest) } else { Duration::ZERO };
+        self.pace.ask_at(at.map(|at| at.checked_sub(lead).unwrap_or(now) + later), now)
     }
 
     /// Returns how far ahead the queue asks for a start, if the limiter schedules starts.
     fn lead(&self, class: Class) -> Duration {
-        if !self.forecast.schedules || class.hold {
+        if !self.forecast.schedules || class.hold || cfg!(queue_rule_off = "horizon") {
             Duration::ZERO
         } else if self.pace.is_remote() {
             HORIZON
@@ -118,14 +112,14 @@ impl Queue {
         effects: &mut Effects,
     ) {
         self.pace.answered(order.class.cost, order.asked_at, now);
-        match result.and_then(|outcome| outcome.check_guard(order.options.until_end)) {
+        match result.and_then(|outcome| outcome.check_guard(order.options.keeps_guard)) {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 effects.released.append(&mut order.released);
-                let is_home = queue_of(&order.ticket.ask, &decision) == self.id;
+                let is_home = queue_of(&*order.ticket.ask, &decision) == self.id;
                 if is_home {
                     self.update_forecast(&order, &decision);
                 }
-                let more = if is_home { self.forecast.remaining() / order.class.cost.max(1) } else { 0 };
+                let more = if is_home { self.forecast.remaining / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
                 self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
                 let held = StartHold::new(held);
@@ -148,7 +142,7 @@ impl Queue {
 
     fn on_denied(&mut self, mut order: AskOrder, decision: Decision, now: Instant, effects: &mut Effects) {
         self.waiters.remove_ask(order.class);
-        let home = queue_of(&order.ticket.ask, &decision);
+        let home = queue_of(&*order.ticket.ask, &decision);
         let is_late = is_late(&order, &decision, now);
         if home != self.id {
             // The limits whose releases have caused the ask may admit the next request.

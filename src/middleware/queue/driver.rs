@@ -30,12 +30,11 @@ pub(super) struct Driver {
     in_flight: VecDeque<(AskOrder, LimiterFuture<Outcome>)>,
     #[pin]
     sleep: Option<Sleep>,
-    is_finished: bool,
 }
 
 impl Driver {
     pub(super) fn new(queues: Weak<Queues>, id: u64, token: u64) -> Self {
-        Self { queues, id, token, in_flight: VecDeque::new(), sleep: None, is_finished: false }
+        Self { queues, id, token, in_flight: VecDeque::new(), sleep: None }
     }
 }
 
@@ -45,10 +44,7 @@ impl Future for Driver {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
         loop {
-            let Some(queues) = this.queues.upgrade() else {
-                *this.is_finished = true;
-                return Poll::Ready(());
-            };
+            let Some(queues) = this.queues.upgrade() else { return Poll::Ready(()) };
             let mut index = 0;
             while let Some((_, future)) = this.in_flight.get_mut(index) {
                 match poll_caught(future, cx) {
@@ -63,15 +59,16 @@ impl Future for Driver {
             let now = Instant::now();
             let step = queues.step(*this.id, *this.token, now, cx.waker());
             match step {
-                Next::Ask(order) => match queues.queue_with_earlier(*this.id, &order.ticket) {
-                    Some(other) => {
+                Next::Ask(order) => {
+                    if let Some(other) = queues.queue_with_earlier(*this.id, &order.ticket) {
                         queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
+                    } else {
+                        let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);
+                        // A panic is caught when the future is polled.
+                        let asked = LimiterFuture::pending(async move { ask.acquire(options).await });
+                        this.in_flight.push_back((order, asked));
                     }
-                    None => match acquire_caught(&order).try_ready() {
-                        Ok(result) => queues.answer(*this.id, *this.token, order, result),
-                        Err(future) => this.in_flight.push_back((order, future)),
-                    },
-                },
+                }
                 Next::Sleep(until) => {
                     // A sleeping task must not keep the layer alive.
                     drop(queues);
@@ -80,28 +77,17 @@ impl Future for Driver {
                     let Some(sleep) = this.sleep.as_mut().as_pin_mut() else { return Poll::Pending };
                     ready!(sleep.poll(cx));
                 }
-                Next::Finished => {
-                    *this.is_finished = true;
-                    return Poll::Ready(());
-                }
+                Next::Finished => return Poll::Ready(()),
             }
         }
     }
 }
 
-/// Asks the limiter. A panic of the limiter fails one request, not all that wait.
-fn acquire_caught(order: &AskOrder) -> LimiterFuture<Outcome> {
-    let acquired = catch_unwind(AssertUnwindSafe(|| order.ticket.ask.acquire(order.options)));
-    acquired.unwrap_or_else(|_| LimiterFuture::ready(Err(limiter_panicked())))
-}
-
+/// A panic of the limiter fails one request, not all that wait.
 fn poll_caught(future: &mut LimiterFuture<Outcome>, cx: &mut Context<'_>) -> Poll<Result<Outcome, Error>> {
     let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *future).poll(cx)));
-    polled.unwrap_or_else(|_| Poll::Ready(Err(limiter_panicked())))
-}
-
-fn limiter_panicked() -> Error {
-    Error::unavailable("waiting failed: the limiter panicked; see the panic message")
+    let panicked = || Error::unavailable("waiting failed: the limiter panicked; see the panic message");
+    polled.unwrap_or_else(|_| Poll::Ready(Err(panicked())))
 }
 
 /// Timers accept a limited time only. The driver then sleeps again.
@@ -109,12 +95,10 @@ const MAX_SLEEP: Duration = Duration::from_secs(60 * 60 * 24);
 
 #[pin_project::pinned_drop]
 impl PinnedDrop for Driver {
-    /// The runtime shuts down: another runtime's request drives the queue, or the queue ends with its requests.
+    /// If the runtime shuts down, another runtime's request drives the queue, or the queue ends with its requests.
     fn drop(self: Pin<&mut Self>) {
         let this = self.project();
-        if !*this.is_finished
-            && let Some(queues) = this.queues.upgrade()
-        {
+        if let Some(queues) = this.queues.upgrade() {
             queues.leave_driver(*this.id, *this.token);
             let orders = this.in_flight.drain(..).map(|(order, _)| order);
             orders.flat_map(|order| order.released).for_each(Released::pass_on);
@@ -224,9 +208,9 @@ impl Queues {
         self.change(id, |queue, effects| {
             if queue.driver == Some(token) {
                 queue.leave_driver(Instant::now());
-                queue.wake_waiters(effects);
+                effects.wakers.extend(queue.waiters.iter().filter_map(|waiter| waiter.ticket.take_waker()));
                 if queue.waiters.is_empty() {
-                    effects.unused = queue.take_starts();
+                    effects.unused.extend(queue.starts.drain(..));
                 }
             }
         });

@@ -16,7 +16,7 @@ use crate::runtime::Instant;
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
     asked_at: Option<Instant>,
-    remaining: u64,
+    pub(super) remaining: u64,
     /// `None` if held costs make the time unknown.
     next_unit: Option<Instant>,
     /// The time between two units that return.
@@ -106,11 +106,6 @@ impl Forecast {
         }
     }
 
-    /// Returns how many units are free at once.
-    pub(super) fn remaining(&self) -> u64 {
-        self.remaining
-    }
-
     /// Returns the time between the return of the next unit and of the `number`th one.
     fn offset(&self, number: u64) -> Duration {
         let Some((limit, window)) = self.quota else { return Duration::ZERO };
@@ -153,7 +148,7 @@ impl StartInterval {
     /// Returns the likely wait of a request behind so many units, if enough have started.
     pub(super) fn wait_behind(&self, ahead: u64) -> Option<Duration> {
         let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
-        (self.starts >= Self::ENOUGH).then(|| self.average.saturating_mul(ahead))
+        (self.starts >= Self::ENOUGH && !cfg!(queue_rule_off = "own-rate")).then(|| self.average.saturating_mul(ahead))
     }
 }
 

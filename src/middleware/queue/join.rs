@@ -9,9 +9,8 @@ use super::ticket::{Ask, Class, Start, Ticket};
 use super::waiters::Waiter;
 use super::waiting::Waiting;
 use crate::decision::{AcquireOptions, Decision};
-use crate::error::Error;
 use crate::response::Rejection;
-use crate::runtime::{self, Instant};
+use crate::runtime::Instant;
 use crate::sync::Ordering;
 
 /// The bounds that a layer configures.
@@ -45,8 +44,8 @@ impl Bounds {
 }
 
 /// A request that cannot start now.
-pub(crate) struct Arrival<A> {
-    pub(crate) ask: A,
+pub(crate) struct Arrival {
+    pub(crate) ask: Arc<dyn Ask>,
     pub(crate) class: Class,
     pub(crate) options: AcquireOptions,
     /// The maximum wait of the layer or of the client. `None` if the limiter bounds the wait.
@@ -64,9 +63,9 @@ pub(crate) enum Asked {
 }
 
 /// Why a request did not join a queue.
-pub(crate) enum JoinError<A> {
+pub(crate) enum JoinError {
     /// There is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
-    NoQueue(Box<Arrival<A>>),
+    NoQueue(Box<Arrival>),
     /// The request does not wait.
     Refused {
         rejection: Rejection,
@@ -82,15 +81,14 @@ impl Queues {
     ///
     /// Returns the arrival if there is no such queue and the limiter was not asked; otherwise why the request does not
     /// wait.
-    pub(crate) fn join<A: Ask + 'static>(
+    pub(crate) fn join(
         self: &Arc<Self>,
         id: u64,
-        mut arrival: Arrival<A>,
+        mut arrival: Arrival,
         mut asked: Asked,
         bounds: Bounds,
-    ) -> Result<Waiting, JoinError<A>> {
-        let ask: &dyn Ask = &arrival.ask;
-        arrival.class.cost = ask.cost_in(id, arrival.options);
+    ) -> Result<Waiting, JoinError> {
+        arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
         if let Asked::Scheduled(start) = &mut asked {
             start.class = arrival.class;
         }
@@ -102,12 +100,6 @@ impl Queues {
             let fits = |queue: &Queue| arrival.class.cost > 0 && !queue.forecast.exceeds_limit(arrival.class.cost);
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
                 return Err(JoinError::NoQueue(Box::new(arrival)));
-            }
-            if !existing.is_some_and(Queue::has_driver) && !runtime::has_timer() {
-                return Err(JoinError::Refused {
-                    rejection: Rejection::Unavailable(Error::no_timer()),
-                    is_queue: false,
-                });
             }
             let queue = self.find_or_create(&mut shard, id);
             let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
@@ -122,14 +114,14 @@ impl Queues {
     }
 
     /// Inserts a request into a queue, unless the queue is full or too long for it.
-    fn join_queue<A: Ask + 'static>(
+    fn join_queue(
         &self,
         queue: &mut Queue,
-        arrival: Arrival<A>,
+        arrival: Arrival,
         asked: Asked,
         bounds: Bounds,
         effects: &mut Effects,
-    ) -> Result<(Arc<Ticket>, Duration), JoinError<A>> {
+    ) -> Result<(Arc<Ticket>, Duration), JoinError> {
         let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
         let now = Instant::now();
         let has_waiters = !queue.waiters.is_empty();
@@ -138,7 +130,7 @@ impl Queues {
         let scheduled = match asked {
             Asked::No => None,
             Asked::Denied(decision) => {
-                queue.denied_before_joining(&decision, class, arrived_at);
+                queue.denied_before_joining(decision, class, arrived_at);
                 None
             }
             Asked::Scheduled(start) => {
@@ -147,8 +139,7 @@ impl Queues {
                 Some(wait)
             }
         };
-        let of_limiter =
-            (&ask as &dyn Ask).max_waiting().filter(|_| scheduled.is_none() && bounds.max_waiters < usize::MAX);
+        let of_limiter = ask.max_waiting().filter(|_| scheduled.is_none() && bounds.max_waiters < usize::MAX);
         let of_limiter = of_limiter.and_then(|waiting| queue.forecast.time_for(waiting));
         let longest = [remaining, of_limiter].into_iter().flatten().min();
         let wait = scheduled.or_else(|| queue.wait_of_new(class, now));
@@ -162,7 +153,7 @@ impl Queues {
         } else if !self.take_place(queue, class, bounds, now, effects) {
             return Err(refused(queue, class, wait, has_waiters, now));
         }
-        let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, Self::next_number(), ask));
+        let ticket = Arc::new(Ticket::new(queue.id, Self::next_number(), ask));
         queue.waiters.insert(Waiter { ticket: Arc::clone(&ticket), class, options, arrived_at, deadline });
         let due_in = [wait.or(Some(MAX_STEP)), remaining].into_iter().flatten().min().unwrap_or(MAX_STEP);
         Ok((ticket, due_in))
@@ -197,13 +188,7 @@ impl Queues {
 const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 
 /// Returns the denial of a request that does not join a queue.
-fn refused<A>(
-    queue: &Queue,
-    class: Class,
-    retry_after: Option<Duration>,
-    is_queue: bool,
-    now: Instant,
-) -> JoinError<A> {
+fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, is_queue: bool, now: Instant) -> JoinError {
     let denial = queue.latest_denial(class.key, now).expect("a queue has a decision from its beginning");
     let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
     let denial = match retry_after {

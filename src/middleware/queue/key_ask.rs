@@ -3,7 +3,6 @@
 use std::borrow::Borrow;
 use std::hash::Hash;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use super::ids::{limits_of_guard, visit_queues};
 use super::queues::Queues;
@@ -80,7 +79,7 @@ where
 {
     fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let acquired = self.limiter.acquire(self.key.borrow(), options);
-        let holds = options.hold || options.until_end;
+        let holds = options.hold || options.keeps_guard;
         let limits = if holds { limits_of_guard(self.key.borrow(), &self.limiter) } else { None };
         acquired.map(|outcome| outcome.waking(|| limits))
     }
@@ -97,23 +96,5 @@ where
 
     fn observers(&self) -> &Observers {
         &self.observers
-    }
-}
-
-impl<Inner: Ask> Ask for Arc<Inner> {
-    fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        (**self).acquire(options)
-    }
-
-    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
-        (**self).visit(visit);
-    }
-
-    fn own_queue(&self) -> u64 {
-        (**self).own_queue()
-    }
-
-    fn observers(&self) -> &Observers {
-        (**self).observers()
     }
 }

@@ -56,7 +56,7 @@ impl Slots {
     }
 
     fn take(&self) -> Outcome {
-        let decision = |verdict| Decision::by_policy(Timestamp::EPOCH, verdict);
+        let decision = |verdict| Decision::without_limit(Timestamp::EPOCH, verdict);
         let taken = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| free.checked_sub(1));
         if taken.is_err() {
             let retry_after = Duration::from_secs(1);
@@ -111,9 +111,9 @@ async fn yield_once() {
     .await;
 }
 
-fn arrival(slots: &Slots) -> Arrival<Slots> {
+fn arrival(slots: &Slots) -> Arrival {
     Arrival {
-        ask: slots.clone(),
+        ask: Arc::new(slots.clone()),
         class: Queues::class(&"key", 1.into(), None, true),
         options: AcquireOptions::default().hold(),
         max_wait: Some(Duration::from_secs(1000)),

@@ -60,7 +60,7 @@ impl Queues {
     /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
     /// limiter schedules none for a request with an idle limit, so this request would always come too late.
     pub(super) fn queue_with_earlier(&self, id: u64, ticket: &Ticket) -> Option<u64> {
-        if self.active.load(Ordering::Relaxed) < 2 {
+        if self.active.load(Ordering::Relaxed) < 2 || cfg!(queue_rule_off = "order") {
             return None;
         }
         let mut found = None;
@@ -288,9 +288,6 @@ impl Drop for Queues {
 
 impl fmt::Debug for Queues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues")
-            .field("queues", &self.active.load(Ordering::Relaxed))
-            .field("waiting", &self.waiting.load(Ordering::Relaxed))
-            .finish_non_exhaustive()
+        f.debug_struct("Queues").field("waiting", &self.waiting.load(Ordering::Relaxed)).finish_non_exhaustive()
     }
 }

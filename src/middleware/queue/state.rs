@@ -56,9 +56,9 @@ pub(super) enum Next {
     Finished,
 }
 
+#[derive(Default)]
 pub(super) struct Queue {
     pub(super) id: u64,
-    newest_first: bool,
     pub(super) waiters: Waiters,
     /// In order of time.
     pub(super) starts: VecDeque<Start>,
@@ -80,26 +80,7 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(id: u64, newest_first: bool) -> Self {
-        Self {
-            id,
-            newest_first,
-            waiters: Waiters::new(newest_first),
-            starts: VecDeque::new(),
-            pace: Pace::new(),
-            forecast: Forecast::default(),
-            start_interval: StartInterval::default(),
-            abandonment: AbandonmentAge::default(),
-            released: Vec::new(),
-            latest: None,
-            driver: None,
-            driver_waker: None,
-            due_at: Some(Instant::now()),
-            indexed: None,
-        }
-    }
-
-    pub(super) fn has_driver(&self) -> bool {
-        self.driver.is_some()
+        Self { id, waiters: Waiters::new(newest_first), due_at: Some(Instant::now()), ..Self::default() }
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -112,7 +93,7 @@ impl Queue {
 
     /// Returns the time until a request that joins now starts, `None` if that is unknown.
     pub(super) fn wait_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
-        if self.newest_first {
+        if self.waiters.newest_first || cfg!(queue_rule_off = "position") {
             return Some(Duration::ZERO);
         }
         let by_rate = self.start_interval.wait_behind(self.waiters.open_cost());
@@ -120,17 +101,12 @@ impl Queue {
             // When holds end is unknown, and how much they settle.
             return by_rate;
         }
-        // Less a quarter: the average grows at the end of each window.
-        let by_rate = by_rate.unwrap_or_default() * 3 / 4;
-        self.forecast_of_new(class, now).map(|wait| wait.max(by_rate))
-    }
-
-    /// Returns the forecast of the wait of a request that joins now.
-    fn forecast_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
         let is_next = self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
         // The start is known an ask later than the limiter decides.
-        self.wait_behind(ahead, class.cost, now).map(|wait| wait.saturating_add(self.pace.ask_time()))
+        let forecast = self.wait_behind(ahead, class.cost, now)?.saturating_add(self.pace.ask_time);
+        // Less a quarter: the average grows at the end of each window.
+        Some(forecast.max(by_rate.unwrap_or_default() * 3 / 4))
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind so many units.
@@ -139,32 +115,29 @@ impl Queue {
     }
 
     /// Records the denial of a request that asked when it arrived.
-    pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, arrived_at: Instant) {
-        // In an existing queue asks are under way, whose results are newer.
-        if self.latest.is_none() {
-            self.begin(decision, class, Duration::ZERO, arrived_at);
+    pub(super) fn denied_before_joining(&mut self, decision: Decision, class: Class, arrived_at: Instant) {
+        let now = Instant::now();
+        match &mut self.latest {
+            // In an existing queue asks are under way, whose results are newer.
+            Some(latest) => *latest = (decision, class.key, now),
+            None => self.record(decision, class, Duration::ZERO, arrived_at, now),
         }
-        self.latest = Some((decision.clone(), class.key, Instant::now()));
     }
 
-    /// Begins with a decision that was made before the queue existed.
-    fn begin(&mut self, decision: &Decision, class: Class, max_delay: Duration, asked_at: Instant) {
-        self.forecast.update(decision, class, max_delay, 0, asked_at);
-        self.pace.begin(self.forecast.at(1).is_none(), asked_at);
+    /// Records a decision for which the queue has not asked.
+    fn record(&mut self, decision: Decision, class: Class, max_delay: Duration, asked_at: Instant, now: Instant) {
+        self.forecast.update(&decision, class, max_delay, 0, asked_at);
+        if self.latest.replace((decision, class.key, now)).is_none() {
+            self.pace.begin(self.forecast.at(1).is_none(), asked_at);
+        }
     }
 
     /// Adds a request that comes from another queue.
     pub(super) fn insert_moved(&mut self, moved: Moved, now: Instant) {
         let Moved { waiter, decision, denied } = moved;
         let is_new = self.latest.is_none();
-        if is_new || denied.is_some() {
-            let (max_delay, asked_at) = denied.unwrap_or((Duration::ZERO, now));
-            if is_new {
-                self.begin(&decision, waiter.class, max_delay, asked_at);
-            } else {
-                self.forecast.update(&decision, waiter.class, max_delay, 0, asked_at);
-            }
-            self.latest = Some((decision, waiter.class.key, now));
+        if let Some((max_delay, asked_at)) = denied.or(is_new.then_some((Duration::ZERO, now))) {
+            self.record(decision, waiter.class, max_delay, asked_at, now);
         }
         self.waiters.insert(waiter);
     }
@@ -177,8 +150,7 @@ impl Queue {
 
     /// Adds a start that a request received before it joined the queue.
     pub(super) fn add_first_start(&mut self, start: Start, arrived_at: Instant, now: Instant) {
-        self.latest = Some((start.decision.clone(), start.class.key, now));
-        self.begin(&start.decision, start.class, Duration::ZERO, arrived_at);
+        self.record(start.decision.clone(), start.class, Duration::ZERO, arrived_at, now);
         self.waiters.add_ask(start.class);
         self.add_start(start);
     }
@@ -193,12 +165,12 @@ impl Queue {
     /// Returns the next request that will probably not leave before its start.
     pub(super) fn next_that_stays(&self, now: Instant) -> Option<u64> {
         // A start for the only key is not lost when its request leaves: the next one uses it.
-        if !self.waiters.has_several_keys() {
+        if !self.waiters.has_several_keys() || cfg!(queue_rule_off = "leavers") {
             return None;
         }
         self.waiters.next_open_that(|waiter| {
             let time = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).unwrap_or_default();
-            let time = time.max(self.pace.ask_time());
+            let time = time.max(self.pace.ask_time);
             let rest = self.abandonment.rest_at(now.saturating_duration_since(waiter.arrived_at));
             let until_deadline = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
             [rest, until_deadline].into_iter().flatten().all(|rest| time <= rest)
@@ -222,21 +194,21 @@ impl Queue {
     // Handing over starts
     // -----------------------------------------------------------------------------------------------------------------
 
-    /// Hands a start to a request of its class, `first` or the next ones. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, first: Option<Waiter>, effects: &mut Effects) -> Option<Start> {
+    /// Hands a start to a request of its class, `first` or the next ones.
+    fn hand_over(&mut self, start: Start, first: Option<Waiter>, effects: &mut Effects) {
         let (class, at) = (start.class, start.at);
         let (mut reply, mut next) = (Box::new(Ok(start)), first);
         while let Some(waiter) = next {
             effects.ended += 1;
             self.start_interval.record(at, class.cost);
             match waiter.ticket.reply(reply, &mut effects.wakers) {
-                Ok(()) => return None,
+                Ok(()) => return,
                 // The request has left a moment ago.
                 Err(returned) => reply = returned,
             }
             next = self.waiters.take_first(class);
         }
-        reply.ok()
+        effects.unused.extend(reply.ok());
     }
 
     /// Takes back a start whose request did not use it, and hands it to the next request.
@@ -244,8 +216,7 @@ impl Queue {
         // A held cost counts until it is settled.
         let is_usable = start.class.hold || start.at + MAX_LATENESS >= now;
         let first = if is_usable { self.waiters.take_first(start.class) } else { None };
-        let unused = self.hand_over(start, first, effects);
-        effects.unused.extend(unused);
+        self.hand_over(start, first, effects);
     }
 
     fn hand_over_due(&mut self, now: Instant, effects: &mut Effects) {
@@ -255,8 +226,7 @@ impl Queue {
             // A deadline at the time of the start is in time.
             self.expire(start.at.checked_sub(Duration::from_nanos(1)).unwrap_or(start.at), effects);
             let first = self.waiters.take_asked(start.class);
-            let unused = self.hand_over(start, first, effects);
-            effects.unused.extend(unused);
+            self.hand_over(start, first, effects);
         }
     }
 
@@ -317,16 +287,9 @@ impl Queue {
     /// Prepares the queue for another driver, and gives up the asks under way.
     pub(super) fn leave_driver(&mut self, now: Instant) {
         (self.driver, self.driver_waker, self.due_at) = (None, None, Some(now));
-        self.pace.abort();
+        // Their futures are dropped with the driver, so no answer comes that would count down from zero.
+        (self.pace.under_way, self.pace.cost_under_way) = (0, 0);
         self.waiters.reset(self.starts.iter().map(|start| start.class));
-    }
-
-    pub(super) fn take_starts(&mut self) -> Vec<Start> {
-        self.starts.drain(..).collect()
-    }
-
-    pub(super) fn wake_waiters(&self, effects: &mut Effects) {
-        effects.wakers.extend(self.waiters.iter().filter_map(|waiter| waiter.ticket.take_waker()));
     }
 
     // -----------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 //! A waiting request, as its queue and its future share it.
 
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::waiting::StartHold;
@@ -11,7 +12,7 @@ use crate::runtime::Instant;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Asks the limiter for a start of one waiting request.
-pub(crate) trait Ask: Send + Sync {
+pub(crate) trait Ask: Send + Sync + 'static {
     fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome>;
 
     /// Visits the limits that apply to the request, with the queue of each and the share of the request.
@@ -47,14 +48,14 @@ pub(crate) struct Start {
 /// What ends the wait of a request.
 pub(super) type Reply = Result<Start, Rejection>;
 
-/// A waiting request: one allocation for the queue's part and the future's part.
-pub(super) struct Ticket<A: ?Sized = dyn Ask> {
+/// A waiting request, for its queue and its future.
+pub(super) struct Ticket {
     slot: Mutex<Slot>,
     /// The queue in which the request waits. A request moves when another limit denies it.
     queue: AtomicU64,
     /// The order of arrival in all queues.
     pub(super) sequence: u64,
-    pub(super) ask: A,
+    pub(super) ask: Arc<dyn Ask>,
 }
 
 #[derive(Default)]
@@ -65,13 +66,11 @@ struct Slot {
     is_closed: bool,
 }
 
-impl<A> Ticket<A> {
-    pub(super) fn new(queue: u64, sequence: u64, ask: A) -> Self {
+impl Ticket {
+    pub(super) fn new(queue: u64, sequence: u64, ask: Arc<dyn Ask>) -> Self {
         Self { slot: Mutex::new(Slot::default()), queue: AtomicU64::new(queue), sequence, ask }
     }
-}
 
-impl<A: ?Sized> Ticket<A> {
     fn slot(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -25,8 +25,9 @@ pub(super) struct Waiter {
 /// The first requests of a class are *asked*, as many as it has asks and starts; the other requests are *open*. The steps of
 /// an operation grow with the logarithm of the number of requests, or with the number of asked ones. If an asked request
 /// leaves, they grow with the number of open ones.
+#[derive(Default)]
 pub(super) struct Waiters {
-    newest_first: bool,
+    pub(super) newest_first: bool,
     by_place: BTreeMap<u64, Waiter>,
     open: BTreeSet<u64>,
     asked: BTreeSet<u64>,
@@ -53,16 +54,7 @@ fn take_one<K: Hash + Eq>(counts: &mut Counts<K>, key: K) -> bool {
 
 impl Waiters {
     pub(super) fn new(newest_first: bool) -> Self {
-        Self {
-            newest_first,
-            by_place: BTreeMap::new(),
-            open: BTreeSet::new(),
-            asked: BTreeSet::new(),
-            spare: Counts::default(),
-            open_cost: 0,
-            per_key: Counts::default(),
-            deadlines: BTreeSet::new(),
-        }
+        Self { newest_first, ..Self::default() }
     }
 
     /// Returns the place of a request, by its number in the order of arrival.
@@ -284,7 +276,7 @@ mod tests {
     }
 
     fn waiter(sequence: u64, key: u64, now: Instant) -> Waiter {
-        let ticket = Arc::new(Ticket::new(0, sequence, Never(Observers::default())));
+        let ticket = Arc::new(Ticket::new(0, sequence, Arc::new(Never(Observers::default()))));
         let deadline = Some(now + Duration::from_micros(sequence * 7919 % 1000));
         Waiter { ticket, class: class(key), options: AcquireOptions::default(), arrived_at: now, deadline }
     }

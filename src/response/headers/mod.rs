@@ -21,7 +21,8 @@ use crate::response::rejection::Rejection;
 /// For [`Http::headers`](super::Http::headers) and `Grpc::headers`.
 ///
 /// ```
-/// use tower_ratelimit::response::{Headers, Http, ResetFormat};
+/// use tower_ratelimit::Http;
+/// use tower_ratelimit::response::{Headers, ResetFormat};
 ///
 /// let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).request_extension(true));
 /// ```
@@ -83,7 +84,7 @@ impl Headers {
         self
     }
 
-    /// Sets whether requests carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for handlers.
+    /// Sets whether requests carry a [`RateLimitInfo`](crate::RateLimitInfo) in their extensions, for handlers.
     ///
     /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
     pub const fn request_extension(mut self, on: bool) -> Self {
@@ -91,7 +92,7 @@ impl Headers {
         self
     }
 
-    /// Sets whether responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions, for outer layers
+    /// Sets whether responses carry a [`RateLimitInfo`](crate::RateLimitInfo) in their extensions, for outer layers
     /// such as an access log.
     ///
     /// Off by default. A copy of the decision takes two allocations, and the map of the extensions more.

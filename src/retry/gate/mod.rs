@@ -20,7 +20,8 @@
 //! use http::{Request, Response};
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 //! use tower_ratelimit::response::BoxError;
-//! use tower_ratelimit::retry::{GateLayer, RetryAfter};
+//! use tower_ratelimit::retry::RetryAfter;
+//! use tower_ratelimit::retry::gate::GateLayer;
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), BoxError> {

@@ -38,9 +38,9 @@ use crate::store::inner::{check_limits, impl_into_limits};
 /// use std::collections::HashMap;
 /// use std::sync::Mutex;
 ///
-/// use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+/// use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 /// use tower_ratelimit::store::StoreLimits;
-/// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, Limit, Quota, SystemClock};
+/// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, FixedWindow, Gcra, Limit, Limiter, Quota, SystemClock};
 ///
 /// struct MapStore<Key: ?Sized> {
 ///     limits: StoreLimits<Key>,
@@ -136,15 +136,14 @@ impl<Key: ?Sized> StoreLimits<Key> {
         Ok(StoreTransaction::new(keys, limits, not_applying, options))
     }
 
-    /// Visits the units that the limits name, for [`Limiter::visit_units`](crate::Limiter::visit_units).
-    pub fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit);
-    }
-
-    /// Names the limits that apply to a key, for [`Limiter::limits_of`](crate::Limiter::limits_of).
+    /// Names the limits that apply to a key and the units of all limits, for [`Limiter::limits_of`](crate::Limiter::limits_of).
     pub fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        for limit in &self.limits {
-            limit.0.name_limit(key, limits);
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            self.limits.iter().for_each(|limit| visit(limit.name(), limit.0.facts().denies()));
+        };
+        let units = || self.limits.iter().filter_map(|limit| limit.0.unit());
+        if !limits.add_units(units) && !limits.add_all(add_all) {
+            self.limits.iter().for_each(|limit| limit.0.name_limit(key, limits));
         }
     }
 }
@@ -156,7 +155,7 @@ impl<Key: ?Sized> fmt::Debug for StoreLimits<Key> {
 }
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for [`StoreLimits`] that are known only at run time, in a
-/// `Vec`.
+/// `Vec`. Its sub-key needs an encoding, which the sub-key of a [`DynLimit`](crate::DynLimit) does not.
 pub struct StoreLimit<Key: ?Sized>(Box<dyn AnyLimit<Key>>);
 
 impl<Key: ?Sized> StoreLimit<Key> {

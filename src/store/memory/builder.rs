@@ -1,5 +1,5 @@
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::io::Read;
 use std::marker::PhantomData;
 
@@ -107,24 +107,21 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
         MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
     }
 
-    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
-    /// `SipHash` is designed to resist clients that choose colliding keys (user names, API keys, paths).
+    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
+    /// colliding keys.
     ///
-    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to
-    /// 1.4 times as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
+    /// The default is foldhash with a random seed. [`RandomState`](std::hash::RandomState) of the standard library, `SipHash`
+    /// with a random seed for each limiter, is designed to resist clients that choose colliding keys (user names, API keys,
+    /// paths). With it a decision takes 1.2 to 1.4 times as long (`cd benches && cargo bench -- "memory hashers"`).
     ///
     /// ```
+    /// use std::hash::RandomState;
     /// use tower_ratelimit::{Gcra, Memory, Quota};
     ///
-    /// let limiter = Memory::<u64, _>::builder(Gcra::new(Quota::per_second(10))).sip_hash().build()?;
+    /// let builder = Memory::<u64, _>::builder(Gcra::new(Quota::per_second(10)));
+    /// let limiter = builder.hasher(RandomState::new()).build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    pub fn sip_hash(self) -> MemoryBuilder<Key, L, C, RandomState> {
-        self.hasher(RandomState::new())
-    }
-
-    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
-    /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, C, T> {
         let Self { limits, capacity, clock, restore, max_ids, .. } = self;
         MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }

@@ -10,7 +10,7 @@ use foldhash::quality::SeedableRandomState;
 /// Clients see neither hashes nor the seed, so they cannot compute colliding keys. But foldhash is not a cryptographic
 /// hash: its documentation promises no resistance against a client that can observe hashes, for example by timing
 /// decisions. Two keys with one hash share a state, so one client could use up the quota of another. If clients choose
-/// their keys freely and this matters, use [`sip_hash`](super::MemoryBuilder::sip_hash).
+/// their keys freely and this matters, use another [`hasher`](super::MemoryBuilder::hasher).
 #[derive(Clone)]
 #[doc(hidden)]
 pub struct DefaultHashBuilder {

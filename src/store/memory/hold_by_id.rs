@@ -114,7 +114,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[cold]
     pub(super) fn check_once(&self, key: &Key, options: AcquireOptions, once: Remember) -> Decision {
         let decided = self.check_units(options).and_then(|()| self.acquire_once(key, options, once));
-        decided.map_or_else(|_| Decision::by_policy(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
+        decided.map_or_else(|_| Decision::without_limit(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
     }
 
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there

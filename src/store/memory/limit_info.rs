@@ -28,6 +28,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         self.limit.name_handle()
     }
 
+    fn denies(&self) -> bool {
+        !self.limit.is_shadow() && self.limit.share() != ShareRole::Share
+    }
+
     fn unit(&self) -> Option<&'static str> {
         self.limit.cost().unit()
     }

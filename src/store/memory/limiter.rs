@@ -25,7 +25,7 @@ use crate::limiter::{
     AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome, ReleaseOnDrop,
 };
 use crate::observe::{Event, Observer};
-use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_methods};
+use crate::store::inner::{capacity_added, capacity_released, limit_id};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -63,7 +63,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_m
 /// ```
 /// use std::net::IpAddr;
 /// use std::time::Duration;
-/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// const CLIENT: PeerIp = PeerIp::new();
 ///
@@ -78,7 +78,7 @@ use crate::store::inner::{capacity_added, capacity_released, limit_id, limiter_m
 ///
 /// ```compile_fail,E0277
 /// # use std::time::Duration;
-/// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// # use tower_ratelimit::{Gcra, Limiter, Memory, PeerIp, Quota, RateLimitLayer};
 /// # const CLIENT: PeerIp = PeerIp::new();
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let _ = limiter.block("default", "192.0.2.1", Duration::from_secs(3600));
@@ -248,7 +248,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(never)]
     fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
         if self.check_units(options).is_err() {
-            return (Decision::by_policy(now, Verdict::ExceedsLimit), 0);
+            return (Decision::without_limit(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
         if let Some(decision) = L::try_complete(&self.shared.tables, context, None) {
@@ -322,8 +322,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             observer.observe(&Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held });
         }
     }
-
-    limiter_methods!(Key: hold administer);
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
@@ -568,12 +566,14 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
+        };
+        if limits.add_units(|| self.units()) || limits.add_all(add_all) {
+            return;
+        }
         let context = self.context(key, AcquireOptions::default());
         L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        visit_units::<Key, L, S>(&self.shared.tables, visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -181,7 +181,7 @@ fn map_of_states_decides_as_the_memory_store() {
                 }
                 kind => {
                     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
-                    let mut options = AcquireOptions::cost([1, 1, 2, 0][(seed + step) % 4]).until_end();
+                    let mut options = AcquireOptions::cost([1, 1, 2, 0][(seed + step) % 4]).keep_guard();
                     options.max_delay =
                         [None, Some(Duration::ZERO), Some(Duration::from_micros(random.below(5_000_000)))][step % 3];
                     options.detail = details[step / 3 % 3];

@@ -217,7 +217,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         let preview = plain::preview(algorithm, &next, now);
         if let Some(mark) = limit.warn_keys() {
             let Some(preview) = preview else { return false };
-            if mark.warn_at.level(&preview.keeping_free(Some(needed))).has(NearLimit::NEAR) {
+            if mark.warn_at.level(&preview.keeping_free(Some(needed), None)).has(NearLimit::NEAR) {
                 return false;
             }
         }
@@ -233,7 +233,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         let supports_scheduling = is_shadow
             || share == ShareRole::None && kept_free.is_none() && !self.options.hold && algorithm.supports_scheduling();
         let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
-        let (name, shown) = (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free) } else { snapshot });
+        let (name, shown) = (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free, None) } else { snapshot });
         chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
         true
     }

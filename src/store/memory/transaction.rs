@@ -225,7 +225,7 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown. An estimate,
     // also because a key of these sets may move to another set before.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
-    Decision::by_policy(now, Verdict::Denied { retry_after: wait }).with_estimate(true)
+    Decision::without_limit(now, Verdict::Denied { retry_after: wait }).with_estimate(true)
 }
 
 /// One limit of a decision that was made.

@@ -73,6 +73,8 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
+    /// Returns whether the limit denies requests: shadows and guaranteed shares do not.
+    fn denies(&self) -> bool;
     /// Returns the unit of the limit's cost, if there is one.
     fn unit(&self) -> Option<&'static str>;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.

@@ -18,7 +18,7 @@
 ///
 /// - If all other keys are idle, that does not happen below `max_keys` keys with held costs.
 /// - If all other slots are in use, it happens to one new key in 10 000 if a tenth of the slots has held costs, to one in
-///   1000 if a fifth has, and to one in 20 if half has.
+///   1000 if a fifth has, and to one in 19 if half has.
 ///
 /// So a client that can open requests under many keys can keep new clients out. Bound the requests in flight in total,
 /// with a second limit that counts all keys together, well below `max_keys`.
@@ -49,7 +49,7 @@ pub enum WhenFull {
     ///
     /// So no key is ever admitted beyond its limit, however many keys there are. A flood of new keys is limited,
     /// together, to what the keys of the table can use: new keys start with usage and are soon denied, other clients'
-    /// new keys among them, until that usage has drained. A key that is [reset](crate::Memory::reset) starts like a new
+    /// new keys among them, until that usage has drained. A key that is [reset](crate::Limiter::reset) starts like a new
     /// key.
     ///
     /// This is exact if one algorithm applies to all keys. If the algorithm is chosen by the key, the new key's
@@ -57,7 +57,7 @@ pub enum WhenFull {
     CarryOver,
     /// Denies the new key, with a `retry_after` until one of the keys in its place is idle: an
     /// [estimate](crate::Decision::is_estimate), because a slot can be free before. The decision is
-    /// [by policy](crate::DecisionSource::Policy), as no limit of the key has denied it. In HTTP it is a 503.
+    /// [without a limit](crate::DecisionSource::NoLimit), as no limit of the key has denied it. In HTTP it is a 503.
     ///
     /// Setting the usage of a new key, and charging a new key after its request, fails with an error. A shadow limit
     /// evicts instead.

@@ -12,7 +12,7 @@ use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::Event;
-use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, limiter_methods, micros_floor};
+use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, micros_floor};
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
@@ -220,8 +220,6 @@ impl<Key: ?Sized> Redis<Key> {
         leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }
 
-    limiter_methods!(Key);
-
     /// Returns the name in Redis of a key of a limit.
     ///
     /// # Errors
@@ -261,11 +259,13 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        self.state().name_limits(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.state().visit_units(visit);
+        let state = self.state();
+        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
+            state.limits().iter().for_each(|limit| visit(limit.facts.name.as_str(), limit.facts.denies()));
+        };
+        if !limits.add_units(|| state.units()) && !limits.add_all(add_all) {
+            state.name_limits(key, limits);
+        }
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -117,11 +117,11 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Checks that a limit names each unit of the options.
     #[inline]
     pub(super) fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
-        options.check_units(|visit| self.visit_units(visit))
+        options.check_units(|visit| self.units().for_each(visit))
     }
 
-    pub(super) fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits().iter().filter_map(|limit| limit.facts.cost.unit()).for_each(visit);
+    pub(super) fn units(&self) -> impl Iterator<Item = &'static str> {
+        self.limits().iter().filter_map(|limit| limit.facts.cost.unit())
     }
 
     /// Returns the index of the limit with this name.
@@ -287,7 +287,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     #[inline(never)]
     pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let has_limits_in_flight = self.has_limits_in_flight();
-        let submitted = if has_limits_in_flight && !options.until_end {
+        let submitted = if has_limits_in_flight && !options.keeps_guard {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
             let holds = options.hold && options.reserve().is_none();

@@ -9,6 +9,9 @@ use crate::store::inner::impl_into_limits;
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for limits that are known only at run time, in a `Vec`.
 ///
+/// A [`DynLimit`](crate::DynLimit) of `Memory` is another type, because its algorithm needs no Lua implementation, and its
+/// sub-key no encoding.
+///
 /// ```
 /// use tower_ratelimit::store::RedisLimit;
 /// use tower_ratelimit::{FixedWindow, Gcra, Limit, Quota};

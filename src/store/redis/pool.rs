@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::connect::{Connection, Connector, Failure, SharedConnection, with_connect_timeout};
 use super::server::RedisServer;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// A manager whose connections are shared by cloning.
 trait Manager: ManageConnection<Error = RedisError, Connection: ConnectionLike + Clone + Send + Sync + 'static> {}

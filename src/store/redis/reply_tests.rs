@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 
 use super::connect::{Connection, Connector, CredentialsProvider, Failure};
 use super::{Lease, Redis, RedisServer};
-use crate::limiter::BoxFuture;
 use crate::store::RedisLimit;
+use crate::store::inner::BoxFuture;
 use crate::{
     AcquireOptions, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, Limiter, Quota, SlidingLog,
     SlidingWindow, per_key,

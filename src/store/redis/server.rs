@@ -13,7 +13,7 @@ use super::connect::{
     parse_address,
 };
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// The address of a Redis deployment, and how to connect to it.
 ///
@@ -124,7 +124,7 @@ impl RedisServer {
     /// fetches. If the provider fails, the decision fails; the error keeps the provider's text.
     ///
     /// In a cluster the credentials apply to all nodes. With Sentinel they apply to the master, and the Sentinels use
-    /// those of their addresses.
+    /// the credentials in their addresses.
     ///
     /// ```no_run
     /// use std::time::Duration;

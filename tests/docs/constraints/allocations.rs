@@ -18,11 +18,10 @@ use http_body_util::Full;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
+    ApiKey, Bearer, Cookie, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
-use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, ClientIp, Costs, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp,
@@ -474,7 +473,7 @@ fn overdue_requests_end_in_bounded_steps() {
         let before = bytes();
         let allocated = measure(|| {
             for request in 0..REQUESTS {
-                let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().until_end());
+                let acquired = limiter.acquire(&(request % keys), AcquireOptions::default().keep_guard());
                 let Ok(Ok(outcome)) = acquired.try_ready() else { panic!("a decision") };
                 // The request never ends.
                 std::mem::forget(outcome.held.expect("allowed"));

@@ -11,17 +11,18 @@ use std::time::Duration;
 
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
-use tower_ratelimit::key::{EncodeKey, ExtractKey, Extracted, KeyWriter, MissingKey};
-use tower_ratelimit::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Observed, Outcome};
+use tower_ratelimit::key::{EncodeKey, Extracted, KeyWriter, MissingKey};
+use tower_ratelimit::limiter::{AdminOperation, Held, LimiterFuture, LimitsOfKey, Observed, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Rejection, Respond};
+use tower_ratelimit::response::Rejection;
 use tower_ratelimit::retry::gate::{GateKey, ReadGateSignal};
-use tower_ratelimit::retry::{GateLayer, GateSignal, RetryAfter, RetryHint};
-use tower_ratelimit::store::{DynLimit, RedisLimit, StoreLimit, StoreLimits, StoreWrite};
+use tower_ratelimit::retry::gate::{GateLayer, GateSignal};
+use tower_ratelimit::retry::{RetryAfter, RetryHint};
+use tower_ratelimit::store::{RedisLimit, StoreLimit, StoreLimits, StoreWrite};
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{
-    AcquireOptions, Clock, Costs, Decision, Detail, Error, FixedWindow, LazySnapshot, Limit, LimitSnapshot,
-    ManualClock, MemoryBuilder, Quota, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, Clock, Costs, Decision, Detail, DynLimit, Error, ExtractKey, FixedWindow, LazySnapshot, Limit,
+    LimitSnapshot, Limiter, ManualClock, MemoryBuilder, Quota, RateLimitLayer, Respond, Timestamp, Verdict,
 };
 
 /// An algorithm: after each request, none is allowed for the given time.
@@ -179,20 +180,20 @@ struct Budget(Arc<AtomicU64>);
 
 impl<Key: ?Sized> Limiter<Key> for Budget {
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let cost = options.get_cost();
+        let cost = options.cost;
         let take = |left: u64| left.checked_sub(cost);
         let verdict = match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Verdict::Allowed,
             Err(_) => Verdict::Denied { retry_after: Duration::from_secs(1) },
         };
-        let held = (options.is_hold() && verdict == Verdict::Allowed).then(|| {
+        let held = (options.hold && verdict == Verdict::Allowed).then(|| {
             let left = Arc::clone(&self.0);
             Held::new(cost, move |actual| {
                 left.fetch_add(cost.saturating_sub(actual), Ordering::Relaxed);
                 LimiterFuture::ready(Ok(()))
             })
         });
-        LimiterFuture::ready(Ok(Outcome::new(Decision::by_policy(ManualClock::START, verdict), held)))
+        LimiterFuture::ready(Ok(Outcome::new(Decision::without_limit(ManualClock::START, verdict), held)))
     }
 
     fn peek(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -256,10 +257,6 @@ impl<Key: 'static> Limiter<Key> for MapStore<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         self.limits.limits_of(key, limits);
-    }
-
-    fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-        self.limits.visit_units(visit);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -227,3 +227,55 @@ fn mistakes_around_the_response_future_name_its_public_parts() {
     assert!(messages.contains("are not the parts of a rate limit service for requests of type `String`"), "{messages}");
     assert!(messages.contains("as Service<Request>>::Future"), "{messages}");
 }
+
+/// The page about pitfalls has a row for each of these programs, with the compiler's words.
+#[test]
+fn messages_of_the_pitfalls_page_are_the_compilers() {
+    let field = "pub struct App { layer: RateLimitLayer<PeerIp, Memory<IpAddr>> }";
+    let limiter = "Memory::new(Gcra::new(Quota::per_second(10)))";
+    let programs = [
+        format!(
+            "{field} pub fn f() -> App {{
+                let limiter = {limiter};
+                App {{ layer: RateLimitLayer::new(PeerIp::new(), limiter) }}
+            }}"
+        ),
+        format!("pub fn f() -> Memory<IpAddr> {{ {limiter} }}"),
+        format!(
+            "pub fn f() -> axum::Router {{
+                let path = |request: &axum::extract::Request| Some(request.uri().path());
+                axum::Router::new().layer(RateLimitLayer::new(path, {limiter}))
+            }}"
+        ),
+        "pub fn f() -> impl Sized {
+            Limit::new(\"user\", Gcra::new(Quota::per_second(10))).keyed_by(|name: &String| name.as_str())
+        }"
+        .to_owned(),
+        "pub fn f() { let _ = Quota::per_second(10).check(\"alice\", 1); }".to_owned(),
+        CORRECT.replace(".map_err(tower::BoxError::from)\n", "\n"),
+    ];
+    let page = fs::read_to_string(Path::new(crate::ROOT).join("docs/pitfalls.md")).expect("the page");
+    let (_, table) = page.split_once("| Message | Remedy |").expect("the table");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let mut documented: Vec<String> = Vec::new();
+    for row in rows {
+        // Spans without a mark in them are names in a row without the compiler's words, but for this message.
+        let message = row.trim_start_matches('|').split(" | ").next().expect("a cell");
+        let spans = message.split("``").skip(1).step_by(2).map(|span| span.trim().to_owned());
+        documented.extend(spans);
+        documented.extend(message.contains("`lifetime may").then(|| "lifetime may not live long enough".to_owned()));
+    }
+    assert_eq!(documented.len(), 5, "{documented:#?}");
+    let mut found = vec![false; documented.len()];
+    for (index, program) in programs.iter().enumerate() {
+        let (compiles, messages) = compile_with(library(), &format!("pitfall-{index}"), program);
+        assert!(!compiles, "{program}");
+        let mut explained = false;
+        for (message, found) in documented.iter().zip(&mut found) {
+            let is_in = messages.contains(message.as_str());
+            (*found, explained) = (*found || is_in, explained || is_in);
+        }
+        assert!(explained, "no row for {program}: {messages}");
+    }
+    assert!(found.iter().all(|found| *found), "{documented:#?} {found:?}");
+}

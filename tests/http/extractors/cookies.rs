@@ -5,7 +5,8 @@ use http::{HeaderValue, Request, header};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::key::{Cookie, ExtractKey, Extracted, Fingerprint};
+use tower_ratelimit::ExtractKey;
+use tower_ratelimit::key::{Cookie, Extracted, Fingerprint};
 
 use crate::support::Get;
 

@@ -8,11 +8,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, FromExtension, Global, Header, Host, InNetworks,
-    LookupLayer, MissingKey, Or, TrustedProxies,
+    ApiKey, BasicUser, Bearer, Cookie, Extracted, FromExtension, Global, Header, Host, InNetworks, LookupLayer,
+    MissingKey, Or, TrustedProxies,
 };
 use tower_ratelimit::{
-    AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitLayer,
+    AcquireOptions, ClientIp, ExtractKey, FixedWindow, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota,
+    RateLimitLayer,
 };
 
 use crate::support::{Get, with};

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Either, ExtractKey, Extracted, Fingerprint, Global, Header, KeyText, MissingKey, Or, TrustedProxies,
+    ApiKey, Bearer, Either, Extracted, Fingerprint, Global, Header, KeyText, MissingKey, Or, TrustedProxies,
 };
-use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, Memory, PeerIp, Quota};
+use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, Memory, PeerIp, Quota};
 
 use crate::support::{Get, key, missing, with};
 

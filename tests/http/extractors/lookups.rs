@@ -8,7 +8,7 @@ use http::{Request, Response, StatusCode};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::limit::ConcurrencyLimit;
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{FromExtension, LookupLayer};
 use tower_ratelimit::{Gcra, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 use tower_test::mock;
@@ -78,8 +78,14 @@ async fn lookup_result_is_the_key_and_an_error_the_response() {
 /// The result of a lookup, which the test sends.
 type LookupResult = Result<Option<User>, &'static str>;
 
-#[test]
-fn lookup_keeps_the_ready_instance_and_calls_it() {
+/// Returns a service that is ready and has reserved the one permit of its inner service; and what ends its one lookup.
+#[allow(clippy::type_complexity, reason = "the type of the service is that of a closure")]
+fn ready_service() -> (
+    mock::Spawn<impl Service<Get, Response = &'static str, Error = BoxError>>,
+    mock::Handle<Get, &'static str>,
+    Arc<Semaphore>,
+    oneshot::Sender<LookupResult>,
+) {
     let permits = Arc::new(Semaphore::new(1));
     let (inner, mut handle) = mock::pair::<Get, &'static str>();
     let (sender, receiver) = oneshot::channel::<LookupResult>();
@@ -91,6 +97,12 @@ fn lookup_keeps_the_ready_instance_and_calls_it() {
     let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
     handle.allow(1);
     assert_ready_ok!(service.poll_ready());
+    (service, handle, permits, sender)
+}
+
+#[test]
+fn lookup_keeps_the_ready_instance_and_calls_it() {
+    let (mut service, mut handle, permits, sender) = ready_service();
     assert_eq!(permits.available_permits(), 0, "readiness has reserved the permit");
 
     let mut response = task::spawn(service.call(Get::default()));
@@ -113,17 +125,7 @@ fn lookup_keeps_the_ready_instance_and_calls_it() {
 #[test]
 fn lookup_error_or_drop_releases_the_reserved_readiness() {
     for drops in [false, true] {
-        let permits = Arc::new(Semaphore::new(1));
-        let (inner, mut handle) = mock::pair::<Get, &'static str>();
-        let (sender, receiver) = oneshot::channel::<LookupResult>();
-        let receiver = Arc::new(Mutex::new(Some(receiver)));
-        let layer = LookupLayer::new(move |_: &Get| {
-            let receiver = receiver.lock().expect("not poisoned").take().expect("one lookup");
-            async { receiver.await.expect("the test sends a result") }
-        });
-        let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
-        handle.allow(1);
-        assert_ready_ok!(service.poll_ready());
+        let (mut service, mut handle, permits, sender) = ready_service();
         let mut response = task::spawn(service.call(Get::default()));
         assert_pending!(response.poll());
         if drops {

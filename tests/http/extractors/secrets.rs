@@ -6,10 +6,8 @@ use std::fmt::Debug;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderName;
-use tower_ratelimit::key::{
-    ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, Pepper, ProcessPepper,
-};
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
+use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Fingerprint, Pepper, ProcessPepper};
+use tower_ratelimit::{ExtractKey, Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
 

@@ -7,7 +7,8 @@ use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, Header, KeyText, Pepper};
+use tower_ratelimit::ExtractKey;
+use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Header, KeyText, Pepper};
 
 use crate::support::{Get, key, missing, with};
 

@@ -10,8 +10,8 @@ use axum::routing::{get, post};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_ratelimit::cost::IdempotencyKey;
-use tower_ratelimit::key::{ExactPaths, ExtractKey, Extracted, Global, Host, KeyText, MatchedPath, Method, Path};
-use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
+use tower_ratelimit::key::{ExactPaths, Extracted, Global, Host, KeyText, MatchedPath, Method, Path};
+use tower_ratelimit::{ExtractKey, Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, missing, with};
 

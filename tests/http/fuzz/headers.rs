@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
-use tower_ratelimit::key::{
-    ApiKey, BasicUser, Bearer, Cookie, ExtractKey, Extracted, Header, Host, InNetworks, TrustedProxies,
-};
-use tower_ratelimit::response::{ByContentType, Grpc, Rejection, Respond};
-use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, ManualClock, Memory, PeerIp, Quota};
+use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Header, Host, InNetworks, TrustedProxies};
+use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
+use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, ManualClock, Memory, PeerIp, Quota, Respond};
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const UNTRUSTED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));

@@ -1,4 +1,5 @@
-//! Tests with other programs: gRPC clients and servers, and clients that leave.
+//! Tests with other programs: gRPC clients and servers, clients that leave, and paced streams.
 
 mod grpc;
 mod impatient;
+mod paced;

@@ -4,8 +4,8 @@ use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, MissingKey};
-use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejected, Rejection, Respond};
-use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Verdict};
+use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejected, Rejection};
+use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Respond, Verdict};
 
 use crate::support::{Failure, StubLimiter, TestRequest, key_of};
 
@@ -186,7 +186,8 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     use http::{HeaderMap, Request, Response};
     use http_body_util::Full;
     use std::collections::BTreeSet;
-    use tower_ratelimit::response::{ByContentType, Grpc, Http, RateLimitFormat, ResetFormat};
+    use tower_ratelimit::Http;
+    use tower_ratelimit::response::{ByContentType, Grpc, RateLimitFormat, ResetFormat};
 
     /// The fields that are always readable (<https://fetch.spec.whatwg.org/#cors-safelisted-response-header-name>).
     const READABLE: [&str; 3] = ["cache-control", "content-length", "content-type"];

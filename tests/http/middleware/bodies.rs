@@ -11,8 +11,8 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Headers, Http, RateLimitInfo, Rejection, ResponseBody};
-use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
+use tower_ratelimit::response::{Headers, Rejection, ResponseBody};
+use tower_ratelimit::{Http, Limiter, RateLimitInfo, RateLimitLayer};
 
 use crate::fields::{limits, retry_after};
 use crate::support::StubLimiter;

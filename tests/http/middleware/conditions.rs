@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{BoxError, Headers, Http, RejectWithError};
-use tower_ratelimit::{DynLimit, Gcra, Limit, Memory, Quota, RateLimitInfo, RateLimitLayer, TokioClock};
+use tower_ratelimit::response::{BoxError, Headers, RejectWithError};
+use tower_ratelimit::{DynLimit, Gcra, Http, Limit, Memory, Quota, RateLimitInfo, RateLimitLayer, TokioClock};
 
 use crate::support::spawn;
 

@@ -80,7 +80,7 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold()).try_ready() else {
         panic!("memory answers immediately")
     };
     outcome.unwrap().held.expect("the hold is allowed")
@@ -1364,8 +1364,8 @@ fn hold_is_settled_after_a_change_of_tier() {
 /// The counts are in the same store, by the sub-key of the limit.
 #[test]
 fn escalation_of_a_policy_blocks_its_limit() {
-    use tower_ratelimit::BlockReason;
-    use tower_ratelimit::limiter::{BoxLimiter, Escalating};
+    use tower_ratelimit::limiter::Escalating;
+    use tower_ratelimit::{BlockReason, BoxLimiter};
 
     let key_parts = KeyParts::new().add("user", |user: &u64| *user);
     let policies: Vec<Policy> = serde_json::from_str(
@@ -1398,6 +1398,7 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
     for (fields, expected) in [
         (r#""escalate": "many""#, "escalate: "),
         (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
+        (r#""escalate": "2/min", "guarantee": 3"#, "escalate: a guaranteed share denies no request"),
         (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
         (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
         (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),
@@ -1413,7 +1414,7 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
 }
 
 /// Invalid settings in a file of routes from line 5 on, the position of the error, and words in its message.
-const INVALID_ROUTES: [(&str, &str, &[&str]); 15] = [
+const INVALID_ROUTES: [(&str, &str, &[&str]); 17] = [
     ("by = 'usr'", "5, column 6", &["by: ", "\"usr\"", "\"user\""]),
     ("by = ['user', 'rute']", "5, column 6", &["by: ", "\"rute\""]),
     ("by = []", "5, column 6", &["by: ", "empty"]),
@@ -1432,6 +1433,8 @@ const INVALID_ROUTES: [(&str, &str, &[&str]); 15] = [
     ("by = 'all'\nwhen = { method = 'HEAD' }", "6, column 8", &["when: ", "GET"]),
     ("by = 'all'\nwhen = { method = [] }", "6, column 8", &["when: ", "empty"]),
     ("by = 'all'\nwhen = 'write'", "6, column 8", &["when: ", "\"write\"", "a table"]),
+    ("by = 'all'\n[conditions]\nbulk = { rute = '/a' }", "7, column 8", &["conditions: ", "\"rute\""]),
+    ("by = 'all'\n[conditions]\nbulk = {}", "7, column 8", &["conditions: ", "empty"]),
     ("by = 'all'\nescalate = '20/min'", "6, column 12", &["escalate: ", "Escalating"]),
 ];
 
@@ -1461,7 +1464,21 @@ fn error_in_a_file_of_routes_points_at_the_field() {
     assert!(error.starts_with("limits[1] (\"a\"), name: limits[0] has it too"), "{error}");
     let limits = build(&policies("address")).expect("limits");
     assert!(limits.replace(&twice).is_err());
+    let keep_free = |conditions: serde_json::Value| -> RoutePolicies {
+        let limit = serde_json::json!({
+            "name": "a", "algorithm": "gcra", "quota": "9/s", "by": "all", "keep_free": { "bulk": 3 }
+        });
+        serde_json::from_value(serde_json::json!({ "limits": [limit], "conditions": conditions })).unwrap()
+    };
+    let error =
+        build(&keep_free(serde_json::json!({ "slow": { "method": "PUT" } }))).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("limits[0] (\"a\"), keep_free: unknown condition \"bulk\"; use one of [\"slow\"]"),
+        "{error}"
+    );
     // Policies keep their form.
+    let bulk = keep_free(serde_json::json!({ "bulk": { "method": { "not": ["PUT"] } } }));
+    assert_eq!(serde_json::from_str::<RoutePolicies>(&serde_json::to_string(&bulk).unwrap()).unwrap(), bulk);
     let json = serde_json::to_string(&policies("route")).unwrap();
     assert_eq!(serde_json::from_str::<RoutePolicies>(&json).unwrap(), policies("route"));
 }

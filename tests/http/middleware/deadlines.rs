@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{ByContentType, Grpc};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+};
 
 use crate::random::Random;
 use crate::support::{NOTIFICATIONS, spawn};

@@ -304,7 +304,7 @@ async fn max_wait_bounds_repeated_acquires() {
             use tower_ratelimit::Clock;
 
             let verdict = Verdict::Denied { retry_after: Duration::from_micros(100) };
-            LimiterFuture::ready(Ok(Decision::by_policy(self.0.now(), verdict).into()))
+            LimiterFuture::ready(Ok(Decision::without_limit(self.0.now(), verdict).into()))
         }
     }
 
@@ -789,7 +789,7 @@ impl Limiter<u32> for RemoteLimiter {
         let (settled, caller) = (Arc::clone(&self.settled), *caller);
         LimiterFuture::pending(async move {
             sleep(DECISION_TIME).await;
-            let decision = Decision::by_policy(tower_ratelimit::Timestamp::EPOCH, verdict);
+            let decision = Decision::without_limit(tower_ratelimit::Timestamp::EPOCH, verdict);
             let settle = move |actual| {
                 LimiterFuture::pending(async move {
                     sleep(DECISION_TIME).await;
@@ -797,7 +797,7 @@ impl Limiter<u32> for RemoteLimiter {
                     Ok(())
                 })
             };
-            let held = (options.is_hold() && verdict.is_allowed()).then(|| Held::new(options.get_cost(), settle));
+            let held = (options.hold && verdict.is_allowed()).then(|| Held::new(options.cost, settle));
             Ok(Outcome::new(decision, held))
         })
     }

@@ -11,10 +11,10 @@ use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    BoxLimiter, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+    BoxLimiter, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
+    TokioClock,
 };
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};

@@ -15,7 +15,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 use tower::limit::ConcurrencyLimit;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::BoxError;
-use tower_ratelimit::retry::{GateClosed, GateLayer, GateSignal, HttpHint, RetryAfter};
+use tower_ratelimit::retry::gate::{GateClosed, GateLayer, GateSignal};
+use tower_ratelimit::retry::{HttpHint, RetryAfter};
 
 use crate::support::spawn;
 

@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, Http};
-use tower_ratelimit::retry::{GateLayer, RetryAfter};
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::response::BoxError;
+use tower_ratelimit::retry::RetryAfter;
+use tower_ratelimit::retry::gate::GateLayer;
+use tower_ratelimit::{Gcra, Http, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::random::Random;
 

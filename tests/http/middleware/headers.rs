@@ -24,12 +24,15 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tower::ServiceExt;
+use tower::{Layer as _, ServiceExt, service_fn};
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Headers, Http, Rejection, ResetFormat, Respond};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::response::{Headers, Rejection, ResetFormat};
+use tower_ratelimit::{
+    AcquireOptions, Calendar, Clock as _, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    Respond, Timestamp,
+};
 
 use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::spawn;
@@ -409,4 +412,31 @@ async fn http2_streams_of_one_connection_share_the_limit() {
         }
     }
     assert_eq!((left, rejected), ((0..7).collect(), 23), "each response has a different remainder");
+}
+
+/// The window is the present one of the calendar, and the reset is its end.
+#[tokio::test]
+async fn fields_of_a_calendar_have_the_length_and_the_end_of_the_month() {
+    const DAY: u64 = 86_400;
+    // Noon of 30 January 2028, in a leap year.
+    let noon = 1_832_846_400;
+    for (days, length) in [(0, 31), (2, 29), (35, 31), (70, 30)] {
+        let clock = ManualClock::at(Timestamp::from_micros((noon + days * DAY) * 1_000_000));
+        let limit = Limit::new("month", FixedWindow::calendar(1, Calendar::monthly()));
+        let limiter: Memory<(), _, _> = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        let end = Calendar::monthly().window_at(clock.now()).end.as_micros() / 1_000_000;
+        let http = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
+        let service = RateLimitLayer::new(Global, limiter)
+            .responder(http)
+            .layer(service_fn(async |_: Request| Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))));
+        for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+            let response = service.clone().oneshot(Request::new(Body::empty())).await.expect("a response");
+            let (headers, left) = (response.headers(), end - noon - days * DAY);
+            assert_eq!(response.status(), status);
+            assert_eq!(policies(headers), [("month".to_owned(), 1, (length * DAY).cast_signed())]);
+            assert_eq!(limits(headers), [("month".to_owned(), 0, Some(left.cast_signed()))]);
+            assert_eq!(legacy(headers), Some([1, 0, end]));
+            assert_eq!(retry_after(headers), (status != StatusCode::OK).then_some(left));
+        }
+    }
 }

@@ -16,8 +16,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tower::{Layer, service_fn};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::response::{ByContentType, Grpc, Headers, Http, Rejection, ResetFormat, Respond};
-use tower_ratelimit::{Error, RateLimitLayer, Verdict};
+use tower_ratelimit::response::{ByContentType, Grpc, Headers, Rejection, ResetFormat};
+use tower_ratelimit::{Error, Http, RateLimitLayer, Respond, Verdict};
 
 use crate::support::{StubLimiter, spawn};
 

@@ -10,10 +10,10 @@ use http_body_util::Full;
 use tokio::time::{Instant, sleep};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::{IdempotencyKey, OnlyFailures};
-use tower_ratelimit::limiter::{Chained, Limiter};
+use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, ManualClock, Memory, Quota,
-    RateLimitLayer, TokioClock,
+    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::support::spawn;
@@ -164,7 +164,7 @@ async fn idempotency_takes_a_place_in_flight_for_each_repeat() {
     let service = layer.release_on_body_end().layer(service_fn(answer));
     let hang = || request("alice", Method::POST, "/hang", &["a"]);
     let remaining = async || {
-        let all = AcquireOptions::cost(0).until_end().detail(Detail::All);
+        let all = AcquireOptions::cost(0).keep_guard().detail(Detail::All);
         let peeked = limiter.peek(&"alice".to_owned(), all).await.expect("a decision");
         peeked.limits().iter().map(LimitStatus::remaining).collect::<Vec<_>>()
     };

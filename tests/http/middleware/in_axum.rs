@@ -10,11 +10,10 @@ use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{
-    ByContentType, Grpc, Headers, Http, MissingRateLimitInfo, Rejected, Rejection, ResetFormat,
-};
+use tower_ratelimit::response::{ByContentType, Grpc, Headers, MissingRateLimitInfo, Rejected, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Error, FixedWindow, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer, Verdict,
+    AcquireOptions, Error, FixedWindow, Http, Limiter, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer,
+    Verdict,
 };
 
 use crate::support::StubLimiter;

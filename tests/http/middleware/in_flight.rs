@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, ManualClock, Memory,
-    Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, Limiter, ManualClock,
+    Memory, Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
 use crate::support::{Act, Pool, TestRequest, key_of, spawn};
@@ -387,8 +387,8 @@ struct Custom;
 
 impl Limiter<()> for Custom {
     fn acquire(&self, (): &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
-        let held = Some(Held::until_end(options.get_cost(), || LimiterFuture::ready(Ok(()))));
+        let decision = Decision::without_limit(ManualClock::START, Verdict::Allowed);
+        let held = Some(Held::until_end(options.cost, || LimiterFuture::ready(Ok(()))));
         LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 }

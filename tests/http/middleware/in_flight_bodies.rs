@@ -20,10 +20,9 @@ use tokio::sync::watch;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Http};
-use tower_ratelimit::{InFlight, InFlightBody, Memory, RateLimitLayer};
+use tower_ratelimit::response::BoxError;
+use tower_ratelimit::{Http, InFlight, InFlightBody, Limiter, Memory, RateLimitLayer};
 
 use crate::support::spawn;
 

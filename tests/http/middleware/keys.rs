@@ -9,11 +9,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    EncodeKey, ExactPaths, ExtractKey, Extracted, FromExtension, Global, Header, InNetworks, KeyText, KeyWriter,
-    MissingKey, Preflight,
+    EncodeKey, ExactPaths, Extracted, FromExtension, Global, Header, InNetworks, KeyText, KeyWriter, MissingKey,
+    Preflight,
 };
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{PeerIp, RateLimitLayer};
+use tower_ratelimit::{ExtractKey, PeerIp, RateLimitLayer};
 
 use crate::support::StubLimiter;
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{BoxLimiter, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, BoxLimiter, Detail, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    RateLimitLayer, per_key,
 };
 
 use crate::support::spawn;

@@ -9,7 +9,7 @@
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
-//! - `read_ahead`, `uploads`: bodies that are read while requests wait.
+//! - `read_ahead`, `uploads`: bodies that are read while requests wait; `rejected_uploads`: bodies that are discarded.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
 //! - `retry`, `gate`, `gate_law`: clients that are rejected.
 //! - `idempotency`: requests that clients send again with the same id.
@@ -50,6 +50,7 @@ mod queues;
 mod random;
 mod read_ahead;
 mod readiness;
+mod rejected_uploads;
 mod releases;
 mod retry;
 mod runtimes;

@@ -11,14 +11,12 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
-use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Limiter};
-use tower_ratelimit::response::{
-    ByContentType, Grpc, Headers, Http, RateLimitFormat, RateLimitInfo, Rejection, ResetFormat, Respond,
-};
+use tower_ratelimit::key::{Extracted, Global, Header};
+use tower_ratelimit::limiter::{AdminOperation, DeniedCache};
+use tower_ratelimit::response::{ByContentType, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
 use tower_ratelimit::{
-    Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy,
-    Quota, RateLimitLayer, SlidingLog, Verdict,
+    Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};

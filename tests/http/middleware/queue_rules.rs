@@ -10,7 +10,9 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{
+    BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+};
 
 use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::goodput::{Remote, open_loop, per_span, recorder};

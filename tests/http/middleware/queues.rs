@@ -286,7 +286,7 @@ struct OneSlot(Arc<AtomicBool>);
 
 impl Limiter<()> for OneSlot {
     fn acquire(&self, _key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
-        assert!(options.is_hold());
+        assert!(options.hold);
         if self.0.swap(true, Ordering::SeqCst) {
             let denied = decision(Verdict::Denied { retry_after: 60 * SECOND }).with_estimate(true);
             return LimiterFuture::ready(Ok(denied.into()));

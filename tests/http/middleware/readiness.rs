@@ -8,9 +8,8 @@ use tokio::sync::Semaphore;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
 use tower::limit::ConcurrencyLimit;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{RejectWithError, Rejected};
-use tower_ratelimit::{MissingKeyPolicy, RateLimitLayer};
+use tower_ratelimit::{Limiter, MissingKeyPolicy, RateLimitLayer};
 use tower_test::mock::{self, Mock, Spawn};
 
 use crate::support::{Failure, Limited, Pool, StubLimiter, TestRequest, key_of, limited, per_minute};

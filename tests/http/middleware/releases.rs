@@ -12,7 +12,8 @@ use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+    AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
+    TokioClock,
 };
 
 use crate::random::Random;

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::retry::{GateSignal, GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
+use tower_ratelimit::retry::gate::GateSignal;
+use tower_ratelimit::retry::{GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokenBucket, TokioClock,
 };

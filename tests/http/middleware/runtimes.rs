@@ -6,13 +6,17 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::{SinkExt as _, StreamExt as _, sink, stream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, InFlight, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+use tower_ratelimit::waiting::{LimitedSink, LimitedStream, until_ready};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
+    TokioClock,
+};
 
 use crate::goodput::Remote;
 use crate::random::Random;
@@ -73,9 +77,37 @@ fn request_starts_and_ends_in_time_while_the_runtime_of_the_driver_is_parked() {
     }
 }
 
+/// How the requests of a run wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Layer,
+    UntilReady,
+    Stream,
+    Sink,
+}
+
+/// Waits for one start. Returns whether there is one.
+async fn wait(way: Way, service: impl Service<(), Error = BoxError>, limiter: BoxLimiter<()>) -> bool {
+    match way {
+        Way::Layer => service.oneshot(()).await.is_ok(),
+        Way::UntilReady => {
+            let options = AcquireOptions::default().max_delay(MAX_WAIT);
+            until_ready(&limiter, &(), options).await.is_ok_and(|decision| decision.is_allowed())
+        }
+        Way::Stream => {
+            LimitedStream::new(stream::iter([()]), limiter, ()).next().await.is_some_and(|item| item.is_ok())
+        }
+        Way::Sink => LimitedSink::new(sink::drain(), limiter, ()).send(()).await.is_ok(),
+    }
+}
+
+/// The longest wait of a request of the layer, and of `until_ready`.
+const MAX_WAIT: Duration = Duration::from_secs(4);
+
 /// The state of a runtime while the last one runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// Nothing drives it: its thread is blocked, or does other work.
     Parked,
     Dropped,
     /// Parks while its requests wait, and runs again for a moment.
@@ -104,26 +136,28 @@ fn limiters() -> Vec<(&'static str, BoxLimiter<()>)> {
     ]
 }
 
-/// Each request of the runtime that runs ends: it starts, or is rejected by its deadline. Requests of other runtimes take
-/// at most one start each.
+/// Each request of the runtime that runs ends: it starts, or is rejected by its deadline, however it waits. Requests of other
+/// runtimes take at most one start each.
 #[test]
 fn requests_end_in_time_whatever_other_runtimes_do() {
-    for seed in 0..60 {
+    for seed in 0..120 {
         let mut random = Random::new(seed);
         for (name, limiter) in limiters() {
-            check(seed, name, limiter, &mut random);
+            // A stream or a sink holds no cost.
+            let ways = if name.starts_with("in flight") { 1 } else { 4 };
+            let way = [Way::Layer, Way::UntilReady, Way::Stream, Way::Sink][random.index(ways)];
+            check(seed, &format!("{name}, {way:?}"), limiter, way, &mut random);
         }
     }
 }
 
-fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, random: &mut Random) {
-    const MAX_WAIT: Duration = Duration::from_secs(4);
+fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, way: Way, random: &mut Random) {
     let ends = Arc::new(Mutex::new(Vec::new()));
     let inner = service_fn(|()| async {
         sleep(ms(100)).await;
         Ok::<_, BoxError>(())
     });
-    let service = layer(limiter, MAX_WAIT).release_on_response().layer(inner);
+    let service = layer(limiter.clone(), MAX_WAIT).release_on_response().layer(inner);
     let states = [State::Parked, State::Dropped, State::Revived];
     let others: Vec<_> = (0..=random.below(3)).map(|_| (states[random.index(3)], paused())).collect();
     let running = paused();
@@ -131,10 +165,10 @@ fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, random: &mut Random) {
     let arrive = |runtime: &Runtime, count: u64, live: bool| {
         runtime.block_on(async {
             for _ in 0..count {
-                let (service, ends) = (service.clone(), Arc::clone(&ends));
+                let (service, limiter, ends) = (service.clone(), limiter.clone(), Arc::clone(&ends));
                 drop(spawn(async move {
                     let began = Instant::now();
-                    let is_ok = service.oneshot(()).await.is_ok();
+                    let is_ok = wait(way, service, limiter).await;
                     ends.lock().unwrap().push((live, is_ok, began.elapsed()));
                 }));
             }

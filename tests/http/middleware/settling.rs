@@ -59,12 +59,7 @@ async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
 }
 
 async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter
-        .acquire(&(), AcquireOptions::cost(cost).hold().until_end())
-        .await
-        .unwrap()
-        .held
-        .expect("the hold is allowed")
+    limiter.acquire(&(), AcquireOptions::cost(cost).hold()).await.unwrap().held.expect("the hold is allowed")
 }
 
 /// Makes the service ready, and calls it.
@@ -602,9 +597,9 @@ struct RemoteLimiter {
 
 impl<Key: ?Sized> Limiter<Key> for RemoteLimiter {
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
-        let (this, cost) = (self.clone(), options.get_cost());
-        let held = options.is_hold().then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
+        let decision = Decision::without_limit(ManualClock::START, Verdict::Allowed);
+        let (this, cost) = (self.clone(), options.cost);
+        let held = options.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
         LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 }
@@ -667,10 +662,10 @@ struct WithoutHolds {
 
 impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
     fn acquire(&self, _key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if options.is_hold() && self.returns_error {
+        if options.hold && self.returns_error {
             return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
-        LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        LimiterFuture::ready(Ok(Decision::without_limit(ManualClock::START, Verdict::Allowed).into()))
     }
 }
 

@@ -10,8 +10,8 @@ use axum::routing::get;
 use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global};
-use tower_ratelimit::response::{Headers, Http, RateLimitInfo, RejectWithError, Rejected, ResetFormat};
-use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::response::{Headers, RejectWithError, Rejected, ResetFormat};
+use tower_ratelimit::{FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies};
 use crate::support::per_minute;

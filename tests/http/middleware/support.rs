@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, ManualClock, Memory,
-    Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, Limiter, ManualClock,
+    Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
 
@@ -253,7 +253,7 @@ impl StubLimiter {
 
     /// A declared policy in place of a failed store.
     pub(crate) fn from_policy(verdict: Verdict) -> Self {
-        Self(Ok(Decision::by_policy(Timestamp::EPOCH, verdict)))
+        Self(Ok(Decision::without_limit(Timestamp::EPOCH, verdict)))
     }
 
     pub(crate) fn from_source(source: DecisionSource, verdict: Verdict) -> Self {

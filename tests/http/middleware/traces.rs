@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, Limit, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock, algorithm::Algorithm,
+    FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock, algorithm::Algorithm,
 };
 
 use crate::goodput::Remote;

@@ -11,10 +11,9 @@ use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt as _};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Clock, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
+    AcquireOptions, Clock, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
     TokioClock, Verdict,
 };
 use tower_test::mock;

@@ -345,6 +345,11 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
         request: tenant_of_worker,
         ..tenants(format!("three tenants, burst 1, 4 workers, {link}"), 1)
     });
+    all.push(Scenario {
+        workers: Some(20),
+        request: tenant_of_worker,
+        ..tenants(format!("three tenants, burst 5, 20 workers, {link}"), 5)
+    });
     all.push(Scenario { max_wait: 5 * SECOND, ..tenants(format!("three tenants, open loop, {link}"), 40) });
     let costs = Scenario::new(format!("costs 1, 5 and 10, {link}"), 100, memory(Gcra::new(per(100)).burst(20)));
     let request = |_, index: u32| Request { key: 0, cost: [1, 5, 10][index as usize % 3] };
@@ -395,6 +400,21 @@ fn scenarios() -> Vec<Scenario> {
             all.push(Scenario { links: two.clone(), patience, max_wait: 5 * SECOND, ..processes });
         }
     }
+    let users = two_limits(Gcra::new(per(5)), Gcra::new(per(10)).burst(1));
+    all.push(Scenario {
+        links: two.clone(),
+        per_second: 15,
+        request: own_key,
+        max_wait: 10 * SECOND,
+        ..Scenario::new("two processes, users of one organisation", 10, users)
+    });
+    let bucket = memory(Gcra::new(per(50)).burst(1));
+    all.push(Scenario {
+        links: vec![two[0], two[1], two[1]],
+        per_second: 40,
+        max_wait: 5 * SECOND,
+        ..Scenario::new("three processes, bucket, patient", 50, bucket)
+    });
     let costs = Scenario::new("two processes, costs 1 and 10", 10, memory(Gcra::new(per(10)).burst(20)));
     let request = |process: usize, _| Request { key: 0, cost: [1, 10][process] };
     all.push(Scenario {

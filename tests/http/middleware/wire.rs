@@ -21,9 +21,10 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tower_ratelimit::key::Header;
-use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{Headers, Http, ResetFormat};
-use tower_ratelimit::{FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog};
+use tower_ratelimit::response::{Headers, ResetFormat};
+use tower_ratelimit::{
+    FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog,
+};
 
 use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::spawn;

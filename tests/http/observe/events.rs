@@ -11,12 +11,11 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{ApiKey, Extracted, Global, MissingKey};
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, Http, RateLimitFormat, RejectWithError};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitLayer,
-    TokioClock,
+    FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota,
+    RateLimitLayer, TokioClock,
 };
 
 use crate::random::Random;

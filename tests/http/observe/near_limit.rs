@@ -10,7 +10,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::Headers;
-use tower_ratelimit::{FixedWindow, Http, Limit, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer};
+use tower_ratelimit::{FixedWindow, Http, Limit, Limiter, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer};
 
 use crate::support::RecordedEvents;
 

@@ -6,11 +6,11 @@ use std::task::Poll;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Limiter, Observed};
+use tower_ratelimit::limiter::Observed;
 use tower_ratelimit::observe::{Event, Observer as _, Stage};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, InFlight, Limit, ManualClock, Memory, Quota,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
 };
 
@@ -86,7 +86,7 @@ async fn by_hand(limiter: BoxLimiter<()>, end: End) -> Vec<String> {
     let events = RecordedEvents::default();
     let limiter = Observed::new(limiter, events.clone());
     for cost in COSTS {
-        let options = AcquireOptions::cost(cost).until_end();
+        let options = AcquireOptions::cost(cost).keep_guard();
         let options = if matches!(end, End::Charge) { options } else { options.hold() };
         let Ok(outcome) = limiter.acquire(&(), options).await else { continue };
         match (outcome.held, end) {
@@ -145,9 +145,10 @@ async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
 #[test]
 fn events_can_be_built() {
     let events = RecordedEvents::default();
-    let (decision, error) = (Decision::by_policy(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
+    let (decision, error) =
+        (Decision::without_limit(Timestamp::EPOCH, Verdict::Allowed), Error::unavailable("no reply"));
     for (event, expected) in [
-        (Event::decided(&decision, None), "allowed by none in policy"),
+        (Event::decided(&decision, None), "allowed by none in no_limit"),
         (Event::Exempt, "exempt"),
         (Event::missing_key(&"no key", false, false), "missing_key"),
         (Event::missing_key(&"no key", false, true), "missing_key_exempt"),

@@ -17,12 +17,12 @@ use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::key::{ExactPaths, Header};
-use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
-    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
-    RateLimitLayer, Verdict,
+    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, PeerIp, Quota,
+    RateLimitInfo, RateLimitLayer, Verdict,
 };
 
 use crate::support::{Deferred, FailingLimiter};
@@ -46,7 +46,7 @@ async fn add_grounds(mut response: Response) -> Response {
                 DecisionSource::Store => "store",
                 DecisionSource::Cache => "cache",
                 DecisionSource::Fallback => "fallback",
-                _ => "policy",
+                _ => "no_limit",
             };
             format!("{limit} {outcome} {source}")
         }
@@ -256,7 +256,7 @@ fn scraped_metrics_equal_the_responses() {
         ["denied", "cache"],
         ["allowed", "fallback"],
         ["denied", "fallback"],
-        ["allowed", "policy"],
+        ["allowed", "no_limit"],
         ["delayed", "store"],
         ["exempt", "none"],
         ["missing_key", "none"],

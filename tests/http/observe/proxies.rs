@@ -7,8 +7,7 @@ use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{ExactPaths, ExemptIf, FromExtension, Method};
-use tower_ratelimit::response::Http;
-use tower_ratelimit::{ExtractKey, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{ExtractKey, FixedWindow, Http, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::support::RecordedEvents;
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Rejection, Respond};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, FixedWindow, InFlight, Limit, Memory, Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, Decision, Detail, FixedWindow, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer, Respond,
+    TokioClock,
 };
 
 use crate::support::Deferred;

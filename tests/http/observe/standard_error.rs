@@ -7,8 +7,7 @@ use std::process::Command;
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::Http;
-use tower_ratelimit::{FixedWindow, InFlight, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{FixedWindow, Http, InFlight, Memory, PeerIp, Quota, RateLimitLayer};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 

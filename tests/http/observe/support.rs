@@ -3,9 +3,9 @@
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::{AcquireOptions, Error};
+use tower_ratelimit::{AcquireOptions, Error, Limiter};
 
 /// An observer that records every event as a line of text.
 #[derive(Clone, Debug, Default)]

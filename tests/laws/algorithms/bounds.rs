@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+
+use crate::harness::no_windows;
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, Timestamp, Verdict,
 };
-
-use crate::harness::no_windows;
 
 /// Returns the reset after a charge of the limit, at the start of a block.
 fn reset_when_full<A: Algorithm>(algorithm: &A, mut state: A::State, limit: u64) -> Duration {

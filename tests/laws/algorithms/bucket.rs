@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Gcra, LeakyBucket, ManualClock, Memory, Timestamp, TokenBucket,
+    AcquireOptions, Clock, Decision, Gcra, LeakyBucket, Limiter, ManualClock, Memory, Timestamp, TokenBucket,
 };
 use tower_ratelimit::{Quota, Verdict};
 

@@ -16,7 +16,9 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
-use crate::schedule::start;
+use crate::harness::{DAY, WEEK, fixed_window as fixed_window_of};
+use crate::model::Spec;
+use crate::schedule::{calendar_quota, start};
 use crate::span::{micros, ticks};
 
 /// A limit, and what its documentation promises.
@@ -56,13 +58,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Periods with common divisors or none, from a quarter to some sixty times of another one.
 fn quota() -> impl Strategy<Value = Quota> {
     let periods = vec![60, 61, 240, 600, 1_000, 3_600, 6_000, 60_000];
-    (1u64..25, select(periods)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+    let short = (1u64..25, select(periods)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    prop_oneof![3 => short, 1 => calendar_quota()]
 }
 
 fn fixed_window() -> impl Strategy<Value = Reader<FixedWindow>> {
     (quota(), any::<bool>()).prop_map(|(quota, aligned)| {
-        let window = FixedWindow::new(quota);
-        let algorithm = if aligned { window.aligned_to_clock() } else { window };
+        let algorithm = fixed_window_of(Spec::FixedWindow { quota, aligned });
         Reader { algorithm, quota, bound: 2 * quota.limit() - u64::from(!aligned), slack: 0 }
     })
 }
@@ -204,7 +206,11 @@ fn assert_keeps_usage<A: Algorithm + Copy>(
     let shorter = micros(first.quota.period().min(second.quota.period()));
     // A window that is aligned to the clock may end at any time.
     let begins = subject.limiter.check("key", AcquireOptions::cost(0)).reset().map_or(0, micros);
-    subject.clock.advance(ticks((shorter * wait / 256).min(begins.saturating_sub(1))));
+    // In a calendar the usage counts until the calendar's window ends.
+    let period = micros(second.quota.period());
+    let is_calendar = second.bound == 2 * second.quota.limit() && [DAY, WEEK].contains(&second.quota.period());
+    let ends = if is_calendar { period - subject.now() % period } else { u64::MAX };
+    subject.clock.advance(ticks((shorter * wait / 256).min(begins.saturating_sub(1)).min(ends - 1)));
     subject.apply(Step::Reader(1))?;
     let remaining = subject.limiter.check("key", AcquireOptions::cost(0)).remaining();
     let kept = second.quota.limit() - cost;

@@ -13,7 +13,7 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
-use crate::harness::{Subject, sliding_window};
+use crate::harness::{Subject, aligned, sliding_window};
 use crate::model::Spec;
 use crate::schedule::{Op, blocks, log_uniform, start};
 use crate::span::{micros, ticks};
@@ -97,7 +97,7 @@ proptest! {
         tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(), attack in attack(),
     ) {
         let window = tiers.last().expect("a tier");
-        let is_aligned = *window == FixedWindow::new(window.quota()).aligned_to_clock();
+        let is_aligned = *window != FixedWindow::new(window.quota());
         let max = 2 * window.quota().limit() - u64::from(!is_aligned);
         assert_bounded(&tiers, (window.quota(), max), start, &moves, &attack)?;
     }
@@ -165,17 +165,18 @@ fn attack() -> impl Strategy<Value = Vec<Option<u64>>> {
 /// Generates small limits, with periods that are multiples of one another or unrelated.
 fn quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![
-        select(vec![7, 12, 60, 61, 1_200, 1_000_000, 60_000_000, 86_400_000_000]),
+        select(vec![7, 12, 60, 61, 1_200, 1_000_000, 60_000_000, 86_400_000_000, 604_800_000_000]),
         log_uniform(100_000_000),
     ];
     (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
 }
 
 fn fixed_window() -> impl Strategy<Value = FixedWindow> {
-    (quota(), any::<bool>()).prop_map(|(quota, aligned)| {
-        let window = FixedWindow::new(quota);
-        if aligned { window.aligned_to_clock() } else { window }
-    })
+    (quota(), any::<bool>()).prop_map(
+        |(quota, is_aligned)| {
+            if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
+        },
+    )
 }
 
 fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Result<(), TestCaseError> {
@@ -227,11 +228,11 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.get_cost()).max_delay(ticks(0)));
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.cost).max_delay(ticks(0)));
             prop_assert!(allowed_at(at, at_once), "{options:?} at {now}: delayed beyond {at}");
             prop_assert!(!allowed_at(at - 1, at_once), "{options:?} at {now}: allowed before {at}");
         }
-        Verdict::ExceedsLimit => prop_assert!(options.get_cost() > snapshot(subject).limit),
+        Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
         Verdict::Allowed => {
             prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied");
         }

@@ -69,14 +69,14 @@ impl<A: Algorithm> Denied<'_, A> {
 
     /// Returns the verdict now for a caller that accepts so much more delay.
     fn verdict_with_delay(&self, delay: u64) -> Verdict {
-        let max_delay = self.options.get_max_delay().unwrap_or_default() + ticks(delay);
+        let max_delay = self.options.max_delay.unwrap_or_default() + ticks(delay);
         self.algorithm.peek(self.state, Timestamp::from_micros(self.now), self.options.max_delay(max_delay))
     }
 }
 
 /// The bucket denies in line. The complete case allows the same request after the wait, and not one microsecond earlier.
 fn assert_delay_equals_wait(denied: &Denied<'_, Gcra>) -> Result<(), TestCaseError> {
-    let delay = denied.options.get_max_delay().unwrap_or_default() + ticks(denied.wait);
+    let delay = denied.options.max_delay.unwrap_or_default() + ticks(denied.wait);
     prop_assert_eq!(denied.verdict_with_delay(denied.wait), Verdict::AllowedAfter(delay));
     prop_assert_eq!(denied.verdict_with_delay(denied.wait - 1), Verdict::Denied { retry_after: ticks(1) });
     Ok(())

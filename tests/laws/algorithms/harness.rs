@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::{Algorithm, State as _};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock,
-    Memory, SlidingLog, SlidingWindow, Timestamp, per_key,
+    AcquireOptions, Calendar, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, Weekday, per_key,
 };
 
 use crate::model::{Combined, Expected, Spec};
@@ -158,10 +159,23 @@ pub(crate) fn gcra(spec: Spec) -> Gcra {
 }
 
 pub(crate) fn fixed_window(spec: Spec) -> FixedWindow {
-    let Spec::FixedWindow { quota, aligned } = spec else { panic!("{spec:?} is not a window") };
-    let window = FixedWindow::new(quota);
-    if aligned { window.aligned_to_clock() } else { window }
+    let Spec::FixedWindow { quota, aligned: is_aligned } = spec else { panic!("{spec:?} is not a window") };
+    if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
 }
+
+/// Creates windows at multiples of the period. Days, and weeks from the weekday of the epoch, are those of a calendar.
+pub(crate) fn aligned(quota: Quota) -> FixedWindow {
+    let calendar = match quota.period() {
+        DAY => Calendar::daily(),
+        WEEK => Calendar::weekly_from(Weekday::Thursday),
+        _ => return FixedWindow::new(quota).aligned_to_clock(),
+    };
+    FixedWindow::calendar(quota.limit(), calendar)
+}
+
+/// The periods of calendar windows.
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
+pub(crate) const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
 pub(crate) fn sliding_window(spec: Spec) -> SlidingWindow {
     let Spec::SlidingWindow { quota, blocks, weighted } = spec else { panic!("{spec:?} has no blocks") };
@@ -229,7 +243,7 @@ impl Pair {
             Op::Acquire(options) => return Some(self.model.acquire(now, options)),
             Op::Hold(options) => {
                 let expected = self.model.acquire(now, options.hold());
-                self.held.extend(expected.verdict.is_allowed().then_some((options.get_cost(), self.tier)));
+                self.held.extend(expected.verdict.is_allowed().then_some((options.cost, self.tier)));
                 return Some(expected);
             }
             Op::Settle { which, actual } => self.settle(now, which, |_| actual),
@@ -274,7 +288,7 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "is_estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let lists_all = match options.get_detail() {
+        let lists_all = match options.detail {
             Detail::MostRestrictive => false,
             Detail::AllIfDenied => !expected.verdict.is_allowed(),
             _ => true,

@@ -20,7 +20,8 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
-use crate::harness::ready;
+use crate::harness::{aligned, ready};
+use crate::schedule::calendar_quota;
 use crate::span::{micros, ticks};
 
 /// A user, and the group of that user.
@@ -192,10 +193,10 @@ impl<L: Limiter<Caller>> Run<'_, L> {
             panic!("memory answers immediately")
         };
         let Outcome { decision, held, .. } = outcome.expect("memory never fails");
-        assert_eq!(held.is_some(), decision.is_allowed() && options.is_hold());
+        assert_eq!(held.is_some(), decision.is_allowed() && options.hold);
         if decision.is_allowed() {
             let request = self.requests.len();
-            self.requests.push(Request { caller, start: now + micros(decision.delay()), kept: options.get_cost() });
+            self.requests.push(Request { caller, start: now + micros(decision.delay()), kept: options.cost });
             self.pending.extend(held.map(|guard| Pending { request, guard }));
         }
     }
@@ -310,7 +311,8 @@ fn check_one_limit<A: Algorithm + Copy>(
 /// Generates small limits, with periods that are multiples of one another or unrelated.
 fn quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), 1u64..100_000];
-    (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+    let any = (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    prop_oneof![4 => any, 1 => calendar_quota()]
 }
 
 proptest! {
@@ -347,7 +349,7 @@ proptest! {
     fn kept_charges_conform_fixed_window(quota in quota(), moves in moves()) {
         let limit = quota.limit();
         check_one_limit(FixedWindow::new(quota), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
-        check_one_limit(FixedWindow::new(quota).aligned_to_clock(), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
+        check_one_limit(aligned(quota), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
     }
 
     #[test]
@@ -477,20 +479,19 @@ impl Limiter<Caller> for Faulty {
             users.iter_mut().filter(|(user, _)| **user != caller[0]).for_each(|(_, user)| user.held = 0);
         }
         let user = users.entry(caller[0]).or_default();
-        if options.is_hold() && self.mistake != Mistake::ChargesAtHold {
-            user.held += options.get_cost();
+        if options.hold && self.mistake != Mistake::ChargesAtHold {
+            user.held += options.cost;
         } else {
-            Self::BUCKET.charge(&mut user.state, self.clock.now(), decision.delay(), options.get_cost());
+            Self::BUCKET.charge(&mut user.state, self.clock.now(), decision.delay(), options.cost);
         }
-        let held = options.is_hold().then(|| self.guard(caller[0], options.get_cost()));
+        let held = options.hold.then(|| self.guard(caller[0], options.cost));
         LimiterFuture::ready(Ok(Outcome::new(decision, held)))
     }
 
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
         let users = self.users.lock().expect("no thread panics");
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
-        let (now, options) =
-            (self.clock.now(), if options.is_hold() { options.max_delay(Duration::ZERO) } else { options });
+        let (now, options) = (self.clock.now(), if options.hold { options.max_delay(Duration::ZERO) } else { options });
         if self.mistake != Mistake::IgnoresHolds {
             Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
         }

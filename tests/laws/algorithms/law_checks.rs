@@ -6,7 +6,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::test_util::check_algorithm;
 use tower_ratelimit::{
-    FixedWindow, Gcra, InFlight, LazySnapshot, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog,
+    Calendar, FixedWindow, Gcra, InFlight, LazySnapshot, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog,
     SlidingWindow, Timestamp, TokenBucket,
 };
 
@@ -24,6 +24,10 @@ fn check_algorithm_passes_every_algorithm() {
         passes(check_algorithm(&LeakyQueue::new(quota).max_waiting(4)));
         passes(check_algorithm(&FixedWindow::new(quota)));
         passes(check_algorithm(&FixedWindow::new(quota).aligned_to_clock()));
+        passes(check_algorithm(&FixedWindow::calendar(
+            quota.limit(),
+            Calendar::monthly_on(31).utc_offset_minutes(-90),
+        )));
         passes(check_algorithm(&SlidingWindow::new(quota)));
         passes(check_algorithm(&SlidingWindow::new(quota).blocks(1).weighted()));
         passes(check_algorithm(&SlidingLog::new(quota)));

@@ -40,7 +40,7 @@ fn forced_charge_has_its_delay_and_an_acquire_has_none() {
     assert_eq!(forced.forced_delay(), ticks(7));
     for options in [AcquireOptions::cost(3), AcquireOptions::cost(3).max_delay(ticks(7))] {
         let charge = ChargeOptions::from(options);
-        assert_eq!((charge.cost, charge.start), (3, Start::Within(options.get_max_delay())));
+        assert_eq!((charge.cost, charge.start), (3, Start::Within(options.max_delay)));
         assert_eq!((charge.is_forced(), charge.forced_delay()), (false, Duration::ZERO));
     }
 }

@@ -126,11 +126,8 @@ fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCa
         }
         Verdict::AllowedAfter(delay) => {
             let start = now + micros(delay);
-            let immediate = AcquireOptions::cost(options.get_cost());
-            prop_assert!(
-                options.get_max_delay().is_some_and(|max_delay| delay <= max_delay),
-                "{delay:?} for {options:?}"
-            );
+            let immediate = AcquireOptions::cost(options.cost);
+            prop_assert!(options.max_delay.is_some_and(|max_delay| delay <= max_delay), "{delay:?} for {options:?}");
             prop_assert!(allowed_at(start, immediate), "{options:?} at {now}: denied at its start, {start}");
             prop_assert!(!allowed_at(start - 1, immediate), "{options:?} at {now}: allowed before its start, {start}");
         }

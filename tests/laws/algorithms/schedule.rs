@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::{AcquireOptions, Detail, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
 
+use crate::harness::{DAY, WEEK};
 use crate::model::{Combined, MAX_PERIOD, Spec};
 use crate::span::{micros, ticks};
 
@@ -307,18 +308,22 @@ pub(crate) fn bucket() -> impl Strategy<Value = Spec> {
 
 /// Generates a fixed window, aligned to the clock or not.
 pub(crate) fn window() -> impl Strategy<Value = Spec> {
-    (quota(), any::<bool>()).prop_map(|(quota, aligned)| Spec::FixedWindow { quota, aligned })
+    let quota = prop_oneof![4 => quota(), 1 => calendar_quota()];
+    (quota, any::<bool>()).prop_map(|(quota, aligned)| Spec::FixedWindow { quota, aligned })
+}
+
+/// Generates quotas of days and weeks, whose aligned windows are those of a calendar.
+pub(crate) fn calendar_quota() -> impl Strategy<Value = Quota> {
+    (1u64..25, select(vec![DAY, WEEK])).prop_map(|(limit, period)| Quota::new(limit, period))
 }
 
 /// Generates fixed windows with similar periods, so that the windows of several tiers overlap.
 pub(crate) fn overlapping_windows() -> impl Strategy<Value = Vec<Spec>> {
-    let window = (1u64..12, 5u64..40, any::<bool>());
-    tiers(
-        window.prop_map(|(limit, period, aligned)| Spec::FixedWindow {
-            quota: Quota::new(limit, ticks(period)),
-            aligned,
-        }),
-    )
+    let similar = (1u64..12, 5u64..40).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    let windows = |quota: BoxedStrategy<Quota>| {
+        tiers((quota, any::<bool>()).prop_map(|(quota, aligned)| Spec::FixedWindow { quota, aligned }))
+    };
+    prop_oneof![3 => windows(similar.boxed()), 1 => windows(calendar_quota().boxed())]
 }
 
 /// Generates a sliding window, often with few and short blocks.

@@ -275,7 +275,7 @@ fn assert_agrees<A: Algorithm>(
                 };
                 let Ok(outcome) = limiter.acquire("key", options).try_ready() else { unreachable!("memory is ready") };
                 let outcome = outcome.expect("memory decides");
-                prop_assert_eq!(outcome.held.is_some(), options.is_hold() && verdict.is_allowed());
+                prop_assert_eq!(outcome.held.is_some(), options.hold && verdict.is_allowed());
                 if let Some(guard) = outcome.held {
                     held += cost;
                     guards.push(guard);

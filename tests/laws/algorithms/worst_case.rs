@@ -177,7 +177,7 @@ fn grid() -> impl Iterator<Item = (u64, u64, u64)> {
 
 /// Generates quotas of up to 300 in up to a day, which keeps waits short.
 fn small_quota() -> impl Strategy<Value = Quota> {
-    let period = prop_oneof![1u64..20, 1u64..2_000_000, Just(60_000_000), Just(86_400_000_000)];
+    let period = prop_oneof![1u64..20, 1u64..2_000_000, Just(60_000_000), Just(86_400_000_000), Just(604_800_000_000)];
     (1u64..300, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
 }
 
@@ -207,7 +207,7 @@ fn admitted(spec: Spec, start: u64, steps: Vec<Step>) -> Vec<(u64, u64)> {
         };
         let decision = pair.step(step).expect("an acquire decides");
         if decision.is_allowed() {
-            admitted.push((pair.subject.now() + micros(decision.delay()), options.get_cost()));
+            admitted.push((pair.subject.now() + micros(decision.delay()), options.cost));
         }
     }
     admitted.sort_unstable();

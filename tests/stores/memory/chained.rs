@@ -337,7 +337,7 @@ async fn failure_of_one_limiter_leaves_the_other_uncharged() {
     // A fallback for one of the two limiters is visible in the decision.
     let limiter = Chained::new(user.clone(), FailOpen::new(gone()));
     let outcome = acquire(&limiter, ALICE, AcquireOptions::default().hold()).await;
-    assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (DecisionSource::Policy, Some(9)));
+    assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (DecisionSource::NoLimit, Some(9)));
     outcome.held.expect("a guard").release().await.expect("done");
     assert_eq!(remaining_of(&user, ALICE).await, 10);
 }
@@ -438,7 +438,7 @@ async fn denial_keeps_its_source_when_the_other_limiter_fails() {
     // A decision without figures takes precedence like one with figures.
     let deny_all = Chained::new(of_user(5, &clock), DenyAll);
     let denied = acquire(&deny_all, ALICE, AcquireOptions::default()).await.decision;
-    assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::Policy, Some(HOUR)));
+    assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::NoLimit, Some(HOUR)));
 }
 
 /// A limiter that denies every request by policy.
@@ -448,7 +448,7 @@ struct DenyAll;
 impl Limiter<Key> for DenyAll {
     fn acquire(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Outcome> {
         let verdict = Verdict::Denied { retry_after: HOUR };
-        LimiterFuture::ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
+        LimiterFuture::ready(Ok(Decision::without_limit(ManualClock::new().now(), verdict).into()))
     }
 }
 
@@ -621,7 +621,7 @@ async fn nested_chain_lists_what_one_limiter_lists() {
             };
             settle_in_background().await;
             assert_eq!(content(&from_whole), content(&from_parts), "{seed} {specs:?} {key:?} {options:?}");
-            let lists_all = match options.get_detail() {
+            let lists_all = match options.detail {
                 Detail::AllIfDenied => !from_whole.is_allowed(),
                 detail => detail == Detail::All,
             };
@@ -643,12 +643,12 @@ struct RecordingLimiter {
 
 impl Limiter<Key> for RecordingLimiter {
     fn acquire(&self, _: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if options.is_hold() && !self.holds {
+        if options.hold && !self.holds {
             return LimiterFuture::ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
-        let held = options.is_hold().then(|| {
-            Held::new(options.get_cost(), move |actual| {
+        let held = options.hold.then(|| {
+            Held::new(options.cost, move |actual| {
                 settled.lock().expect("notes").push(actual);
                 LimiterFuture::ready(Ok(()))
             })

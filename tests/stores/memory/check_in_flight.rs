@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Limiter, Outcome};
+use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, Quota,
-    Timestamp, per_key,
+    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock,
+    Memory, Quota, Timestamp, per_key,
 };
 
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
@@ -73,7 +73,7 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
             seen.lock().unwrap().clear();
             // `check` has no guard to return, whatever the options say.
             let options = AcquireOptions::cost(1 + step % 3);
-            let options = if step % 2 == 0 { options.until_end() } else { options.hold() };
+            let options = if step % 2 == 0 { options.keep_guard() } else { options.hold() };
             let decision = limiter.check(&1, options);
             let peeked = peek(&limiter, &1, 1 + step % 3);
             assert_eq!(decision.is_allowed(), peeked.is_allowed(), "case {case}, step {step}");
@@ -83,7 +83,7 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
             drop(seen);
             match step % 5 {
                 0 | 2 if expected < 5 => {
-                    guards.extend(acquire(&limiter, &1, AcquireOptions::default().until_end()).held);
+                    guards.extend(acquire(&limiter, &1, AcquireOptions::default().keep_guard()).held);
                 }
                 4 => drop(guards.pop()),
                 _ => {}
@@ -102,7 +102,7 @@ fn check_charges_the_rates_that_acquire_would_charge() {
     let (checked, acquired) = (build(), build());
     for cost in [1, 2, 0, 3, 2, 1, 4, 1] {
         let check = checked.check(&1, cost);
-        let outcome = acquire(&acquired, &1, AcquireOptions::cost(cost).until_end());
+        let outcome = acquire(&acquired, &1, AcquireOptions::cost(cost).keep_guard());
         assert_eq!(check.verdict(), outcome.decision.verdict(), "{cost}");
         drop(outcome);
         assert_eq!(peek(&checked, &1, 0).limits(), peek(&acquired, &1, 0).limits(), "{cost}");
@@ -122,7 +122,7 @@ fn starts(limiter: &impl Limiter<u64>, check: &(dyn Fn() + Sync)) -> u64 {
             });
         }
         for _ in 0..20_000 {
-            let held = acquire(limiter, &1, AcquireOptions::default().until_end()).held;
+            let held = acquire(limiter, &1, AcquireOptions::default().keep_guard()).held;
             started.fetch_add(u64::from(held.is_some()), Ordering::Relaxed);
         }
         ends.store(true, Ordering::Relaxed);

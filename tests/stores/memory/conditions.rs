@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, DeniedCache, Held, Limiter};
+use tower_ratelimit::limiter::{Chained, DeniedCache, Held};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus,
-    ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
 };
 
 use crate::immediate::{acquire, ready};
@@ -76,7 +76,7 @@ where
             }
             continue;
         }
-        let mut options = AcquireOptions::cost(1 + random.below(2)).until_end().detail(Detail::All);
+        let mut options = AcquireOptions::cost(1 + random.below(2)).keep_guard().detail(Detail::All);
         options = options.max_delay(Duration::ZERO);
         if random.below(3) == 0 {
             options = options.hold();
@@ -156,7 +156,7 @@ fn limits_that_apply_decide_as_if_there_were_no_others() {
 fn limit_that_does_not_apply_is_in_no_decision_and_stores_nothing() {
     let limiter = Memory::builder(dyn_limits()).clock(ManualClock::new()).build().expect("limits");
     let call = Call { applies: 0b0_0001, user: 7 };
-    let options = AcquireOptions::cost(1).until_end().hold().detail(Detail::All);
+    let options = AcquireOptions::cost(1).keep_guard().hold().detail(Detail::All);
     let outcome = acquire(&limiter, &call, options);
     assert_eq!(outcome.decision.limits().len(), 1);
     assert!(limiter.check(&call, 1).is_allowed());
@@ -175,7 +175,7 @@ fn request_to_which_no_limit_applies_is_exempt() {
         assert_eq!((decision.remaining(), decision.source()), (None, DecisionSource::Store));
     }
     assert!(ready(limiter.peek(&call, AcquireOptions::default())).is_exempt());
-    let held = acquire(&limiter, &call, AcquireOptions::cost(9).until_end().hold()).held.expect("allowed");
+    let held = acquire(&limiter, &call, AcquireOptions::cost(9).keep_guard().hold()).held.expect("allowed");
     ready(held.settle(5));
     assert!(!limiter.check(&Call { applies: 1, user: 7 }, 1).is_exempt());
     assert!(!limiter.check(&Call { applies: 1, user: 7 }, 9).is_exempt());
@@ -226,7 +226,7 @@ fn denied_cache_answers_for_keys_that_meet_the_same_limits() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(dyn_limits()).clock(clock.clone()).build().expect("limits");
     let cached = DeniedCache::with_clock(limiter, 100, clock);
-    let options = AcquireOptions::cost(3).until_end();
+    let options = AcquireOptions::cost(3).keep_guard();
     let [bucket, both] = [0b01, 0b11].map(|applies| Call { applies, user: 7 });
     assert!(acquire(&cached, &bucket, options).decision.is_allowed());
     for source in [DecisionSource::Store, DecisionSource::Cache] {

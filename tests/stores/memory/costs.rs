@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, ManualClock,
-    Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

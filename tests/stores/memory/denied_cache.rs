@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
 };
 

@@ -7,13 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use http::StatusCode;
-use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{
+    AdminOperation, Chained, DeniedCache, Escalating, Escalation, FailOpen, Fallback, LimiterFuture, Outcome,
+};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Problem, Rejection};
-use tower_ratelimit::store::MemoryBuilder;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock as _, Decision, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
-    SlidingLog, Timestamp,
+    AcquireOptions, BlockReason, BoxLimiter, Clock as _, Costs, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter,
+    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, Timestamp,
 };
 
 use crate::random::Random;
@@ -287,11 +288,87 @@ const fn call(account: &'static str, address: u8) -> Call {
     Call { account, address, is_limited: true }
 }
 
+/// The law: an escalation is an error unless its limit can deny; and if it is none, denials of the limit lead to a block.
+#[test]
+fn escalation_of_a_limit_that_never_denies_is_an_error() {
+    let (mut errors, mut blocks) = (0, 0);
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let bucket = |burst| Gcra::new(Quota::per_hour(burst)).burst(burst);
+        // The limits in their order, with whether each denies.
+        let (mut limits, mut named) = (Vec::new(), Vec::new());
+        let plain = |name: &'static str, shadow: bool| {
+            let limit = Limit::new(name, bucket(2)).keyed_by(|key: &u64| *key);
+            DynLimit::new(if shadow { limit.shadow() } else { limit })
+        };
+        for name in ["a", "b"].into_iter().take(1 + random.index(2)) {
+            let is_shadow = random.below(4) == 0;
+            limits.push(plain(name, is_shadow));
+            named.push((name, !is_shadow));
+        }
+        let has_shares = random.below(2) == 0;
+        if has_shares {
+            // Only the whole can deny.
+            let share = Limit::new("share", bucket(1)).keyed_by(|key: &u64| *key).guarantee(1).cost_of("unit");
+            limits.push(DynLimit::new(share));
+            limits.push(DynLimit::new(Limit::new("whole", bucket(2)).keyed_by(|_: &u64| ()).cost_of("unit")));
+            named.extend([("share", false), ("whole", true)]);
+        }
+        let mut limiter = BoxLimiter::new(Memory::new(limits));
+        if random.below(2) == 0 {
+            limiter = BoxLimiter::new(Chained::new(limiter, Memory::new(vec![plain("c", false)])));
+            named.push(("c", true));
+        }
+        limiter = match random.below(4) {
+            0 => limiter,
+            1 => BoxLimiter::new(FailOpen::new(limiter)),
+            2 => BoxLimiter::new(DeniedCache::new(limiter)),
+            _ => {
+                named.push(("d", true));
+                BoxLimiter::new(Fallback::new(limiter, Memory::new(vec![plain("d", false)])))
+            }
+        };
+        let denying: Vec<_> = named.iter().filter(|limit| limit.1).map(|limit| limit.0).collect();
+        let name = random.choose(&["a", "b", "c", "share", "whole", "d", "apis"]);
+        let escalation = Escalation::new(name, Quota::per_hour(1));
+        let counts = Memory::new(escalation.limits());
+        let limiter = Escalating::new(limiter, counts, escalation);
+        let cost =
+            if has_shares { AcquireOptions::from(Costs::from(1).add("unit", 1)) } else { AcquireOptions::cost(1) };
+        let decide = || limiter.acquire(&1, cost).try_ready().unwrap_or_else(|_| panic!("memory decides immediately"));
+        match decide() {
+            Err(error) => {
+                errors += 1;
+                assert!(!denying.contains(&name) && error.is_config(), "{error}");
+                let is_named = named.iter().any(|limit| limit.0 == name);
+                let cause =
+                    if is_named { "a shadow or a guaranteed share denies no request" } else { "no limit of this name" };
+                let text = error.to_string();
+                assert!(text.starts_with(&format!("escalation of limit {name:?}: ")) && text.contains(cause), "{text}");
+                assert!(text.ends_with(&format!("name one of {denying:?}")), "{text}");
+                assert_eq!(decide().expect_err("each decision is an error").to_string(), text);
+            }
+            Ok(_) => {
+                assert!(denying.contains(&name), "{seed}: {name} of {named:?}");
+                let blocked = (0..9).any(|_| decide().expect("a decision").decision.is_blocked());
+                blocks += u64::from(blocked);
+                // Another limit may be the most restrictive one, and the primary limiter of a fallback decides.
+                assert!(blocked || denying.len() > 1 || name == "d", "{seed}: {name} of {named:?}");
+            }
+        }
+    }
+    assert!(errors > 100 && blocks > 50, "{errors}, {blocks}");
+}
+
 #[test]
 fn exempt_requests_and_shadow_denials_do_not_escalate() {
     let escalation = Escalation::new("api", Quota::per_minute(1));
     let one = || Limit::new("api", FixedWindow::new(Quota::per_hour(1)));
-    let shadow = Escalating::new(Memory::new(one().shadow()), Memory::new(escalation.limits()), escalation.clone());
+    let shadow = (
+        Limit::new("api", FixedWindow::new(Quota::per_hour(90))),
+        Limit::new("shadow", FixedWindow::new(Quota::per_hour(1))).shadow(),
+    );
+    let shadow = Escalating::new(Memory::new(shadow), Memory::new(escalation.limits()), escalation.clone());
     let exempt = one().keyed_by(|call: &Call| call.account).only_if(|call: &Call| call.is_limited);
     let exempt = Escalating::new(Memory::new(exempt), Memory::new(escalation.limits()), escalation.clone());
     // The other limit denies, and the escalation is about "api".

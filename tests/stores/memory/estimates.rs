@@ -69,7 +69,7 @@ fn limits(random: &mut Random) -> Vec<DynLimit<Caller>> {
 }
 
 fn options(random: &mut Random) -> AcquireOptions {
-    let options = AcquireOptions::cost([1, 1, 1, 2, 3, 0][random.index(6)]).until_end().detail(Detail::All);
+    let options = AcquireOptions::cost([1, 1, 1, 2, 3, 0][random.index(6)]).keep_guard().detail(Detail::All);
     options.max_delay(match random.below(6) {
         0 => Some(Duration::ZERO),
         1 => None,
@@ -198,7 +198,7 @@ fn run_cached(limits: Vec<DynLimit<Call>>, tenants: u64, when_full: WhenFull, co
         // One tenant is busy, and one has no share.
         let tenant = [0, random.below(tenants), random.below(tenants), shares::NO_SHARE][random.index(4)];
         let call = Call { tenant, kept: [0, 0, 3][random.index(3)] };
-        let options = AcquireOptions::cost(1 + random.below(costs)).until_end().detail(Detail::All);
+        let options = AcquireOptions::cost(1 + random.below(costs)).keep_guard().detail(Detail::All);
         let id = (costs > 1 && random.below(4) == 0).then(|| format!("{}", random.below(3)));
         let with_id = id.map_or(options, |id| options.once(&id, 100, Duration::from_secs(60)));
         let decision = crate::immediate::acquire(&cached, &call, with_id).decision;

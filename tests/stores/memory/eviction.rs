@@ -271,7 +271,7 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     let (limiter, clock) = full_of(WhenFull::Deny, 1);
     let denied = limiter.check(&7, AcquireOptions::default());
     let Verdict::Denied { retry_after } = denied.verdict() else { panic!("{denied:?}") };
-    assert_eq!(denied.source(), DecisionSource::Policy);
+    assert_eq!(denied.source(), DecisionSource::NoLimit);
     assert!(denied.most_restrictive().is_none());
     assert_eq!(ready(limiter.peek(&7, AcquireOptions::default())).unwrap(), denied);
     // `peek` takes no slot.
@@ -347,7 +347,7 @@ fn table_of_held_keys_denies_new_keys() {
         };
         assert!(guards.len() <= limiter.usage()[0].capacity && guards.len() > limiter.usage()[0].capacity / 2);
         let decision = limiter.check(&denied, AcquireOptions::default());
-        assert_eq!(decision.source(), DecisionSource::Policy, "{when_full:?}");
+        assert_eq!(decision.source(), DecisionSource::NoLimit, "{when_full:?}");
         assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
         assert_eq!(limiter.usage()[0].held_keys, guards.len());
         // Each release frees one slot.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Chained, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, LimitStatus, ManualClock, Memory, Quota,
-    TokenBucket,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    Quota, TokenBucket,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt as _;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Extracted;
-use tower_ratelimit::limiter::{Limiter, Outcome};
+use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, DynLimit, Gcra, InFlight, Limit, ManualClock, Memory,
-    Quota, RateLimitLayer, TokenBucket, WhenFull,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, DynLimit, Gcra, InFlight, Limit, Limiter,
+    ManualClock, Memory, Quota, RateLimitLayer, TokenBucket, WhenFull,
 };
 
 const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny];
@@ -59,7 +59,7 @@ fn shadow_never_denies_when_full() {
             let mut guards = Vec::new();
             for key in 0..500_u64 {
                 assert!(peek(&limiter, key).is_allowed(), "{when_full:?}, key {key}");
-                let options = AcquireOptions::default().hold().until_end().detail(Detail::All);
+                let options = AcquireOptions::default().hold().detail(Detail::All);
                 let Outcome { decision, held, .. } = acquire(&limiter, key, options);
                 assert!(decision.is_allowed(), "{when_full:?}, key {key}: {decision:?}");
                 assert_eq!(decision.source(), DecisionSource::Store);
@@ -120,7 +120,7 @@ fn held_keys_below_the_capacity_deny_no_new_key() {
         let limiter = memory(streams, 10_000, when_full, &clock);
         let mut guards = Vec::new();
         for key in 0..30_000 {
-            let held = acquire(&limiter, key, AcquireOptions::default().until_end()).held;
+            let held = acquire(&limiter, key, AcquireOptions::default().keep_guard()).held;
             assert!(held.is_some() || guards.len() >= 10_000, "{when_full:?}: {} keys", guards.len());
             guards.extend(held);
         }
@@ -145,13 +145,13 @@ fn held_keys_in_a_table_of_live_keys_deny_new_keys_as_often_as_documented() {
             let slots = limiter.usage()[0].live_keys;
             let (mut guards, mut key) = (Vec::new(), 100_000);
             while guards.len() < slots * tenths / 10 {
-                guards.extend(acquire(&limiter, key, AcquireOptions::default().hold().until_end()).held);
+                guards.extend(acquire(&limiter, key, AcquireOptions::default().hold()).held);
                 key += 1;
             }
             let mut denied = 0;
             for key in 0..NEW_KEYS {
                 let decision = limiter.check(&(1_000_000 + key), 1);
-                if decision.source() == DecisionSource::Policy {
+                if decision.source() == DecisionSource::NoLimit {
                     assert!(!decision.is_allowed() && decision.is_estimate());
                     denied += 1;
                 }
@@ -172,7 +172,7 @@ fn set_usage_names_the_cause_of_a_full_table() {
         let mut guards = Vec::new();
         let mut denied = None;
         for key in 0..500_u64 {
-            let outcome = acquire(&limiter, key, AcquireOptions::default().hold().until_end());
+            let outcome = acquire(&limiter, key, AcquireOptions::default().hold());
             denied = denied.or((!outcome.decision.is_allowed()).then_some(key));
             guards.extend(outcome.held);
         }

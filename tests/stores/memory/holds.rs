@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Held, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
-    LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: Acquire
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold().until_end()).try_ready() else {
+    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold()).try_ready() else {
         panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("the limit allows the hold")
@@ -458,7 +458,7 @@ fn new_key_is_denied_while_its_slots_are_held() {
         assert_eq!(usage.held_keys, guards.len());
         assert!(guards.len() * 10 > usage.capacity * 8, "{} of {}", guards.len(), usage.capacity);
         let second = Verdict::Denied { retry_after: SECOND };
-        assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::Policy), "{when_full:?}");
+        assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::NoLimit), "{when_full:?}");
         assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.check(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.usage()[0].evicted, 0);

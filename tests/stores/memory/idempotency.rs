@@ -13,7 +13,7 @@ use tower_ratelimit::{
 
 use crate::idempotency_model::{RESULTS, compare};
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, MAX_IDS, clock};
+use crate::reservation_model::{LIMIT, MAX_IDS, clock, day_or_year};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HUNDRED: Quota = Quota::per_day(LIMIT);
@@ -31,7 +31,7 @@ async fn idempotency_follows_the_model() {
     let mut seen = HashMap::new();
     for seed in 0..130 {
         let clock = clock();
-        let limiter = Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
+        let limiter = Memory::builder(day_or_year(seed)).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
@@ -159,13 +159,13 @@ async fn idempotency_holds_each_repeat_in_flight_and_charges_each_limit_its_diff
     };
     let mut guards = Vec::new();
     for (output, remaining) in [(10, [99, 90, 99, 2]), (25, [99, 75, 99, 1]), (25, [98, 50, 98, 0])] {
-        let costs = AcquireOptions::from(Costs::new().add("output", output)).once("a", 1, MINUTE).until_end();
+        let costs = AcquireOptions::from(Costs::new().add("output", output)).once("a", 1, MINUTE).keep_guard();
         let outcome = limiter.acquire("alice", costs).await.expect("a decision");
         assert!(outcome.decision.is_allowed());
         guards.extend(outcome.held);
         assert_eq!(all().await, remaining);
     }
-    let costs = AcquireOptions::from(Costs::new()).once("b", 1, MINUTE).until_end();
+    let costs = AcquireOptions::from(Costs::new()).once("b", 1, MINUTE).keep_guard();
     assert!(!limiter.acquire("alice", costs).await.expect("a decision").decision.is_allowed(), "three are in flight");
     drop(guards);
     assert_eq!(all().await, [98, 50, 98, 3]);

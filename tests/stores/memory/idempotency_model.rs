@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tower_ratelimit::{AcquireOptions, BoxLimiter, ManualClock};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Limiter, ManualClock};
 
 use crate::random::Random;
 use crate::reservation_model::{LIMIT, MAX_IDS, SPAN};

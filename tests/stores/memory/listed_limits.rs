@@ -58,7 +58,7 @@ fn listed_limits_equal_the_transaction() {
                 assert_eq!(decision.most_restrictive(), expected.most_restrictive(), "seed {seed}, step {step}");
             }
             denials += usize::from(!expected.is_allowed());
-            if expected.is_allowed() && options.get_cost() > 0 {
+            if expected.is_allowed() && options.cost > 0 {
                 shadow_denials += expected.shadow_denials().count();
                 listed += usize::from(expected.limits().len() > 1 && expected.shadow_denials().count() == 0);
             }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, Held, Limiter, Observed};
+use tower_ratelimit::limiter::{Chained, Held, Observed};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus,
+    AcquireOptions, Clock as _, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus, Limiter,
     ManualClock, Memory, Quota, Timestamp,
 };
 
@@ -171,7 +171,7 @@ fn compare_with_model(seed: u64, has_window: bool, seen: &mut Seen) {
             _ => {}
         }
         let (cost, is_hold) = (1 + random.below(3), random.below(3) == 0);
-        let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+        let options = AcquireOptions::cost(cost).keep_guard().detail(Detail::All);
         let outcome = acquire(&limiter, &user, if is_hold { options.hold() } else { options });
         let is_allowed = models.iter_mut().all(|model| model.allows(user, now, cost));
         let context = format!("{seed} {step} {user} {cost} {is_hold}");

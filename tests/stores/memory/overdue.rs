@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Held, Limiter, Outcome};
-use tower_ratelimit::{AcquireOptions, InFlight, Limit, ManualClock, Memory, WhenFull, per_key};
+use tower_ratelimit::limiter::{Held, Outcome};
+use tower_ratelimit::{AcquireOptions, InFlight, Limit, Limiter, ManualClock, Memory, WhenFull, per_key};
 
 use crate::random::Random;
 
 const MAX_DURATION: Duration = Duration::from_secs(60);
 
 fn acquire(limiter: &impl Limiter<u64>, key: u64, cost: u64) -> Outcome {
-    let Ok(outcome) = limiter.acquire(&key, AcquireOptions::cost(cost).until_end()).try_ready() else {
+    let Ok(outcome) = limiter.acquire(&key, AcquireOptions::cost(cost).keep_guard()).try_ready() else {
         panic!("memory is ready")
     };
     outcome.expect("a decision")

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
-use tower_ratelimit::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, LimiterFuture, Outcome};
 use tower_ratelimit::store::{StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 use tower_ratelimit::test_util::{StoreReport, TestKey, Violation, check_store};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LazySnapshot, Limit,
-    LimitSnapshot, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
+    LimitSnapshot, Limiter, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
 /// What a store does wrong.

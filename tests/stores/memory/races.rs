@@ -39,7 +39,7 @@ fn count_allowed<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, requests: 
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Option<Held> {
-    acquire(limiter, key, AcquireOptions::cost(cost).max_delay(Duration::ZERO).hold().until_end()).held
+    acquire(limiter, key, AcquireOptions::cost(cost).max_delay(Duration::ZERO).hold()).held
 }
 
 fn remaining<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Option<u64> {

@@ -13,7 +13,7 @@ use tower_ratelimit::{
 
 use crate::random::Random;
 use crate::reservation_model::{
-    DRAINING, LIMIT, MAX_IDS, clock, compare, looking_changes_no_charge, no_id_passes_too_often,
+    DRAINING, LIMIT, MAX_IDS, clock, compare, day_or_year, looking_changes_no_charge, no_id_passes_too_often,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ async fn reservation_id_follows_the_model() {
     for seed in 0..1_000 {
         let clock = clock();
         let limiter =
-            Memory::builder(FixedWindow::new(HUNDRED)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
+            Memory::builder(day_or_year(seed)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
@@ -149,7 +149,7 @@ fn reservation_id_of_concurrent_calls_holds_once() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for id in 0..50 {
-                    let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold().until_end());
+                    let hold = limiter.acquire("alice", options(1, &format!("{id}")).hold());
                     let Ok(outcome) = hold.try_ready() else { panic!("ready") };
                     allowed.fetch_add(u64::from(outcome.expect("a decision").decision.is_allowed()), Ordering::Relaxed);
                 }

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Costs, Limiter, ManualClock, Quota, Timestamp};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Calendar, Costs, FixedWindow, Limiter, ManualClock, Quota, Timestamp,
+};
 
 use crate::random::Random;
 
@@ -20,6 +22,15 @@ pub(crate) fn clock() -> ManualClock {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_micros(1_000_000 * SPAN));
     clock
+}
+
+/// A window in which nothing drains during a trace: from the first hit, or of a calendar.
+pub(crate) fn day_or_year(seed: u64) -> FixedWindow {
+    if seed.is_multiple_of(2) {
+        FixedWindow::new(Quota::per_day(LIMIT))
+    } else {
+        FixedWindow::calendar(LIMIT, Calendar::yearly())
+    }
 }
 
 /// One operation of a trace.

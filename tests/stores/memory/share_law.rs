@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Gcra, InFlight, LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
-    WhenFull,
+    AcquireOptions, Detail, Gcra, InFlight, LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog,
+    SlidingWindow, WhenFull,
 };
 
 use crate::immediate::{acquire, ready};
@@ -91,7 +91,7 @@ where
             let call =
                 Call { tenant: [0, 0, 0, 0, 0, others[0], others[0], others[0], others[1]][random.index(9)], kept: 0 };
             let cost = 1 + random.below(3);
-            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            let options = AcquireOptions::cost(cost).keep_guard().detail(Detail::All);
             let is_hold = random.below(2) == 0;
             let id = (is_hold && ids).then(|| format!("{step}"));
             let options = if is_hold { options.hold() } else { options };

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{DeniedCache, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, ManualClock, Memory,
-    MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
 use crate::immediate::{acquire, ready};
@@ -81,7 +81,7 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
         }
         let (cost, is_hold) = (1 + random.below(4), random.below(3) == 0);
         let options_of = |cost| {
-            let options = AcquireOptions::cost(cost).until_end().detail(Detail::All);
+            let options = AcquireOptions::cost(cost).keep_guard().detail(Detail::All);
             if is_hold { options.hold() } else { options }
         };
         let options = options_of(cost).max_delay([None, Some(Duration::from_secs(9))][random.index(2)]);
@@ -217,27 +217,30 @@ fn blocked_share_is_denied_until_the_block_ends() {
     assert!(limiter.check(&call, 1).is_allowed());
 }
 
-/// A table of shares evicts no sub-key in use, whatever the capacity: the requests borrow.
+/// A table of shares evicts no sub-key in use, whatever the capacity and the policy: the requests borrow.
 #[test]
 fn sub_key_without_a_slot_borrows() {
     let day = |limit, burst| Gcra::new(Quota::per_day(limit)).burst(burst);
-    let limits = (
-        Limit::new("share", day(1, 2)).keyed_by(|call: &Call| call.tenant).guarantee(4),
-        Limit::new("all", day(1_000_000, 1_000_000)).keyed_by(|_: &Call| ()),
-    );
-    let limiter = Memory::builder(limits).max_keys(4).when_full(WhenFull::Evict).build().expect("limits");
-    let is_within = |tenant| {
-        let (call, options) = (Call { tenant, kept: 0 }, AcquireOptions::cost(1).detail(Detail::All));
-        let (peek, decision) = (ready(limiter.peek(&call, options)), limiter.check(&call, options));
-        assert_eq!(peek.limits()[0].is_borrowing(), decision.limits()[0].is_borrowing(), "{tenant}");
-        assert!(decision.is_allowed());
-        !decision.limits()[0].is_borrowing()
-    };
-    let first: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
-    assert!(first.len() >= 4 && first.len() < 2_000, "{}", first.len());
-    let again: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
-    assert_eq!(first, again, "no sub-key was evicted");
-    assert!(!(0..3_000).any(is_within), "the shares are used");
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
+        let limits = (
+            Limit::new("share", day(1, 2)).keyed_by(|call: &Call| call.tenant).guarantee(4),
+            Limit::new("all", day(1_000_000, 1_000_000)).keyed_by(|_: &Call| ()),
+        );
+        let limiter = Memory::builder(limits).max_keys(4).when_full(when_full).build().expect("limits");
+        let is_within = |tenant| {
+            let (call, options) = (Call { tenant, kept: 0 }, AcquireOptions::cost(1).detail(Detail::All));
+            let (peek, decision) = (ready(limiter.peek(&call, options)), limiter.check(&call, options));
+            assert_eq!(peek.limits()[0].is_borrowing(), decision.limits()[0].is_borrowing(), "{tenant}");
+            assert!(decision.is_allowed());
+            !decision.limits()[0].is_borrowing()
+        };
+        let first: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+        assert!(first.len() >= 4 && first.len() < 2_000, "{when_full:?}: {}", first.len());
+        let again: Vec<_> = (0..3_000).filter(|tenant| is_within(*tenant)).collect();
+        assert_eq!(first, again, "{when_full:?}: no sub-key was evicted");
+        assert!(!(0..3_000).any(is_within), "{when_full:?}: the shares are used");
+        assert!(limiter.usage().iter().all(|usage| usage.limit != "share" || usage.evicted == 0));
+    }
 }
 
 fn error_of(limits: Vec<DynLimit<Call>>) -> String {

@@ -28,7 +28,7 @@ fn compare<A: Algorithm + Clone>(seed: u64, algorithm: &A, is_in_flight: bool) -
         let (key, cost) = (random.below(3), random.below(4));
         match random.below(8) {
             0..=3 => {
-                let options = AcquireOptions::cost(cost).until_end();
+                let options = AcquireOptions::cost(cost).keep_guard();
                 let options = if is_in_flight { options } else { options.hold() };
                 let outcomes: [Outcome; 3] = [
                     acquire(&typed, &key, options),

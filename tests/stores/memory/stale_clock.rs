@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{BoxLimiter, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Limit, Memory, Quota, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket, per_key,
+    AcquireOptions, BoxLimiter, Clock, Decision, DynLimit, FixedWindow, Limit, Limiter, Memory, Quota, SlidingLog,
+    SlidingWindow, Timestamp, TokenBucket, per_key,
 };
 
 const TWO: Quota = Quota::per_second(2);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{BoxLimiter, DeniedCache, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{DeniedCache, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, LimitSnapshot, LimitStatus,
-    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Clock, Decision, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, LimitSnapshot,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
 /// The time for which each kind is stored.
@@ -14,7 +14,7 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TEN: Quota = Quota::per_minute(10);
 
 fn acquire(limiter: &BoxLimiter<u64>, cost: u64) -> Outcome {
-    let options = AcquireOptions::cost(cost).max_delay(Duration::ZERO).until_end();
+    let options = AcquireOptions::cost(cost).max_delay(Duration::ZERO).keep_guard();
     let Ok(outcome) = limiter.acquire(&1, options).try_ready() else { panic!("memory is ready") };
     outcome.expect("a decision")
 }
@@ -78,7 +78,7 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
             $({
                 let memory = Memory::builder($algorithm).max_keys(100).clock(clock.clone()).build().expect("a limit");
                 let limiter = BoxLimiter::new(memory);
-                let hold = AcquireOptions::cost(10).id("a").expires_in(SPAN).hold().until_end();
+                let hold = AcquireOptions::cost(10).id("a").expires_in(SPAN).hold();
                 let Ok(held) = limiter.acquire(&1, hold).try_ready() else { panic!("memory is ready") };
                 assert!(held.expect("a decision").decision.is_allowed(), $name);
                 kinds.push(($name, limiter, Vec::new()));

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, CountersEdit, HitLog, HitLogEdit, State, Step};
 use tower_ratelimit::limiter::{Held, Outcome};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
-    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
+    AcquireOptions, BoxLimiter, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, LazySnapshot,
+    LeakyQueue, Limit, LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
+    Timestamp, per_key,
 };
 
 use crate::random::Random;
@@ -477,6 +479,111 @@ fn panic_while_settling_releases_every_lock() {
     assert_panics(|| held.settle(PANICS_IN_PEEK).try_ready());
     let left = with_timeout(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
+}
+
+thread_local! {
+    /// After how many calls of functions of a user one panics. Zero: none.
+    static CALLS_LEFT: Cell<u64> = const { Cell::new(0) };
+}
+
+fn may_panic() {
+    let left = CALLS_LEFT.get();
+    CALLS_LEFT.set(left.saturating_sub(1));
+    assert_ne!(left, 1, "intended panic");
+}
+
+/// A window whose functions may panic.
+#[derive(Debug)]
+struct Fragile(FixedWindow);
+
+impl Algorithm for Fragile {
+    type State = <FixedWindow as Algorithm>::State;
+
+    fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State> {
+        may_panic();
+        self.0.decide(state, now, options)
+    }
+
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
+        may_panic();
+        self.0.snapshot(state, now)
+    }
+
+    fn max_reset(&self) -> Duration {
+        self.0.max_reset()
+    }
+}
+
+/// The law: whichever function of a user panics in a decision, each limit holds what the open
+/// guards hold.
+#[test]
+fn panic_of_a_users_function_leaves_nothing_held() {
+    let window = || FixedWindow::new(Quota::per_hour(50));
+    let (mut panics, mut holds) = (0, 0);
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let tiers = Limit::new(
+            "tiers",
+            per_key(move |_: &u64| {
+                may_panic();
+                Fragile(window())
+            }),
+        );
+        let plain = Limit::new("plain", window()).keyed_by(|key: &u64| key % 2).only_if(|_: &u64| {
+            may_panic();
+            true
+        });
+        let flights = Limit::new("flights", InFlight::new(20)).keyed_by(|key: &u64| {
+            may_panic();
+            key % 3
+        });
+        let fragile = Limit::new("fragile", Fragile(window())).keyed_by(|key: &u64| *key);
+        let tiers = tiers.keyed_by(|key: &u64| *key);
+        let (limiter, held) = match random.below(3) {
+            0 => with_usage(Memory::builder((plain, tiers, fragile, flights)).max_keys(100).build()),
+            1 => with_usage(Memory::builder(tiers).max_keys(100).build()),
+            _ => {
+                let limits =
+                    vec![DynLimit::new(plain), DynLimit::new(tiers), DynLimit::new(fragile), DynLimit::new(flights)];
+                with_usage(Memory::builder(limits).max_keys(100).build())
+            }
+        };
+        let mut open: Vec<(Held, u64)> = Vec::new();
+        for step in 0..60 {
+            CALLS_LEFT.set(random.below(24));
+            let (key, cost) = (random.below(3), 1 + random.below(4));
+            let run = catch_unwind(AssertUnwindSafe(|| match random.below(8) {
+                0 => drop(limiter.peek(&key, immediate(cost)).try_ready()),
+                1 => drop(limiter.acquire(&key, immediate(cost)).try_ready()),
+                2 | 3 if !open.is_empty() => {
+                    CALLS_LEFT.set(0);
+                    let (held, _) = open.swap_remove(random.index(open.len()));
+                    let _ = held.settle(random.below(3)).try_ready();
+                }
+                _ => {
+                    let outcome = acquire(&limiter, &key, immediate(cost).hold());
+                    holds += u64::from(outcome.held.is_some());
+                    open.extend(outcome.held.map(|held| (held, cost)));
+                }
+            }));
+            CALLS_LEFT.set(0);
+            panics += u64::from(run.is_err());
+            let sum: u64 = open.iter().map(|(_, cost)| cost).sum();
+            for (limit, held) in held() {
+                assert_eq!(held, sum, "seed {seed}, step {step}, {limit}");
+            }
+        }
+    }
+    assert!(panics > 1_000 && holds > 1_000, "{panics}, {holds}");
+}
+
+/// Returns a limiter of any limits, and what each of them holds.
+fn with_usage<L: MemoryLimits<u64, DefaultHashBuilder> + 'static>(
+    limiter: Result<Memory<u64, L>, tower_ratelimit::Error>,
+) -> (BoxLimiter<u64>, Box<dyn Fn() -> Vec<(String, u64)>>) {
+    let limiter = limiter.expect("limits");
+    let boxed = BoxLimiter::new(limiter.clone());
+    (boxed, Box::new(move || limiter.usage().into_iter().map(|usage| (usage.limit, usage.held)).collect()))
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, FailOpen, Fallback, Held, LimiterFuture, Outcome};
-use tower_ratelimit::limiter::{DeniedCache, Reservation};
+use tower_ratelimit::limiter::{
+    Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, LimitsOfKey, Outcome, Reservation,
+};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, InFlight, Limit,
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict,
@@ -43,7 +44,7 @@ fn try_acquire(limiter: &impl Limiter<str>, options: impl Into<AcquireOptions>) 
 }
 
 fn hold(limiter: &impl Limiter<str>, costs: impl Into<AcquireOptions>) -> Held {
-    try_acquire(limiter, costs.into().hold().until_end()).expect("known units").held.expect("the limits allow the hold")
+    try_acquire(limiter, costs.into().hold()).expect("known units").held.expect("the limits allow the hold")
 }
 
 /// What each limit has left.
@@ -128,7 +129,7 @@ fn reservation_counts_what_is_spent_in_each_unit() {
 fn unknown_unit_is_an_error_and_charges_nothing() {
     fn check(limiter: &impl Limiter<str>, full: &[u64], case: &str) {
         let unknown = Costs::new().add("input", 1).add("inptu", 5);
-        for options in [unknown.into(), AcquireOptions::from(unknown).hold().until_end()] {
+        for options in [unknown.into(), AcquireOptions::from(unknown).hold()] {
             let error = try_acquire(limiter, options).map(|outcome| outcome.decision).expect_err(case);
             assert!(error.is_config(), "{case}: {error}");
             let expected = "no limit names the unit \"inptu\"; use one of [\"input\", \"output\"]";
@@ -191,8 +192,10 @@ fn limiters_of_a_chain_charge_their_own_units() {
             LimiterFuture::ready(Err(Error::unavailable("the store is down")))
         }
 
-        fn visit_units(&self, visit: &mut dyn FnMut(&'static str)) {
-            ["input", "output"].into_iter().for_each(visit);
+        fn limits_of(&self, _: &str, limits: &mut LimitsOfKey<'_>) {
+            for unit in ["input", "output"] {
+                limits.add_unit(unit);
+            }
         }
     }
 
@@ -260,7 +263,7 @@ impl Separate {
 
     fn acquire(&self, key: u64, costs: Costs, hold: bool) -> (Vec<Decision>, Option<Vec<Held>>) {
         let options = |unit| {
-            let options = AcquireOptions::cost(Self::cost(unit, costs, 1)).max_delay(Duration::ZERO).until_end();
+            let options = AcquireOptions::cost(Self::cost(unit, costs, 1)).max_delay(Duration::ZERO).keep_guard();
             if hold { options.hold() } else { options }
         };
         let peeked: Vec<_> =
@@ -340,7 +343,7 @@ fn random_costs_decide_as_separate_limiters_that_must_all_allow() {
                 continue;
             }
             let (key, hold) = (random.below(2), random.below(2) == 0);
-            let options = AcquireOptions::from(costs).detail(Detail::All).max_delay(Duration::ZERO).until_end();
+            let options = AcquireOptions::from(costs).detail(Detail::All).max_delay(Duration::ZERO).keep_guard();
             let Ok(outcome) = together.acquire(&key, if hold { options.hold() } else { options }).try_ready() else {
                 panic!("memory")
             };

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::limiter::{Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Chained, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, ManualClock,
-    Memory, Quota,
+    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, Limiter,
+    ManualClock, Memory, Quota,
 };
 
 use crate::random::Random;
@@ -111,7 +111,7 @@ fn check_law(seed: u64, bare: &BoxLimiter<Key>, wrapped: &BoxLimiter<Key>, clock
     for step in 0..80 {
         match random.below(6) {
             0..=2 => {
-                let options = AcquireOptions::cost(random.below(7)).until_end();
+                let options = AcquireOptions::cost(random.below(7)).keep_guard();
                 let options = if random.below(2) == 0 { options.hold() } else { options };
                 let [one, other] = [bare, wrapped].map(|limiter| try_acquire(limiter, options).expect("whole guards"));
                 assert_eq!(one.decision.is_allowed(), other.decision.is_allowed(), "seed {seed}, step {step}");
@@ -166,12 +166,12 @@ fn mapped_guard_settles_once_in_each_way() {
         let counting = Counting::new(three_limits(&clock), Wrap::Mapped);
         let settlements = Arc::clone(&counting.settlements);
         let limiter = BoxLimiter::new(counting);
-        let held = try_acquire(&limiter, AcquireOptions::cost(4).hold().until_end()).expect("an answer").held;
+        let held = try_acquire(&limiter, AcquireOptions::cost(4).hold()).expect("an answer").held;
         assert_eq!(held.as_ref().map(Held::cost), Some(4));
         end(held, how);
         assert_eq!(settlements.load(Ordering::Relaxed), 1, "{how}");
         // Nothing is settled, so nothing is mapped.
-        let held = try_acquire(&limiter, AcquireOptions::cost(4).until_end()).expect("an answer").held;
+        let held = try_acquire(&limiter, AcquireOptions::cost(4).keep_guard()).expect("an answer").held;
         assert!(held.is_some());
         end(held, how);
         assert_eq!(settlements.load(Ordering::Relaxed), 1, "{how}");
@@ -190,7 +190,7 @@ fn guard_without_its_parts_is_an_error_of_a_chain_that_charges_nothing() {
         drop(try_acquire(&empty, AcquireOptions::cost(6)));
         let chain = BoxLimiter::new(Chained::new(Counting::new(three.clone(), wrap), empty));
         for _ in 0..10 {
-            let denied = try_acquire(&chain, AcquireOptions::cost(2).until_end());
+            let denied = try_acquire(&chain, AcquireOptions::cost(2).keep_guard());
             match wrap {
                 Wrap::Mapped => {
                     assert!(!denied.expect("a decision").decision.is_allowed());
@@ -202,7 +202,7 @@ fn guard_without_its_parts_is_an_error_of_a_chain_that_charges_nothing() {
         // The second limiter holds until the end.
         let chain = BoxLimiter::new(Chained::new(scarce(&clock), Counting::new(three_limits(&clock), wrap)));
         let before = statuses(&chain);
-        let outcome = try_acquire(&chain, AcquireOptions::cost(2).until_end());
+        let outcome = try_acquire(&chain, AcquireOptions::cost(2).keep_guard());
         assert_eq!(outcome.is_ok(), wrap == Wrap::Mapped, "{wrap:?}");
         if let Err(error) = outcome {
             assert!(error.is_config() && error.to_string().contains("map_settle"), "{error}");

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use tower_ratelimit::{Error, Gcra, Quota, Redis, RedisServer};
+use tower_ratelimit::{Error, Gcra, Limiter, Quota, Redis, RedisServer};
 
 use crate::helpers::{is_allowed, redis_limiter};
 use crate::server::Server;
@@ -248,14 +248,11 @@ fn missing_runtime_is_an_error() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
         futures_util::FutureExt::now_or_never(limiter.health_check()).expect("a ready error").expect_err("no runtime"),
-        match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default())
+        tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default())
             .try_ready()
-        {
-            Ok(result) => result.expect_err("no runtime"),
-            Err(_) => {
-                panic!("without a runtime the acquisition must be ready")
-            }
-        },
+            .map_err(drop)
+            .expect("without a runtime the acquisition is ready")
+            .expect_err("no runtime"),
     ] {
         assert!(error.is_config());
         assert_error_contains(&error, "tokio runtime");

@@ -4,11 +4,14 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
+use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, SystemClock,
-    Timestamp, Weekday, per_key,
+    AcquireOptions, Calendar, Clock, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, MemoryBuilder, Quota,
+    Redis, SystemClock, Timestamp, Weekday, per_key,
 };
+
+#[path = "../../../examples/calendar.rs"]
+mod example;
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::random::Random;
@@ -132,6 +135,20 @@ async fn wrong_clock_of_a_process_takes_one_more_round_trip() {
         assert_eq!(denied.retry_after(), Some(window.end.saturating_since(clock.now())), "{name}");
         assert_eq!(script_calls(&server), 4 + more, "{name}");
     }
+}
+
+/// The output of the example in the guide, by Redis with a changed clock.
+#[tokio::test]
+async fn month_that_ends_is_the_one_of_the_guide() {
+    let page = include_str!("../../../docs/everyday.md");
+    let block = page.split("```text\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("a block");
+    let (server, clock) = (Server::start(), example::clock());
+    let limiter: Redis<str> = Redis::builder(server.open(), "month", example::plan())
+        .clock_for_tests(clock.clone())
+        .deadline(LONG_DEADLINE)
+        .build()
+        .expect("a limit");
+    assert_eq!(example::call(&limiter, &clock).await.expect("answers"), block.lines().collect::<Vec<_>>());
 }
 
 fn script_calls(server: &Server) -> u64 {

@@ -58,7 +58,7 @@ async fn one_stall_counts_as_one_failure() {
         }
         proxy.hold(false);
         assert!(
-            matches!(limiter.acquire("alice", AcquireOptions::default()).try_ready(), Err(_)),
+            limiter.acquire("alice", AcquireOptions::default()).try_ready().is_err(),
             "round {round}: the breaker is closed"
         );
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock as _, ManualClock, Quota, Timestamp};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock as _, Limiter, ManualClock, Quota, Timestamp};
 
 use crate::helpers::{acquire, every_algorithm};
 use crate::server::Server;

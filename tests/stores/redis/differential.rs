@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{AdminOperation, Held};
-use tower_ratelimit::store::{IntoRedisLimits, MemoryBuilder, MemoryLimits};
+use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket, per_key,
+    Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell, RedisServer, SlidingLog,
+    SlidingWindow, Timestamp, TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -84,8 +84,10 @@ where
         .deadline(LONG_DEADLINE);
     let redis = redis.build().expect("limits");
     let mut random = Random::new(seed);
-    let mut units = Vec::new();
-    memory.visit_units(&mut |unit| units.push(unit));
+    // A peek in a unit that no limit names is an error.
+    let peek_in = |unit| memory.peek(&caller(&mut Random::new(seed)), Costs::new().add(unit, 0).into()).try_ready();
+    let names_unit = |unit: &&'static str| peek_in(*unit).is_ok_and(|peeked| peeked.is_ok());
+    let units: Vec<_> = ["input", "output", "dollars", "streams"].into_iter().filter(names_unit).collect();
     let mut held: Vec<(Held, Held)> = Vec::new();
     let (mut step, mut wait) = (0, None);
     while step < steps {
@@ -224,7 +226,7 @@ fn random_options(random: &mut Random, units: &[&'static str], min_cost: u64) ->
     };
     let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
     // Limits on requests in flight hold in each trace.
-    AcquireOptions::from(costs).until_end().max_delay(max_delay).detail(details[random.index(3)])
+    AcquireOptions::from(costs).keep_guard().max_delay(max_delay).detail(details[random.index(3)])
 }
 
 /// The name of a random limit that applies.

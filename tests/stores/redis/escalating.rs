@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock, FixedWindow, Limit, Limiter as _, ManualClock, MemoryBuilder, Quota, Redis,
-    RedisServer, SlidingLog,
+    AcquireOptions, BlockReason, Clock, FixedWindow, Limit, Limiter as _, ManualClock, Memory, MemoryBuilder, Quota,
+    Redis, RedisServer, SlidingLog,
 };
 
 use crate::cluster_server::Cluster;
@@ -205,6 +205,10 @@ async fn block_reason_of_an_escalation_stays_with_its_block() {
     assert_eq!(reason_of().await, Some(BlockReason::Escalation));
     limiter.unblock("api", "alice").await.expect("done");
     assert_eq!(reason_of().await, None);
+    // The limit is a shadow, which denies nothing that could escalate.
+    let escalation = Escalation::new("api", Quota::per_hour(5));
+    let error = Escalating::new(limiter, Memory::new(escalation.limits()), escalation).check("alice", 1).await;
+    assert!(error.expect_err("a shadow").to_string().contains("a shadow or a guaranteed share denies no request"));
 }
 
 /// A client exhausts a limit with leases and goes on: the block reaches the process that has a lease within its duration.

@@ -349,10 +349,7 @@ async fn one_stalled_call_does_not_open_the_breaker_with_a_responding_server() {
         };
         assert!(late.is_unavailable() && late.to_string().contains("deadline"), "{late}");
         sleep(Duration::from_millis(60)).await;
-        assert!(
-            matches!(limiter.acquire("alice", AcquireOptions::default()).try_ready(), Err(_)),
-            "the breaker is closed"
-        );
+        assert!(limiter.acquire("alice", AcquireOptions::default()).try_ready().is_err(), "the breaker is closed");
         let deadline = Instant::now() + LONG_DEADLINE;
         while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
             assert!(Instant::now() < deadline, "the server responds");
@@ -536,8 +533,8 @@ async fn fail_open_allows_while_redis_is_unavailable_and_is_the_source() {
     server.kill();
     for _ in 0..50 {
         let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
-        assert!(decision.is_allowed() && decision.source() == DecisionSource::Policy);
+        assert!(decision.is_allowed() && decision.source() == DecisionSource::NoLimit);
         let peeked = limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
-        assert!(peeked.is_allowed() && peeked.source() == DecisionSource::Policy);
+        assert!(peeked.is_allowed() && peeked.source() == DecisionSource::NoLimit);
     }
 }

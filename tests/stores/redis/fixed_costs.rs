@@ -3,20 +3,27 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Chained, Limiter};
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Quota, Redis, RedisServer};
+use tower_ratelimit::limiter::Chained;
+use tower_ratelimit::{
+    AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Limiter, ManualClock, Quota, Redis, RedisServer,
+};
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
+use crate::holds::pass_expiries;
 use crate::server::Server;
 
-fn limiter(server: RedisServer, name: &str, requests: u64, tokens: u64) -> Redis<str> {
+const EXPIRY: Duration = Duration::from_millis(600);
+
+/// A limiter whose server time is `clock`.
+fn limiter(server: RedisServer, clock: &ManualClock, (requests, tokens): (u64, u64), name: &str) -> Redis<str> {
     let limits = (
         Limit::new("requests", FixedWindow::new(Quota::per_day(requests))).fixed_cost(1),
         Limit::new("tokens", FixedWindow::new(Quota::per_day(tokens))),
     );
     Redis::builder(server, name, limits)
         .deadline(LONG_DEADLINE)
-        .hold_expiry(Duration::from_millis(600))
+        .hold_expiry(EXPIRY)
+        .clock_for_tests(clock.clone())
         .build()
         .expect("limits")
 }
@@ -43,15 +50,15 @@ async fn wait_for(limiter: &impl Limiter<str>, expected: &[u64]) {
 /// Only the tokens belong to the hold: neither its settlement nor its expiry concerns the requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_is_settled_on_limits_with_the_cost_of_the_request_only() {
-    let server = Server::start();
-    let limiter = limiter(server.open(), "llm", 9, 1000);
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let limiter = limiter(server.open(), &clock, (9, 1000), "llm");
     let held = hold(&limiter, "alice", 100).await;
     assert_eq!(remaining(&limiter).await, [8, 900]);
     held.settle(30).await.expect("done");
     assert_eq!(remaining(&limiter).await, [8, 970]);
     // Renewed: the hold outlives its expiry.
     let held = hold(&limiter, "alice", 100).await;
-    sleep(Duration::from_millis(900)).await;
+    pass_expiries(&server, &clock, EXPIRY);
     assert_eq!(remaining(&limiter).await, [7, 870]);
     held.release().await.expect("done");
     assert_eq!(remaining(&limiter).await, [7, 970]);
@@ -63,8 +70,9 @@ async fn hold_is_settled_on_limits_with_the_cost_of_the_request_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chained_limiters_charge_fixed_costs_of_allowed_requests_only() {
-    let server = Server::start();
-    let (first, second) = (limiter(server.open(), "first", 9, 1000), limiter(server.open(), "second", 8, 500));
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let (first, second) =
+        (limiter(server.open(), &clock, (9, 1000), "first"), limiter(server.open(), &clock, (8, 500), "second"));
     let limiter = Chained::new(first, second);
     assert!(acquire(&limiter, "alice", AcquireOptions::cost(1)).await.expect("an answer").decision.is_allowed());
     wait_for(&limiter, &[8, 999, 7, 499]).await;
@@ -82,8 +90,8 @@ async fn chained_limiters_charge_fixed_costs_of_allowed_requests_only() {
 /// was lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_that_is_dropped_before_its_reply_keeps_the_fixed_cost_at_most() {
-    let server = Server::start();
-    let limiter = limiter(server.open(), "dropped", 9, 1000);
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let limiter = limiter(server.open(), &clock, (9, 1000), "dropped");
     assert_eq!(remaining(&limiter).await, [9, 1000]);
     drop(limiter.hold("alice", AcquireOptions::cost(100)));
     let held = limiter.hold("alice", AcquireOptions::cost(1));

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Clock, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, Quota, Redis,
-    RedisServer, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, Calendar, Clock, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, Quota,
+    Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 /// A deadline that only a hanging call misses, for tests without deadlines as their subject.
@@ -73,6 +73,7 @@ pub(crate) fn every_algorithm(
         one(server, "leaky queue", clock, LeakyQueue::new(quota).max_waiting(quota.limit() - 1)),
         one(server, "fixed window", clock, FixedWindow::new(quota)),
         one(server, "aligned window", clock, FixedWindow::new(quota).aligned_to_clock()),
+        one(server, "calendar", clock, FixedWindow::calendar(quota.limit(), Calendar::yearly())),
         one(server, "sliding window", clock, SlidingWindow::new(quota)),
         one(server, "weighted window", clock, SlidingWindow::new(quota).blocks(1).weighted()),
         one(server, "sliding log", clock, SlidingLog::new(quota)),

@@ -17,6 +17,7 @@ use tower_ratelimit::{
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
 use crate::leases::until_leased;
+use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -42,6 +43,23 @@ async fn used<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     HUNDRED.limit() - decision.remaining().expect("a figure")
 }
 
+/// Lets three times the expiry pass on the server's clock, in steps between which the process renews its holds.
+pub(crate) fn pass_expiries(server: &Server, clock: &ManualClock, expiry: Duration) {
+    for _ in 0..6 {
+        let before = script_calls(server);
+        // The first one may have been sent before the last step.
+        wait_until("the next renewals", || script_calls(server) >= before + 2);
+        clock.advance(expiry / 2);
+    }
+}
+
+fn script_calls(server: &Server) -> u64 {
+    let statistics = server.command(&["INFO", "commandstats"]);
+    let calls = statistics.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    let count = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
+    calls.map(|line| count(line).expect("a number of calls")).sum()
+}
+
 /// Waits until this much of the hundred is used, held costs included.
 async fn wait_for_usage(limiter: &impl Limiter<str>, key: &str, expected: u64) {
     let deadline = Instant::now() + LONG_DEADLINE;
@@ -65,10 +83,11 @@ fn in_a_runtime_that_is_shut_down(held: impl Future<Output = Held> + Send + 'sta
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_is_renewed_while_its_guard_exists() {
-    let server = Server::start();
-    let limiter = limiter(&server, SHORT_EXPIRY);
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let limiter = Redis::builder(server.open(), "api", FixedWindow::new(HUNDRED)).hold_expiry(SHORT_EXPIRY);
+    let limiter: Redis<str> = limiter.clock_for_tests(clock.clone()).deadline(LONG_DEADLINE).build().expect("limits");
     let held = hold(&limiter, "alice", 40).await;
-    sleep(SHORT_EXPIRY * 3).await;
+    pass_expiries(&server, &clock, SHORT_EXPIRY);
     assert_eq!(used(&limiter, "alice").await, 40);
     held.settle(7).await.expect("done");
     assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
@@ -76,20 +95,21 @@ async fn hold_is_renewed_while_its_guard_exists() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_without_renewal_expires_at_its_whole_cost() {
-    let server = Server::start();
+    let (server, clock) = (Server::start(), ManualClock::new());
     let expired = std::sync::Arc::new(Mutex::new(0));
     let counts = std::sync::Arc::clone(&expired);
-    let here = Redis::builder(server.open(), "api", FixedWindow::new(HUNDRED))
-        .hold_expiry(SHORT_EXPIRY)
-        .deadline(LONG_DEADLINE);
+    let [here, there] = [(); 2].map(|()| {
+        Redis::builder(server.open(), "api", FixedWindow::new(HUNDRED))
+            .hold_expiry(SHORT_EXPIRY)
+            .deadline(LONG_DEADLINE)
+            .clock_for_tests(clock.clone())
+    });
     let here = here.observe(move |event: &Event<'_>| {
         if let Event::HoldsExpired { store: "api", count, .. } = event {
             *counts.lock().expect("no panic") += count;
         }
     });
-    let here: Redis<str> = here.build().expect("limits");
-    let there = limiter(&server, SHORT_EXPIRY);
-    let began = Instant::now();
+    let [here, there]: [Redis<str>; 2] = [here.build(), there.build()].map(|limiter| limiter.expect("limits"));
     let held = tokio::task::spawn_blocking(move || {
         in_a_runtime_that_is_shut_down(async move { hold(&there, "alice", 40).await })
     });
@@ -100,12 +120,10 @@ async fn hold_without_renewal_expires_at_its_whole_cost() {
     here.reset("alice").await.expect("done");
     assert_eq!(used(&here, "alice").await, 40, "a reset keeps held costs");
     // The expired hold is charged. The reset removes earlier charges.
-    while *expired.lock().expect("no panic") == 0 {
-        assert!(began.elapsed() < LONG_DEADLINE, "the hold does not expire");
-        sleep(Duration::from_millis(20)).await;
-        used(&here, "alice").await;
-    }
-    assert!(began.elapsed() >= SHORT_EXPIRY);
+    clock.advance(SHORT_EXPIRY / 2);
+    assert_eq!((used(&here, "alice").await, *expired.lock().expect("no panic")), (40, 0));
+    clock.advance(SHORT_EXPIRY / 2);
+    assert_eq!(used(&here, "alice").await, 40);
     assert_eq!(*expired.lock().expect("no panic"), 1);
     assert_eq!(used(&here, "alice").await, 40);
     here.reset("alice").await.expect("done");
@@ -119,7 +137,7 @@ async fn hold_without_renewal_expires_at_its_whole_cost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_after_an_expiry_starts_a_new_session() {
     let server = Server::start();
-    let limiter = limiter_on::<str>(server.open(), SHORT_EXPIRY, LONG_DEADLINE, FixedWindow::new(HUNDRED));
+    let limiter = limiter(&server, Duration::from_secs(60));
     let first = hold(&limiter, "alice", 10).await;
     // The server loses its data, which the client does not observe.
     server.command(&["FLUSHALL"]);
@@ -568,9 +586,9 @@ async fn two_script_versions_admit_at_most_twice_the_limit() {
         for (limiter, options) in [(&new, ours), (&old, theirs)] {
             let options = if round % 5 == 0 { options.hold() } else { options };
             let outcome = acquire(limiter, "alice", options).await.expect("an answer");
-            admitted += if outcome.decision.is_allowed() { options.get_cost() } else { 0 };
+            admitted += if outcome.decision.is_allowed() { options.cost } else { 0 };
             if let Some(held) = outcome.held {
-                held.settle(options.get_cost()).await.expect("done");
+                held.settle(options.cost).await.expect("done");
             }
         }
     }

@@ -3,19 +3,17 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tokio::time::sleep;
 use tower_ratelimit::{
-    AcquireOptions, Costs, Detail, FixedWindow, InFlight, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, Costs, Detail, FixedWindow, InFlight, Limit, LimitStatus, Limiter, Quota, Redis, SlidingLog,
+    SlidingWindow, TokenBucket,
 };
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::idempotency_model::{RESULTS, compare};
-use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
-use crate::proxy::Proxy;
+use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::random::Random;
-use crate::reservation_model::{LIMIT, SPAN, clock};
+use crate::reservation_model::{LIMIT, SPAN, clock, day_or_year};
 use crate::server::Server;
 
 fn once(cost: u64, id: &str) -> AcquireOptions {
@@ -31,7 +29,7 @@ async fn idempotency_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
     for seed in 0..100 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
@@ -62,6 +60,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                     Limit::new("open", InFlight::new(LIMIT)),
                 )
             ),
+            in_redis_and_memory!(server, format!("calendar{seed}"), &clock, day_or_year(1)),
         ];
         for (kind, (redis, memory)) in pairs.iter().enumerate() {
             let (mut random, mut guards) = (Random::new(seed), Vec::new());
@@ -73,7 +72,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                 let costs = Costs::from(cost);
                 let costs = if kind == 3 { costs.add("output", output) } else { costs };
                 let remember = Duration::from_micros(4 * SPAN);
-                let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).until_end();
+                let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).keep_guard();
                 let settles = random.below(3) == 0;
                 if settles {
                     options = options.hold();
@@ -144,29 +143,18 @@ async fn idempotency_counts_across_replicas_and_concurrent_calls() {
 /// A client whose replies are lost sends its request until one arrives. It pays once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idempotency_charges_once_if_replies_are_lost() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter = Redis::builder(address, "api", FixedWindow::new(HUNDRED)).deadline(LONG_DEADLINE);
-    let limiter: Redis<str> = limiter.build().expect("limits");
-    let direct = redis_limiter::<str>(server.open(), "api", FixedWindow::new(HUNDRED));
+    let server = LossyServer::start();
+    let (limiter, direct) = (&server.limiter, &server.direct);
     let (mut lost, mut plain) = (0, 0);
     for number in 0..12 {
         for (key, options) in [
             ("once", AcquireOptions::cost(2).once(&format!("{number}"), 100, MINUTE)),
             ("plain", AcquireOptions::cost(2)),
         ] {
-            proxy.cut_next_reply();
-            let mut tries = 0;
-            while acquire(&limiter, key, options).await.is_err() {
-                tries += 1;
-                assert!(tries < 100, "the proxy works again");
-                sleep(Duration::from_millis(20)).await;
-            }
-            lost += u64::from(tries > 0);
+            lost += u64::from(server.lose_a_reply(|| acquire(limiter, key, options)).await);
         }
-        assert_eq!(left(&direct, "once").await, 100 - 2 * (number + 1));
-        plain = 100 - left(&direct, "plain").await;
+        assert_eq!(left(direct, "once").await, 100 - 2 * (number + 1));
+        plain = 100 - left(direct, "plain").await;
     }
     println!("{lost} replies were lost: 24 charged with ids, {plain} without");
     assert!(lost > 12 && plain > 24, "{lost}, {plain}");

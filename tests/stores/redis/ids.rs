@@ -1,12 +1,16 @@
-//! What the tests of ids share: limiters with a clock of the test, in Redis and in memory.
+//! What the tests of ids share: limiters with a clock of the test, in Redis and in memory, and a server whose replies are
+//! lost.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokio::time::sleep;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Limiter, ManualClock, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, FixedWindow, Limiter, ManualClock, Quota, Redis, RedisServer};
 
-use crate::helpers::LONG_DEADLINE;
+use crate::helpers::{LONG_DEADLINE, redis_limiter};
+use crate::proxy::Proxy;
 use crate::reservation_model::{LIMIT, MAX_IDS};
+use crate::server::Server;
 
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) const HUNDRED: Quota = Quota::per_day(LIMIT);
@@ -26,6 +30,38 @@ pub(crate) fn with_clock(
     let builder = Redis::builder(server, name, limits).deadline(LONG_DEADLINE).clock_for_tests(clock.clone());
     let builder = builder.hold_expiry(24 * 60 * MINUTE);
     BoxLimiter::new(builder.max_reservation_ids(MAX_IDS).build().expect("limits"))
+}
+
+/// A limiter behind a proxy that loses replies, and one beside the proxy.
+pub(crate) struct LossyServer {
+    proxy: Proxy,
+    pub(crate) limiter: Redis<str>,
+    pub(crate) direct: Redis<str>,
+    _server: Server,
+}
+
+impl LossyServer {
+    pub(crate) fn start() -> Self {
+        let server = Server::start();
+        let proxy = Proxy::before(server.socket());
+        let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+        let limiter = redis_limiter(address, "api", FixedWindow::new(HUNDRED));
+        let direct = redis_limiter(server.open(), "api", FixedWindow::new(HUNDRED));
+        Self { proxy, limiter, direct, _server: server }
+    }
+
+    /// Loses the next reply, and calls until an answer arrives. Returns whether a reply was lost.
+    pub(crate) async fn lose_a_reply<T, E, F: Future<Output = Result<T, E>>>(&self, call: impl Fn() -> F) -> bool {
+        self.proxy.cut_next_reply();
+        let (mut is_lost, until) = (false, Instant::now() + LONG_DEADLINE);
+        // A cut connection fails the calls on it, and the calls until the next connection is open.
+        while call().await.is_err() {
+            is_lost = true;
+            assert!(Instant::now() < until, "the proxy works again");
+            sleep(Duration::from_millis(20)).await;
+        }
+        is_lost
+    }
 }
 
 /// The limits in Redis and in memory, as `BoxLimiter`s: `(server, name, clock, limits)`.

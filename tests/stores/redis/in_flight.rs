@@ -17,6 +17,7 @@ use tower_ratelimit::{
 
 use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
+use crate::holds::pass_expiries;
 use crate::process::Process;
 use crate::server::Server;
 
@@ -24,7 +25,7 @@ use crate::server::Server;
 const SHORT_EXPIRY: Duration = Duration::from_millis(600);
 
 fn request(cost: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).until_end()
+    AcquireOptions::cost(cost).keep_guard()
 }
 
 async fn start(limiter: &Redis<str>, cost: u64) -> Outcome {
@@ -46,17 +47,15 @@ async fn wait_for_remaining(limiter: &Redis<str>, expected: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_flight_requests_are_renewed_and_released_in_redis() {
-    let server = Server::start();
-    let limits = InFlight::new(3);
-    let limiter = Redis::builder(server.open(), "api", limits).hold_expiry(SHORT_EXPIRY).deadline(LONG_DEADLINE);
-    let limiter: Redis<str> = limiter.build().expect("limits");
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let (limiter, _) = on_clock(&server, &clock, InFlight::new(3));
     let two = start(&limiter, 2).await;
     assert_eq!(two.decision.remaining(), Some(1));
     let denied = start(&limiter, 2).await;
     assert_eq!(denied.decision.retry_after(), Some(Duration::from_secs(1)));
     assert!(denied.decision.is_estimate() && denied.held.is_none());
     assert!(start(&limiter, 4).await.decision.exceeds_limit());
-    sleep(SHORT_EXPIRY * 3).await;
+    pass_expiries(&server, &clock, SHORT_EXPIRY);
     assert_eq!(remaining(&limiter).await, 1, "the process renews its holds");
     two.held.expect("allowed").release().await.expect("released");
     assert_eq!(remaining(&limiter).await, 3);
@@ -166,19 +165,17 @@ async fn in_flight_request_does_not_count_after_the_maximum_duration_in_redis() 
 /// The holds of a process that does not exist any more are freed, not charged.
 #[test]
 fn in_flight_holds_of_a_dead_process_are_freed() {
-    let server = Server::start();
-    let limiter = |server: &Server| {
-        let builder = Redis::builder(server.open(), "api", InFlight::new(2)).hold_expiry(SHORT_EXPIRY);
-        builder.deadline(LONG_DEADLINE).build().expect("limits")
-    };
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let limiter = || on_clock(&server, &clock, InFlight::new(2)).0;
     let dead = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let held = dead.block_on(async { start(&limiter(&server), 2).await.held.expect("allowed") });
+    let held = dead.block_on(async { start(&limiter(), 2).await.held.expect("allowed") });
     dead.shutdown_background();
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let limiter: Redis<str> = limiter(&server);
+        let limiter = limiter();
         assert_eq!(remaining(&limiter).await, 0);
-        wait_for_remaining(&limiter, 2).await;
+        clock.advance(SHORT_EXPIRY);
+        assert_eq!(remaining(&limiter).await, 2);
     });
     // Without a runtime nothing can be sent.
     drop(held);
@@ -187,7 +184,8 @@ fn in_flight_holds_of_a_dead_process_are_freed() {
 // Six processes.
 
 const LIMIT: u64 = 5;
-const EXPIRY: Duration = Duration::from_millis(1500);
+/// A process of the test may stand still for nearly as long.
+const EXPIRY: Duration = Duration::from_secs(4);
 
 fn shared_limiter(server: RedisServer) -> Redis<str> {
     let limiter = Redis::builder(server, "api", InFlight::new(LIMIT));
@@ -339,11 +337,11 @@ fn in_flight_is_exact_over_six_processes_of_which_two_are_killed_and_one_is_stop
             if let Some(held) = start(&limiter, LIMIT).await.held {
                 break held;
             }
-            assert!(began.elapsed() < EXPIRY + Duration::from_secs(1), "the places of dead processes are not free");
+            assert!(began.elapsed() < LONG_DEADLINE, "the places of dead processes are not free");
             sleep(Duration::from_millis(10)).await;
         };
         // The continued process finds no place for its requests. They run on and end, and nothing is left.
-        sleep((EXPIRY * 3).saturating_sub(began.elapsed())).await;
+        sleep((EXPIRY * 2).saturating_sub(began.elapsed())).await;
         processes[2].process.signal("-CONT");
         sleep(EXPIRY / 2).await;
         assert!(start(&limiter, 1).await.held.is_none(), "all places are taken");

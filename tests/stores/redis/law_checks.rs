@@ -5,60 +5,38 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::test_util::{check_algorithm, check_lua_algorithm};
 use tower_ratelimit::{
-    FixedWindow, Gcra, LazySnapshot, LeakyQueue, LimitSnapshot, Quota, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket,
+    FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
 use crate::server::Server;
 
-/// A cool-down whose Lua implementation waits for a microsecond less.
+/// A window whose Lua implementation counts one unit more.
 #[derive(Clone, Debug)]
-struct CoolDown(Duration);
+struct WrongInLua(FixedWindow);
 
-impl Algorithm for CoolDown {
-    type State = [u64; 1];
+impl Algorithm for WrongInLua {
+    type State = <FixedWindow as Algorithm>::State;
 
-    fn decide(&self, &[open_at]: &[u64; 1], now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
-        let wait = Timestamp::from_micros(open_at).saturating_since(now);
-        if !options.is_forced() && options.cost > 1 {
-            Step::Exceeds
-        } else if !options.is_forced() && options.cost > 0 && !wait.is_zero() && wait <= 2 * self.0 {
-            Step::deny_for(wait)
-        } else {
-            let start = now.saturating_add(options.forced_delay());
-            Step::Allow { next: [start.saturating_add(self.0).as_micros()], delay: 0 }
-        }
+    const STATE_NAME: &'static str = FixedWindow::STATE_NAME;
+
+    fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State> {
+        self.0.decide(state, now, options)
     }
 
-    fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
-        let wait = Timestamp::from_micros(open_at).saturating_since(now);
-        let remaining = u64::from(wait.is_zero());
-        LimitSnapshot::new(1, self.0).with_remaining(remaining).with_reset(wait).with_next_token_after(wait).into()
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
+        self.0.snapshot(state, now)
     }
 
     fn max_reset(&self) -> Duration {
-        self.0
+        self.0.max_reset()
     }
 }
 
-impl LuaAlgorithm for CoolDown {
-    const SCRIPT: LuaScript = LuaScript::new(
-        "short_cool_down1",
-        "
-        local function peek(s, now, max_delay, p)
-          if p[2] > 1 then return -1 end
-          local wait = s[1] - now - 1
-          if p[2] == 0 or wait <= 0 or wait > 2 * p[1] then return 0 end
-          return wait
-        end
-        local function commit(s, now, delay, p) s[1] = now + delay + p[1] end
-        local function charge(s, now, cost, p) s[1] = now + p[1] end
-        return { words = 1, params = 2, supports_scheduling = false, peek = peek, commit = commit, charge = charge }
-        ",
-    );
+impl LuaAlgorithm for WrongInLua {
+    const SCRIPT: LuaScript = FixedWindow::SCRIPT;
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        params.extend([u64::try_from(self.0.as_micros()).unwrap_or(u64::MAX), cost]);
+        FixedWindow::new(Quota::new(self.0.quota().limit() + 1, self.0.quota().period())).params(cost, params);
     }
 }
 
@@ -77,8 +55,8 @@ async fn check_lua_algorithm_passes_every_algorithm_and_finds_a_difference() {
     passes(check_lua_algorithm(&FixedWindow::new(quota), &address).await);
     passes(check_lua_algorithm(&SlidingWindow::new(quota), &address).await);
     passes(check_lua_algorithm(&SlidingLog::new(quota), &address).await);
-    let cool_down = CoolDown(Duration::from_secs(1));
-    check_algorithm(&cool_down).expect("the laws hold in Rust");
-    let violation = check_lua_algorithm(&cool_down, &address).await.expect_err("a difference").to_string();
+    let wrong = WrongInLua(FixedWindow::new(quota));
+    check_algorithm(&wrong).expect("the laws hold in Rust");
+    let violation = check_lua_algorithm(&wrong, &address).await.expect_err("a difference").to_string();
     assert!(violation.contains("the decision in Redis differs"), "{violation}");
 }

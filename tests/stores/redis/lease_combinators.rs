@@ -25,7 +25,7 @@ fn local() -> Memory<str, FixedWindow> {
 /// Each combination, and the source of its decisions when the lease has ended in an outage.
 const WITHOUT_STORE: [(&str, Combine, DecisionSource); 7] = [
     ("fallback", |lease| BoxLimiter::new(Fallback::new(lease, local())), DecisionSource::Fallback),
-    ("fail open", |lease| BoxLimiter::new(FailOpen::new(lease)), DecisionSource::Policy),
+    ("fail open", |lease| BoxLimiter::new(FailOpen::new(lease)), DecisionSource::NoLimit),
     (
         "cache, fallback",
         |lease| BoxLimiter::new(DeniedCache::new(Fallback::new(lease, local()))),
@@ -36,8 +36,8 @@ const WITHOUT_STORE: [(&str, Combine, DecisionSource); 7] = [
         |lease| BoxLimiter::new(Fallback::new(DeniedCache::new(lease), local())),
         DecisionSource::Fallback,
     ),
-    ("cache, fail open", |lease| BoxLimiter::new(DeniedCache::new(FailOpen::new(lease))), DecisionSource::Policy),
-    ("fail open, cache", |lease| BoxLimiter::new(FailOpen::new(DeniedCache::new(lease))), DecisionSource::Policy),
+    ("cache, fail open", |lease| BoxLimiter::new(DeniedCache::new(FailOpen::new(lease))), DecisionSource::NoLimit),
+    ("fail open, cache", |lease| BoxLimiter::new(FailOpen::new(DeniedCache::new(lease))), DecisionSource::NoLimit),
     (
         "fail open, fallback",
         |lease| BoxLimiter::new(FailOpen::new(Fallback::new(lease, local()))),

@@ -6,7 +6,7 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Reservation;
 use tower_ratelimit::store::{IntoRedisLimits, Lease};
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Quota, Redis, RedisServer, SlidingLog,
+    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
     SlidingWindow,
 };
 

@@ -12,9 +12,9 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter as _, ManualClock, Quota, Redis, RedisBuilder, RedisServer, SlidingLog, SlidingWindow, SystemClock,
-    TokenBucket, per_key,
+    AcquireOptions, Calendar, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, InFlight, LeakyBucket,
+    LeakyQueue, Limit, Limiter as _, ManualClock, Quota, Redis, RedisBuilder, RedisServer, SlidingLog, SlidingWindow,
+    SystemClock, Timestamp, TokenBucket, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
@@ -200,6 +200,37 @@ async fn weighted_window_admits_the_limit() {
 #[tokio::test]
 async fn sliding_log_admits_the_limit() {
     admits_the_limit(SlidingLog::new(QUOTA)).await;
+}
+
+/// Each window of a calendar admits its limit, whenever the leases were granted that a process spends in it.
+#[tokio::test]
+async fn leases_admit_the_limit_in_each_calendar_window() {
+    let calendar = Calendar::monthly_on(31).utc_offset_minutes(-150);
+    let end = calendar.window_at(clock().now()).end;
+    use_clock(ManualClock::at(Timestamp::from_micros(end.as_micros() - 1_000_000)));
+    let (server, limit) = (Server::start(), FixedWindow::calendar(LIMIT, calendar));
+    let limiters = [(); 2].map(|()| leased(server.open(), limit));
+    let (mut admitted, mut leased) = ([0; 2], [0; 2]);
+    // So few decisions that the limit is not used up before the boundary: a lease that saves nothing ends.
+    while clock().now() < end.saturating_add(Duration::from_secs(1)) {
+        for limiter in &limiters {
+            let decision = decide(limiter, "alice", AcquireOptions::default()).await;
+            let window = usize::from(decision.decided_at() >= end);
+            admitted[window] += u64::from(decision.is_allowed());
+            leased[window] += u64::from(decision.is_allowed() && decision.source() == DecisionSource::Lease);
+            let until = decision.most_restrictive().expect("a limit").snapshot().window;
+            let present = calendar.window_at(decision.decided_at());
+            assert_eq!(until, Some(present.end.saturating_since(present.start)));
+        }
+    }
+    for limiter in &limiters {
+        limiter.close().await.expect("an answer");
+    }
+    let left = rest(server.open(), limit, "alice").await;
+    assert!(leased.iter().all(|leased| *leased > 100), "{leased:?}");
+    assert!(admitted[0] <= LIMIT && admitted[1] + left <= LIMIT, "{admitted:?}, {left} left");
+    // What was spent before the boundary, and reported after it, is charged in the second window.
+    assert!(admitted[1] + left >= LIMIT - LIMIT / 4, "{admitted:?}, {left} left");
 }
 
 #[tokio::test]

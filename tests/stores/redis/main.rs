@@ -94,4 +94,5 @@ mod shutdown;
 mod sliding_log;
 mod ttl;
 mod units;
+mod waiting;
 mod zero_limits;

@@ -6,19 +6,19 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_ratelimit::{
-    AcquireOptions, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    AcquireOptions, Calendar, Costs, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Quota, Redis,
     SlidingLog, SlidingWindow, Timestamp, TokenBucket,
 };
 
 use crate::child::{child_task, command};
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::ids::{HUNDRED, MINUTE, in_redis_and_memory, left, with_clock};
+use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::process::Process;
-use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::reservation_model::{
-    DRAINING, LIMIT, Operation, SPAN, clock, compare, looking_changes_no_charge, no_id_passes_too_often, remaining,
+    DRAINING, LIMIT, Operation, SPAN, clock, compare, day_or_year, looking_changes_no_charge, no_id_passes_too_often,
+    remaining,
 };
 use crate::server::Server;
 
@@ -27,7 +27,7 @@ fn options(cost: u64, id: &str) -> AcquireOptions {
 }
 
 async fn hold(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
-    acquire(limiter, key, options.hold().until_end()).await.expect("an answer").decision.is_allowed()
+    acquire(limiter, key, options.hold()).await.expect("an answer").decision.is_allowed()
 }
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn reservation_id_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
     for seed in 0..200 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
@@ -48,7 +48,7 @@ async fn repeated_reservation_ids() {
     let (server, mut counts) = (Server::start(), [0; 2]);
     for seed in 0..60 {
         let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), FixedWindow::new(HUNDRED), &clock);
+        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
         counts = [counts[0] + sent, counts[1] + passed];
     }
@@ -127,6 +127,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
         law!(
             "bucket": TokenBucket::new(DRAINING),
             "fixed": FixedWindow::new(DRAINING),
+            "calendar": FixedWindow::calendar(LIMIT, Calendar::daily()),
             "window": SlidingWindow::new(DRAINING),
             "log": SlidingLog::new(DRAINING),
             "two": (
@@ -213,34 +214,15 @@ impl<T, F: Fn() -> T> MapTwo<T> for F {
 /// A reply that is lost on the way: the repeated call finds what the first one did.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_id_is_held_and_settled_once_if_replies_are_lost() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter = Redis::builder(address, "api", FixedWindow::new(HUNDRED)).deadline(LONG_DEADLINE);
-    let limiter: Redis<str> = limiter.build().expect("limits");
-    let direct = redis_limiter::<str>(server.open(), "api", FixedWindow::new(HUNDRED));
+    let server = LossyServer::start();
+    let (limiter, direct) = (&server.limiter, &server.direct);
     let (mut lost_holds, mut lost_settlements) = (0, 0);
     for number in 0..20 {
         let id = format!("{number}");
-        proxy.cut_next_reply();
-        // A cut connection fails the calls on it, and the calls until the next connection is open.
-        let mut tries = 0;
-        while acquire(&limiter, "alice", options(5, &id).hold()).await.is_err() {
-            tries += 1;
-            assert!(tries < 100, "the proxy works again");
-            sleep(Duration::from_millis(20)).await;
-        }
-        lost_holds += u64::from(tries > 0);
-        assert_eq!(left(&direct, "alice").await, 100 - 2 * number - 5);
-        proxy.cut_next_reply();
-        tries = 0;
-        while limiter.settle("alice", id.as_str(), 2).await.is_err() {
-            tries += 1;
-            assert!(tries < 100, "the proxy works again");
-            sleep(Duration::from_millis(20)).await;
-        }
-        lost_settlements += u64::from(tries > 0);
-        assert_eq!(left(&direct, "alice").await, 100 - 2 * (number + 1));
+        lost_holds += u64::from(server.lose_a_reply(|| acquire(limiter, "alice", options(5, &id).hold())).await);
+        assert_eq!(left(direct, "alice").await, 100 - 2 * number - 5);
+        lost_settlements += u64::from(server.lose_a_reply(|| limiter.settle("alice", id.as_str(), 2)).await);
+        assert_eq!(left(direct, "alice").await, 100 - 2 * (number + 1));
     }
     assert!(lost_holds > 10 && lost_settlements > 10, "{lost_holds}, {lost_settlements}");
 }

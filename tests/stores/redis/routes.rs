@@ -9,9 +9,9 @@ use axum::body::Body;
 use axum::routing::any;
 use http::{Method, Request, StatusCode};
 use tower::ServiceExt as _;
-use tower_ratelimit::key::{ExtractKey, Extracted, MissingKey, Pepper};
+use tower_ratelimit::key::{Extracted, MissingKey, Pepper};
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
-use tower_ratelimit::{Memory, PeerIp};
+use tower_ratelimit::{ExtractKey, Memory, PeerIp};
 
 use crate::random::Random;
 use crate::server::Server;
@@ -29,8 +29,12 @@ struct Rule {
     quota: u64,
     by: BTreeSet<&'static str>,
     /// The part, whether the values are negated, and the values.
-    when: Vec<(&'static str, bool, Vec<&'static str>)>,
+    when: When,
+    /// The units that are kept free from the requests of a condition.
+    kept: Option<(u64, When)>,
 }
+
+type When = Vec<(&'static str, bool, Vec<&'static str>)>;
 
 const PATHS: [(&str, &str); 5] = [
     ("/a", "/a"),
@@ -53,14 +57,9 @@ const VALUES: [(&str, &[&str]); 6] = [
 impl Rule {
     fn random(random: &mut Random) -> Self {
         let by = (0..random.below(4)).map(|_| random.choose(&BY)).collect();
-        let mut when = Vec::new();
-        for (part, values) in VALUES {
-            if random.below(4) == 0 {
-                let values = (0..=random.below(2)).map(|_| random.choose(values)).collect();
-                when.push((part, random.below(3) == 0, values));
-            }
-        }
-        Self { quota: 1 + random.below(12), by, when }
+        let (when, kept) = (random_when(random), random_when(random));
+        let kept = (!kept.is_empty() && random.below(2) == 0).then(|| (1 + random.below(6), kept));
+        Self { quota: 1 + random.below(12), by, when, kept }
     }
 
     fn to_json(&self, index: usize) -> serde_json::Value {
@@ -69,37 +68,72 @@ impl Rule {
             "name": format!("limit-{index}"), "algorithm": "fixed-window", "quota": format!("{}/d", self.quota),
             "by": if by.is_empty() { serde_json::json!("all") } else { serde_json::json!(by) },
         });
-        let mut when = serde_json::Map::new();
-        for (part, is_negated, values) in &self.when {
-            let values = if let [one] = values[..] { serde_json::json!(one) } else { serde_json::json!(values) };
-            let values = if *is_negated { serde_json::json!({ "not": values }) } else { values };
-            when.insert((*part).to_owned(), values);
+        if !self.when.is_empty() {
+            policy["when"] = when_to_json(&self.when);
         }
-        if !when.is_empty() {
-            policy["when"] = when.into();
+        if let Some((units, _)) = &self.kept {
+            policy["keep_free"] = serde_json::json!({ format!("kept-{index}"): units });
         }
         policy
     }
 
-    /// Returns the values by which the limit counts a request, `None` if it does not apply, and the statuses of the
-    /// missing parts.
-    fn counts(&self, parts: &Parts) -> Result<Option<Vec<String>>, BTreeSet<u16>> {
-        let mut missing = BTreeSet::new();
-        for (part, is_negated, values) in &self.when {
-            match &parts[part] {
-                Ok(value) => {
-                    let is_listed = values.iter().any(|listed| listed.eq_ignore_ascii_case(value));
-                    if is_listed == *is_negated {
-                        return Ok(None);
-                    }
-                }
-                Err(status) => _ = missing.insert(*status),
+    /// Returns the values by which the limit counts a request, with the units that it keeps free, `None` if it does not
+    /// apply, and the statuses of the missing parts.
+    fn counts(&self, parts: &Parts) -> Result<Option<(Vec<String>, u64)>, BTreeSet<u16>> {
+        let (mut missing, mut kept_free) = (BTreeSet::new(), 0);
+        match holds(&self.when, parts) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(statuses) => missing.extend(statuses),
+        }
+        if let Some((units, when)) = &self.kept {
+            match holds(when, parts) {
+                Ok(holds) => kept_free = if holds { *units } else { 0 },
+                Err(statuses) => missing.extend(statuses),
             }
         }
         let values: Vec<_> = self.by.iter().map(|part| parts[part].clone()).collect();
         missing.extend(values.iter().filter_map(|value| value.as_ref().err()));
-        if missing.is_empty() { Ok(Some(values.into_iter().flatten().collect())) } else { Err(missing) }
+        if missing.is_empty() { Ok(Some((values.into_iter().flatten().collect(), kept_free))) } else { Err(missing) }
     }
+}
+
+fn random_when(random: &mut Random) -> When {
+    let mut when = Vec::new();
+    for (part, values) in VALUES {
+        if random.below(4) == 0 {
+            let values = (0..=random.below(2)).map(|_| random.choose(values)).collect();
+            when.push((part, random.below(3) == 0, values));
+        }
+    }
+    when
+}
+
+fn when_to_json(when: &When) -> serde_json::Value {
+    let mut parts = serde_json::Map::new();
+    for (part, is_negated, values) in when {
+        let values = if let [one] = values[..] { serde_json::json!(one) } else { serde_json::json!(values) };
+        let values = if *is_negated { serde_json::json!({ "not": values }) } else { values };
+        parts.insert((*part).to_owned(), values);
+    }
+    parts.into()
+}
+
+/// Returns whether a condition holds, or the statuses of the missing parts, unless another part shows that it does not.
+fn holds(when: &When, parts: &Parts) -> Result<bool, BTreeSet<u16>> {
+    let mut missing = BTreeSet::new();
+    for (part, is_negated, values) in when {
+        match &parts[part] {
+            Ok(value) => {
+                let is_listed = values.iter().any(|listed| listed.eq_ignore_ascii_case(value));
+                if is_listed == *is_negated {
+                    return Ok(false);
+                }
+            }
+            Err(status) => _ = missing.insert(*status),
+        }
+    }
+    if missing.is_empty() { Ok(true) } else { Err(missing) }
 }
 
 /// The usage of each limit, by its index and the values of its parts.
@@ -114,7 +148,7 @@ impl Model {
         let (mut counts, mut missing) = (Vec::new(), BTreeSet::new());
         for (index, rule) in rules.iter().enumerate() {
             match rule.counts(parts) {
-                Ok(values) => counts.extend(values.map(|values| (index, values))),
+                Ok(counted) => counts.extend(counted.map(|(values, kept)| ((index, values), kept))),
                 Err(statuses) => missing.extend(statuses),
             }
         }
@@ -122,10 +156,10 @@ impl Model {
             return missing;
         }
         let used = |key: &(usize, Vec<String>)| self.usage.get(key).copied().unwrap_or_default();
-        if counts.iter().any(|key| used(key) >= rules[key.0].quota) {
+        if counts.iter().any(|(key, kept)| used(key) + kept >= rules[key.0].quota) {
             return BTreeSet::from([429]);
         }
-        for key in counts {
+        for (key, _) in counts {
             *self.usage.entry(key).or_default() += 1;
         }
         BTreeSet::from([status])
@@ -134,7 +168,12 @@ impl Model {
 
 fn policies(rules: &[Rule]) -> RoutePolicies {
     let limits: Vec<_> = rules.iter().enumerate().map(|(index, rule)| rule.to_json(index)).collect();
-    let json = serde_json::json!({ "limits": limits }).to_string();
+    let kept = rules
+        .iter()
+        .enumerate()
+        .filter_map(|(index, rule)| Some((format!("kept-{index}"), when_to_json(&rule.kept.as_ref()?.1))));
+    let conditions: serde_json::Map<_, _> = kept.collect();
+    let json = serde_json::json!({ "limits": limits, "conditions": conditions }).to_string();
     serde_json::from_str(&json).unwrap_or_else(|error| panic!("{json}: {error}"))
 }
 
@@ -233,7 +272,7 @@ async fn route_limits_decide_as_documented_in_memory_and_redis() {
 /// Outside of the router there is no route: each request that needs it fails, instead of passing without a limit.
 #[tokio::test]
 async fn route_condition_outside_of_the_router_rejects_each_request() {
-    let rule = |when| Rule { quota: 9, by: BTreeSet::from(["address"]), when };
+    let rule = |when| Rule { quota: 9, by: BTreeSet::from(["address"]), when, kept: None };
     let status = async |rules: &[Rule]| {
         let limits = parts().in_memory(&policies(rules), |limits| Memory::builder(limits).build()).expect("limits");
         let app = tower::ServiceBuilder::new().layer(limits.layer()).service(router());

@@ -267,7 +267,7 @@ fn compare() {
                 call.key(world.name(limit, number));
             }
             let reply: Vec<u8> = call
-                .arg(encode(&operations, &world.quotas, &whole, world.now))
+                .arg(encode(&operations, &world.quotas, &whole, (world.now, world.has_leases)))
                 .invoke(&mut connection)
                 .expect("a reply");
             world.check(&operations, &keys, &whole, &reply, &mut clients);

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, Limiter};
+use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::store::Lease;
-use tower_ratelimit::{AcquireOptions, Costs, Detail, FixedWindow, Limit, LimitStatus, Quota, Redis, RedisServer};
+use tower_ratelimit::{
+    AcquireOptions, Costs, Detail, FixedWindow, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer,
+};
 
 use crate::helpers::{LONG_DEADLINE, acquire};
 use crate::server::Server;

@@ -70,7 +70,7 @@ async fn limit_of_zero_exceeds_each_cost_in_memory_and_redis() {
             let cost = random.choose(&[0, 1, 1, 2, 5, u64::MAX]);
             let mut options = AcquireOptions::cost(cost).max_delay(Duration::from_secs(random.choose(&[0, 7_200])));
             if holds {
-                options = options.hold().until_end();
+                options = options.hold();
             }
             let in_memory = acquire(&memory, &tenant, options).await.expect("a decision");
             let in_redis = acquire(&redis, &tenant, options).await.expect("a decision");

@@ -19,10 +19,9 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
-use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, ManualClock, Quota, Timestamp};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Timestamp};
 
 use self::process::{Process, ignored_test, listening, request};
 use self::server::Server;
@@ -209,7 +208,7 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
         assert!(error.starts_with("PostgreSQL did not decide within 500ms: "), "{error}");
         assert!(error.contains("Connection refused") && error.contains("check that the server runs"), "{error}");
         // A limiter that holds costs is an error at once.
-        let Ok(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold().until_end()).try_ready() else {
+        let Ok(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold()).try_ready() else {
             panic!("no hold")
         };
         assert!(error.is_unsupported(), "{error}");

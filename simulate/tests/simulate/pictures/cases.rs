@@ -18,6 +18,7 @@ pub(super) fn pictures() -> Vec<(&'static str, String)> {
     [
         ("several-limits", several_limits()),
         ("waiting", waiting()),
+        ("calendar", calendar()),
         ("public-api", case("public-api", "one client: 15 requests at once, then 12 per second", &public_api, 20)),
         ("login-attempts", case("login-attempts", "one address: a guess every 30 s", &every(0, 120, 30_000), 3_600)),
         ("expensive-jobs", case("expensive-jobs", "8 jobs at once, then one every 5 s", &jobs, 180)),
@@ -57,6 +58,22 @@ fn several_limits() -> Vec<Panel> {
         panel("2 per second with bursts of 8", std::slice::from_ref(&second)),
         panel("20 in a window of 15 s", std::slice::from_ref(&window)),
         panel("both: a request is charged to both or to none", &[second, window]),
+    ]
+}
+
+/// January and February of a leap year, from the first day.
+fn calendar() -> Vec<Panel> {
+    const HOUR: u64 = 3_600_000;
+    let window = |name: &str, quota: &str| {
+        let fields =
+            format!("name = '{name}'\nby = 'user'\nalgorithm = 'fixed-window'\nquota = '{quota}'\nwindow = 'calendar'");
+        toml::from_str::<Policy>(&fields).expect("a policy")
+    };
+    let (month, day) = (window("month", "250/month"), window("day", "8/d"));
+    let panel = |title, limits: &[Policy]| panel(title, limits, None, &every(0, 60 * 12, 2 * HOUR), 60 * 86_400);
+    vec![
+        panel("250 in a calendar month; a client that calls every two hours", std::slice::from_ref(&month)),
+        panel("the same, and 8 in a calendar day", &[month, day]),
     ]
 }
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tower_ratelimit::limiter::{Held, Limiter as _};
-use tower_ratelimit::{AcquireOptions, Clock as _, InFlight, ManualClock, Memory, Timestamp};
+use tower_ratelimit::limiter::Held;
+use tower_ratelimit::{AcquireOptions, Clock as _, InFlight, Limiter as _, ManualClock, Memory, Timestamp};
 
 use tower_ratelimit_simulate::chart::{Panel, draw};
 use tower_ratelimit_simulate::{Bin, Series};
@@ -28,7 +28,7 @@ pub(super) fn picture() -> String {
 fn series(seconds: u64) -> Series {
     let clock = ManualClock::new();
     let limiter = Memory::builder(InFlight::new(3)).clock(clock.clone()).build().expect("a limiter");
-    let options = AcquireOptions::default().until_end();
+    let options = AcquireOptions::default().keep_guard();
     let mut running: VecDeque<(Timestamp, Option<Held>)> = VecDeque::new();
     let mut series = Series { span: SPAN, bins: Vec::new(), remaining: Vec::new(), limit: 3 };
     while clock.now() < ManualClock::START.saturating_add(SPAN) {

@@ -16,7 +16,7 @@ where
     C: Clock,
     S: BuildHasher + 'static,
 {
-    /// Saves the counts and blocks of all limits, for [`restore`](crate::store::MemoryBuilder::restore) in the next process.
+    /// Saves the counts and blocks of all limits, for [`restore`](crate::MemoryBuilder::restore) in the next process.
     ///
     /// Save at shutdown after the last request, and then nothing is lost. To survive a crash, save every second while the
     /// limiter is in use: a key then gets at most what it was charged since the last save in addition. Decisions go on
@@ -40,8 +40,7 @@ where
     /// Returns an error
     ///
     /// - if the writer fails;
-    /// - for the hasher [`RandomState`](std::hash::RandomState), which is that of
-    ///   [`sip_hash`](crate::store::MemoryBuilder::sip_hash): its seed cannot be read. A hasher with a seed of your own is
+    /// - for the hasher [`RandomState`](std::hash::RandomState): its seed cannot be read. A hasher with a seed of your own is
     ///   supported; the file contains no seed then, and the next process must have the same one;
     /// - if a limit counts by a [`Fingerprint`](crate::key::Fingerprint) under the random pepper of the process, because
     ///   these keys change with each restart: set a [`Pepper`](crate::key::Pepper). A `struct` of your own that contains

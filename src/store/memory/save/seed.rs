@@ -23,7 +23,7 @@ pub(in crate::store::memory) struct SavedSeed {
 pub(in crate::store::memory) fn seed_of<S: BuildHasher + 'static>(hasher: &S) -> Result<SavedSeed, Error> {
     if (hasher as &dyn Any).is::<RandomState>() {
         return Err(Error::unsupported(
-            "saving the counts failed: the seed of `RandomState` (`sip_hash`) cannot be read, so no other process can \
+            "saving the counts failed: the seed of `RandomState` cannot be read, so no other process can \
              find the keys; use the default hasher, or set one with a secret seed of your own by `hasher`",
         ));
     }

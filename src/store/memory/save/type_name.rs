@@ -8,7 +8,7 @@ pub(in crate::store::memory) fn short_type_name<T: ?Sized>() -> String {
 
 /// Returns whether a type of keys contains the fingerprint of a secret under the random pepper of the process.
 ///
-/// The name of a type contains the names of its parameters, but not those of the fields of a `struct`.
+/// The name of a type contains the names of its parameters, but not the names of the fields of a `struct`.
 pub(in crate::store::memory) fn is_of_process<T: ?Sized>() -> bool {
     // `Fingerprint<Pepper>` is the same in all processes. The compiler leaves out a parameter that is the default.
     let is_one = |rest: &str| !rest.starts_with(|next: char| next == '<' || next == '_' || next.is_alphanumeric());

@@ -25,7 +25,7 @@
 //! # Size
 //!
 //! A shard starts without sets, and doubles up to its bound. The number of the first set is a few bits of the fingerprint;
-//! that of the second one differs from it in other bits, and always in the lowest. So when the shard doubles, the keys of a
+//! the number of the second set differs from it in other bits, and always in the lowest. So when the shard doubles, the keys of a
 //! set go to this set or to one other, in the same slots: the pause is bounded by the size of a shard.
 
 mod deadlines;

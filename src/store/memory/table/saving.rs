@@ -7,7 +7,7 @@ use super::shard::{Keys, Shard};
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 
-/// What the reading of a table finds. The words are those of [`State::to_stored`].
+/// What the reading of a table finds. The words come from [`State::to_stored`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::store::memory) enum SavedItem<'a> {
     /// A key that is not idle, or has a held amount.

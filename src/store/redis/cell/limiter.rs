@@ -11,7 +11,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
-use crate::store::inner::{Observers, limiter_methods};
+use crate::store::inner::Observers;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
@@ -111,22 +111,6 @@ impl<Key: ?Sized> RedisCell<Key> {
 }
 
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
-    limiter_methods!(Key: check);
-
-    /// Deletes a key, which makes the key idle.
-    ///
-    /// # Errors
-    ///
-    /// If Redis is unavailable.
-    pub fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        let mut delete = redis::cmd("DEL");
-        delete.arg(self.encode(key));
-        match self.handle.link.call(delete, self.handle.link.deadline) {
-            Ok(reply) => LimiterFuture::pending(async move { reply.await.map(drop) }),
-            Err(error) => LimiterFuture::ready(Err(error)),
-        }
-    }
-
     /// Returns the name of a key in Redis.
     #[must_use]
     pub fn redis_key(&self, key: &Key) -> String {
@@ -142,7 +126,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// Returns the decision if the cost can never be allowed.
     fn exceeds_limit(&self, options: AcquireOptions) -> Option<Decision> {
         let CellState { rate, clock, .. } = &*self.handle;
-        let exceeds = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
+        let exceeds = || Decision::without_limit(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
         (!rate.is_within_burst(options.cost)).then(exceeds)
     }
 
@@ -193,7 +177,14 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         match operation {
-            AdminOperation::Reset => self.reset(key),
+            AdminOperation::Reset => {
+                let mut delete = redis::cmd("DEL");
+                delete.arg(self.encode(key));
+                match self.handle.link.call(delete, self.handle.link.deadline) {
+                    Ok(reply) => LimiterFuture::pending(async move { reply.await.map(drop) }),
+                    Err(error) => LimiterFuture::ready(Err(error)),
+                }
+            }
             AdminOperation::SetUsage { .. } => LimiterFuture::unsupported(
                 "set usage failed: redis-cell cannot set the usage of a key; use `Redis` instead of `RedisCell`",
             ),

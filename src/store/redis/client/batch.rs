@@ -109,8 +109,7 @@ impl Batch {
         for time in [now, latest_start.map(|start| start.server_time)] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
-        let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
-        push_u16(usize::from(uses_fast_path), &mut input);
+        push_u16(limits.script.fast_path(templates.iter().map(|(template, _)| &***template)), &mut input);
         push_u16(templates.len(), &mut input);
         push_u16(step_count, &mut input);
         for limit in 0..limit_count {

@@ -14,7 +14,8 @@ use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::{Client, no_runtime};
 use crate::decision::Costs;
 use crate::error::Error;
-use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
+use crate::limiter::{Held, LimiterFuture, Outcome};
+use crate::store::inner::BoxFuture;
 use crate::store::inner::runtime::{Sleep, sleep};
 use crate::store::inner::{capacity_released, limit_id};
 use crate::store::redis::holds::{

@@ -60,6 +60,8 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
+    // The last call had one operation.
+    let mut is_lone = false;
     loop {
         // The worker looks at the queue now.
         queue.clear_notification();
@@ -78,6 +80,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
+                is_lone = batch.len() == 1;
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
                 calls.push(async move { (sent, call.await) });
@@ -88,11 +91,11 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
                     return;
                 }
-                wait_for_operations(queue).await;
+                wait_for_operations(queue, is_lone).await;
                 continue;
             }
             // A call may end after the notification was consumed. The loop looks at the queue in any case.
-            match select(calls.next(), pin!(wait_for_operations(queue))).await {
+            match select(calls.next(), pin!(wait_for_operations(queue, is_lone))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,
             }
@@ -111,8 +114,10 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
         } else if !answers.is_empty() {
             answers.complete(control.portion(answers.len()));
-            // The callers that have their answers run now.
-            yield_now().await;
+            if !(answers.is_empty() && calls.is_empty()) {
+                // The callers that have their answers run now.
+                yield_now().await;
+            }
         }
     }
 }
@@ -156,10 +161,12 @@ async fn connect(
 }
 
 /// Waits until the queue notifies the worker, and then for the callers that are ready to run: their operations travel in
-/// the same call. Benchmark: `redis spread 64`.
-async fn wait_for_operations(queue: &OperationQueue) {
+/// the same call. Benchmarks: `redis spread 64`; without the exception for a lone caller, `redis callers 1`.
+async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
     queue.notified().await;
-    yield_now().await;
+    if !is_lone {
+        yield_now().await;
+    }
 }
 
 /// Fails decisions that cannot be answered in time.

@@ -8,7 +8,7 @@ use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
 use super::topology::Topology;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 use crate::store::redis::connect::{Connection, SharedConnection};
 
 /// A connection to a cluster: one connection per node, opened on first use, that follows redirections.

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::connection::ClusterConnection;
 use super::topology::Topology;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 #[cfg(feature = "redis-tls")]
 use crate::store::redis::connect::RedisTls;
 use crate::store::redis::connect::{

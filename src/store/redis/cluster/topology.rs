@@ -58,7 +58,9 @@ impl Topology {
             }
         }
         let Some(template) = infos.into_iter().next() else {
-            return Err(Error::config("invalid cluster settings: there is no address; give that of at least one node"));
+            return Err(Error::config(
+                "invalid cluster settings: there is no address; give the address of at least one node",
+            ));
         };
         Ok(Self::from_seeds(seeds, template, None))
     }

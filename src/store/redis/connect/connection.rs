@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use redis::{Cmd, RedisError, Value};
 
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// A connection that many concurrent calls share.
 ///

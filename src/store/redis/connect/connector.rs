@@ -14,7 +14,7 @@ use super::failure::{Failure, no_runtime};
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 use crate::store::inner::runtime::sleep;
 
 /// The maximum time to open a connection.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionInfo, ErrorKind, RedisError, Value};
 
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// A user and a password, or a token, from a provider: for
 /// [`RedisServer::with_credentials`](crate::RedisServer::with_credentials).

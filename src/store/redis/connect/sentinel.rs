@@ -11,7 +11,7 @@ use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// Connects to the master that Sentinel names. Each new connection asks the Sentinels again.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ impl SentinelConnector {
     ) -> Result<Self, Error> {
         if sentinels.is_empty() {
             return Err(Error::config(
-                "invalid Sentinel settings: there is no address; give that of at least one Sentinel",
+                "invalid Sentinel settings: there is no address; give the address of at least one Sentinel",
             ));
         }
         if master_name.is_empty() {

@@ -6,11 +6,12 @@ use futures_util::FutureExt;
 use redis::Pipeline;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, yield_now};
 
 use super::connection::Connection;
 use super::credentials::CredentialsProvider;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// A connection of the redis crate. Clones share it.
 #[derive(Clone)]
@@ -99,9 +100,13 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for SharedCon
     fn is_open(&self) -> BoxFuture<bool> {
         let connection = self.clone();
         Box::pin(async move {
-            // The first yield lets the runtime poll its I/O; the second lets the connection's task read an end of file.
-            yield_now().await;
-            yield_now().await;
+            // The threads of a larger runtime have polled its I/O meanwhile. To yield there costs a lone caller 15 us.
+            // Benchmark: `redis callers 1`.
+            if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+                // The first yield lets the runtime poll its I/O; the second lets the connection's task read an end of file.
+                yield_now().await;
+                yield_now().await;
+            }
             connection.accepts_commands()
         })
     }

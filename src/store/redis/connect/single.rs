@@ -11,7 +11,7 @@ use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 
 /// Connects to one address. There is no pool: a worker task keeps one connection, and its concurrent calls share it.
 pub(crate) struct ClientConnector {

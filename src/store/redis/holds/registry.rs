@@ -14,8 +14,8 @@ use super::update::SessionUpdate;
 use super::visit::SessionDue;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
-use crate::limiter::BoxFuture;
 use crate::observe::Event;
+use crate::store::inner::BoxFuture;
 use crate::store::inner::{Observers, micros_floor, runtime};
 use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algorithm};
 

@@ -13,6 +13,7 @@ use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
 use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
+use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::observe::Event;
 use crate::store::DefaultHashBuilder;
@@ -135,7 +136,13 @@ impl LeaseBook {
         own: Option<Arc<dyn DynLuaAlgorithm>>,
     ) -> Option<Arc<LeasedQuota>> {
         match own {
-            Some(own) => Some(Arc::new(LeasedQuota::of_key(index, limit, own, &self.lease))),
+            Some(own) => Some(Arc::new(LeasedQuota::of_key(
+                index,
+                limit,
+                own,
+                &self.lease,
+                Timestamp::from_micros(self.clock.now()),
+            ))),
             None => self.limits[index].fixed.clone(),
         }
     }
@@ -201,6 +208,9 @@ impl LeaseBook {
             if let Some(figures) = reply.figures {
                 let reset = micros_floor(figures.reset);
                 slot.set_reported(figures.remaining, reply.now.saturating_add(reset));
+                if let Some((of_slot, window)) = self.slot_figures.get(index as usize).zip(figures.window) {
+                    of_slot.set_window(window);
+                }
             }
             moved = lease.finish(slot, &self.terms, report, reply.reply, self.clock.now());
         }

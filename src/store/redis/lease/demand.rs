@@ -3,9 +3,10 @@
 //! A report takes the server about as long as [`REPORT_WORK`](super::held_lease::REPORT_WORK) decisions. So a key gets a
 //! lease for [`MIN_DECISIONS`] in one duration, and keeps it while its reports save more than that ([`HeldLease`]).
 //!
-//! A lease is of use only if all limits of a decision have one. A limit *blocks* the leases of the other limits of a
-//! decision if its key is cold, or if it has no room. The others then do not count the decision: they would hold units
-//! that no request spends, which are missing elsewhere. A shadow limit without room blocks nothing.
+//! A process decides by leases only if it has a lease for each limit of the decision. A limit whose key is cold, or whose
+//! quota has no units left to lease, gets none, so the decision goes to Redis. The decision then does not count as demand
+//! of its other limits: their leases would hold units that no request of this process spends, and that other processes
+//! need. A shadow limit without units to lease does not send the decision to Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
 use super::config::Lease;
 use super::quota::LeasedQuota;
+use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::escalation::Escalation;
 use crate::store::inner::{LimitCost, ShareRole};
@@ -37,7 +38,7 @@ pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Er
 /// Checks that leases can serve a fixed cost, if the quota is the same for all keys.
 fn check_fixed_cost(index: usize, limit: &LimitInfo, lease: &Lease) -> Result<(), Error> {
     let (LimitCost::Fixed(cost), Some(fixed)) = (limit.facts.cost, &limit.fixed_algorithm) else { return Ok(()) };
-    let max_cost = LeasedQuota::new(index, limit, fixed.algorithm(), lease).figures.max_cost;
+    let max_cost = LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH).figures.max_cost;
     if cost <= max_cost {
         return Ok(());
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::config::Lease;
 use super::slot::MAX_UNITS;
+use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::store::inner::{LimitCost, Name, StateEncoding, WarnKeys, micros_floor};
@@ -23,7 +24,8 @@ pub(super) struct LeasedLimit {
 impl LeasedLimit {
     pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
         let algorithm = limit.fixed_algorithm.as_ref();
-        let fixed = algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease)));
+        let fixed =
+            algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH)));
         let (name, warn_keys) = (limit.facts.name.clone(), limit.warn_keys.clone());
         Self { name, is_shadow: limit.facts.is_shadow, cost: limit.facts.cost, warn_keys, fixed }
     }
@@ -43,6 +45,8 @@ pub(crate) struct LeasedQuota {
 pub(super) struct QuotaFigures {
     pub(super) limit: u64,
     pub(super) window: u64,
+    /// The calendar of the windows, if the quota is the same for all keys.
+    calendar: Option<Calendar>,
     pub(super) supports_scheduling: bool,
     /// The largest cost that leases serve: an eighth of the units that they hold together. A lease that holds fewer such
     /// costs saves no work. Redis decides larger costs, which are no demand for leases; `lease.lua` has the same bound.
@@ -50,12 +54,16 @@ pub(super) struct QuotaFigures {
 }
 
 impl LeasedQuota {
-    pub(super) fn new(index: usize, limit: &LimitInfo, algorithm: &dyn DynLuaAlgorithm, lease: &Lease) -> Self {
+    pub(super) fn new(
+        index: usize,
+        limit: &LimitInfo,
+        algorithm: &dyn DynLuaAlgorithm,
+        lease: &Lease,
+        now: Timestamp,
+    ) -> Self {
         let idle = match limit.script.state_encoding() {
-            StateEncoding::Full => {
-                algorithm.replay(&mut Vec::new(), Timestamp::EPOCH, AcquireOptions::cost(0), None, 0)
-            }
-            StateEncoding::Header => algorithm.replay_view([0; 3], Timestamp::EPOCH),
+            StateEncoding::Full => algorithm.replay(&mut Vec::new(), now, AcquireOptions::cost(0), None, 0),
+            StateEncoding::Header => algorithm.replay_view([0; 3], now),
         };
         let idle = idle.compute();
         let max_held = lease.max_held(idle.limit).min(MAX_UNITS);
@@ -73,6 +81,7 @@ impl LeasedQuota {
             figures: QuotaFigures {
                 limit: idle.limit,
                 window: idle.window.map_or(0, micros_floor),
+                calendar: algorithm.calendar(),
                 supports_scheduling: algorithm.supports_scheduling(),
                 max_cost: if max_held < MIN_GRANT { 0 } else { (max_held / 8).max(1) },
             },
@@ -80,14 +89,29 @@ impl LeasedQuota {
     }
 
     /// The quota by an algorithm that the key chooses.
-    pub(super) fn of_key(index: usize, limit: &LimitInfo, algorithm: Arc<dyn DynLuaAlgorithm>, lease: &Lease) -> Self {
-        let mut quota = Self::new(index, limit, &*algorithm, lease);
+    pub(super) fn of_key(
+        index: usize,
+        limit: &LimitInfo,
+        algorithm: Arc<dyn DynLuaAlgorithm>,
+        lease: &Lease,
+        now: Timestamp,
+    ) -> Self {
+        let mut quota = Self::new(index, limit, &*algorithm, lease, now);
         quota.entry.algorithm = Some(algorithm);
         quota
     }
 }
 
 impl QuotaFigures {
+    /// Returns the length of the window at a time: months differ.
+    #[inline]
+    pub(super) fn window_at(&self, at: u64) -> u64 {
+        self.calendar.map_or(self.window, |calendar| {
+            let (start, end) = calendar.window(at);
+            end - start
+        })
+    }
+
     /// The time in which `cost` becomes available, at least a microsecond.
     pub(super) fn time_of(&self, cost: u64) -> Duration {
         let micros = u128::from(self.window) * u128::from(cost) / u128::from(self.limit.max(1));
@@ -112,11 +136,17 @@ impl SlotFigures {
         self.max_cost.store(figures.max_cost, Ordering::Relaxed);
     }
 
+    /// Records the length of the present window.
+    pub(super) fn set_window(&self, window: Duration) {
+        self.window.store(micros_floor(window), Ordering::Relaxed);
+    }
+
     /// Returns the figures. A reader beside [`set`](Self::set) may get figures of two keys, which are estimates anyway.
     pub(super) fn get(&self) -> QuotaFigures {
         QuotaFigures {
             limit: self.limit.load(Ordering::Relaxed),
             window: self.window.load(Ordering::Relaxed),
+            calendar: None,
             supports_scheduling: self.supports_scheduling.load(Ordering::Relaxed),
             max_cost: self.max_cost.load(Ordering::Relaxed),
         }

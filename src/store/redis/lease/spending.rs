@@ -133,7 +133,7 @@ impl Share<'_> {
         };
         let (reported, idle_at) = self.slot.reported();
         let remaining = reported.saturating_add(left).min(figures.limit);
-        let snapshot = LazySnapshot::new([figures.limit, figures.window, remaining, idle_at, at], snapshot);
+        let snapshot = LazySnapshot::new([figures.limit, figures.window_at(at), remaining, idle_at, at], snapshot);
         let status = LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow);
         match &self.limit.warn_keys {
             None => status,

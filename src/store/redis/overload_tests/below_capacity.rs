@@ -1,6 +1,7 @@
 //! Below capacity, load control changes nothing: every decision is made, in as few calls as the callers allow.
 
 use super::{LINKS, Link, MS, SPAN, connect, offer, slow_server, start};
+use crate::limiter::Limiter;
 
 #[tokio::test(start_paused = true)]
 async fn all_decisions_below_capacity_are_answered() {

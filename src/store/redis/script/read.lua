@@ -8,7 +8,7 @@
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
 --   d  the latest time at which decisions are made: 0 for no limit
---   H  1 if the fast path supports all templates
+--   H  1 if the fast path of decisions may support all templates, 2 if the fast path of holds may
 --   H  the number of templates
 --   H  the number of operations; 0 if there is one limit and one template, and each key in its order has one operation.
 --      The operations are then not sent

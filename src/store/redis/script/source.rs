@@ -2,8 +2,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::Script as HashedScript;
 
-use super::fields;
+use super::fields::{self, Operation};
 use super::limit_info::LimitInfo;
+use super::template::OperationTemplate;
 use crate::algorithm::LuaScript;
 
 /// The text of a limiter's script, and its hash: the Lua scripts of its limits, and the code that runs them.
@@ -68,6 +69,24 @@ impl Script {
         let text = fields::resolve(&text);
         let hash = HashedScript::new(&text).get_hash().to_owned();
         Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }
+    }
+
+    /// Returns the number of the fast path that may support all of these templates: 1 for decisions, 2 for holds and their
+    /// updates, 0 if none does.
+    pub(crate) fn fast_path<'a>(&self, mut templates: impl Iterator<Item = &'a OperationTemplate> + Clone) -> usize {
+        let holds = |template: &OperationTemplate| matches!(template.operation, Operation::Hold | Operation::Update);
+        if templates.clone().next().is_none() {
+            0
+        } else if templates.clone().all(|template| template.uses_fast_path) {
+            1
+        } else if matches!(self.kernels[..], [kernel] if kernel.fast_path().is_some())
+            && !self.has_leases
+            && templates.all(holds)
+        {
+            2
+        } else {
+            0
+        }
     }
 
     pub(crate) fn text(&self) -> &str {

@@ -118,7 +118,7 @@ impl Broken<'_> {
             // A hold whose id is forgotten can be held again, and charged again.
             let holds_again = of_key().any(|bounds| bounds.is_held || bounds.is_settled);
             let most: u64 = of_key().map(|bounds| bounds.most).sum();
-            if charged > most && !(holds_again && self.outlives_ids()) {
+            if charged > most && !(holds_again && self.forgets_ids()) {
                 self.report("no id is charged twice", || format!("key {key}: {charged} charged of at most {most}"));
             }
             let least: u64 = of_key().map(|bounds| bounds.least).sum();
@@ -139,18 +139,24 @@ impl Broken<'_> {
             let was_held = holds().any(|call| {
                 matches!(call.answer, Answer::Decided(Verdict::Allowed, _)) && call.ended_at < settlement.asked_at
             });
-            if was_held && u128::from(settlement.ended_at) < u128::from(first) + 2 * LIFETIME.as_micros() {
+            if was_held && !self.outlives_ids(first, settlement.ended_at) {
                 self.report("a remembered hold can be settled", || format!("{settlement:?}"));
             }
         }
     }
 
     /// Whether the calls last longer than the ids of holds are remembered.
-    fn outlives_ids(&self) -> bool {
+    fn forgets_ids(&self) -> bool {
         let calls = self.run.observed.iter().filter(|call| matches!(call.call.kind, Kind::Reserve(_)));
         let (first, last) =
             calls.fold((u64::MAX, 0), |(first, last), call| (first.min(call.asked_at), last.max(call.ended_at)));
-        u128::from(last.saturating_sub(first)) > 2 * LIFETIME.as_micros()
+        self.outlives_ids(first, last)
+    }
+
+    /// Whether more time passes on the server's clock than the ids of holds are remembered.
+    fn outlives_ids(&self, from: u64, until: u64) -> bool {
+        let [from, until] = [from, until].map(|at| self.run.scenario.server_time(at));
+        u128::from(until.saturating_sub(from)) >= 2 * LIFETIME.as_micros()
     }
 }
 

@@ -288,6 +288,19 @@ impl Scenario {
         }
     }
 
+    /// Returns the microseconds that have passed on the server's clock, at a time since the start.
+    pub(super) fn server_time(&self, at: u64) -> u64 {
+        let gained = self.faults.iter().map(|fault| {
+            let elapsed = at.saturating_sub(fault.at * 1000);
+            match fault.kind {
+                FaultKind::ClockStep(millis) if elapsed > 0 => millis * 1000,
+                FaultKind::ClockSlew(percent) => elapsed.min(fault.lasts * 1000) * percent / 100,
+                _ => 0,
+            }
+        });
+        at.saturating_add(gained.sum())
+    }
+
     fn add_load(&mut self, span: u64, random: &mut Random) {
         // A key gets a lease for sixteen decisions within one duration.
         let count = if self.lease.is_some() { random.between(60, 200) } else { random.between(5, 50) };

@@ -11,7 +11,7 @@ use redis::{Client, Cmd, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::world::World;
-use crate::limiter::BoxFuture;
+use crate::store::inner::BoxFuture;
 use crate::store::redis::RedisServer;
 use crate::store::redis::connect::{
     Connection, Connector, Failure, SharedConnection, connection_config, with_connect_timeout,

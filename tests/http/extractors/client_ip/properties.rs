@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use http::{HeaderName, HeaderValue, Request};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::key::{ExtractKey, Extracted, Pepper, TrustedProxies};
-use tower_ratelimit::{ClientIp, PeerIp};
+use tower_ratelimit::key::{Extracted, Pepper, TrustedProxies};
+use tower_ratelimit::{ClientIp, ExtractKey, PeerIp};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, key_of, networks, request};
 

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderName, HeaderValue, Request};
-use tower_ratelimit::ClientIp;
-use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
+use tower_ratelimit::key::{Extracted, TrustedProxies};
+use tower_ratelimit::{ClientIp, ExtractKey};
 
 /// The field with a single address in these tests.
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");

@@ -1,8 +1,8 @@
 //! The spoofing table: trusted proxies, peer, lines of the field, and the extracted client.
 
 use http::HeaderName;
-use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
-use tower_ratelimit::{ClientIp, PeerIp};
+use tower_ratelimit::key::{Extracted, TrustedProxies};
+use tower_ratelimit::{ClientIp, ExtractKey, PeerIp};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
 

@@ -10,11 +10,11 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
-use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, RateLimitInfo, ResponseBody};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, ResponseBody};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
-    RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    RateLimitInfo, RateLimitLayer, Timestamp, Verdict,
 };
 
 type Page = Response<ResponseBody<Full<Bytes>>>;
@@ -32,7 +32,7 @@ struct StubLimiter(Result<Verdict, Error>);
 impl Limiter<()> for StubLimiter {
     fn acquire(&self, (): &(), _: AcquireOptions) -> LimiterFuture<Outcome> {
         let decision =
-            |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).with_source(DecisionSource::Policy);
+            |verdict| Decision::without_limit(Timestamp::from_micros(0), verdict).with_source(DecisionSource::NoLimit);
         LimiterFuture::ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
     }
 }

@@ -8,8 +8,8 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower_ratelimit::key::MissingKey;
-use tower_ratelimit::response::{ByContentType, Grpc, Http, Rejection, Respond};
-use tower_ratelimit::{Decision, DecisionSource, Error, LimitSnapshot, LimitStatus, Timestamp, Verdict};
+use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
+use tower_ratelimit::{Decision, DecisionSource, Error, Http, LimitSnapshot, LimitStatus, Respond, Timestamp, Verdict};
 
 const METHODS: [&str; 12] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PURGE", "post", "QUERY"];
@@ -43,7 +43,7 @@ fn rejections() -> Vec<Rejection> {
     vec![
         Rejection::OverLimit(decided(denied)),
         Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
-        Rejection::OverLimit(Decision::by_policy(now, denied).with_source(DecisionSource::Policy)),
+        Rejection::OverLimit(Decision::without_limit(now, denied).with_source(DecisionSource::NoLimit)),
         Rejection::MissingKey(MissingKey::from_request("no tenant")),
         Rejection::MissingKey(MissingKey::from_server("no login")),
         Rejection::Unavailable(Error::unavailable("connection lost")),

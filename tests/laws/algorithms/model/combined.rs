@@ -51,7 +51,7 @@ impl Combined {
 
     /// Returns the cost of a request on each limit.
     fn costs(&self, options: AcquireOptions) -> impl Iterator<Item = u64> + '_ {
-        self.fixed.iter().map(move |fixed| fixed.unwrap_or(options.get_cost()))
+        self.fixed.iter().map(move |fixed| fixed.unwrap_or(options.cost))
     }
 
     pub(crate) fn set_spec(&mut self, specs: impl IntoIterator<Item = Spec>) {
@@ -82,10 +82,10 @@ impl Combined {
         };
         let lasts = |index: usize| exceeds || self.limits[index].snapshot(now).reset >= start_of_others(index);
         // A hold cannot start later.
-        let all_schedule = !options.is_hold()
+        let all_schedule = !options.hold
             && self.limits.iter().all(|limit| limit.supports_scheduling())
             && (0..limits.len()).all(lasts);
-        let max_delay = options.get_max_delay().filter(|_| all_schedule).map_or(0, micros);
+        let max_delay = options.max_delay.filter(|_| all_schedule).map_or(0, micros);
         let statuses: Vec<_> = limits
             .iter()
             .zip(self.costs(options))
@@ -110,8 +110,8 @@ impl Combined {
         let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
         for (index, limit) in self.limits.iter_mut().enumerate() {
             match self.fixed[index] {
-                None if options.is_hold() => self.held[index] += options.get_cost(),
-                fixed => limit.charge(now, delay, fixed.unwrap_or(options.get_cost())),
+                None if options.hold => self.held[index] += options.cost,
+                fixed => limit.charge(now, delay, fixed.unwrap_or(options.cost)),
             }
         }
         for (limit, status) in self.with_held(now).iter().zip(&mut expected.statuses) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
 use super::{Model, Spec};
+use crate::harness::{DAY, WEEK};
 use crate::span::{micros, ticks};
 
 #[derive(Clone)]
@@ -63,8 +64,12 @@ impl Window {
     /// Returns until when each usage counts for the present terms, and the usage.
     fn counting(&self, now: u64) -> Vec<(u64, u128)> {
         let (open, at) = self.open_at(now);
+        // Aligned days and weeks are those of a calendar, in which other windows count until the window of the last charge
+        // ends.
+        let is_calendar = self.aligned && [DAY, WEEK].contains(&self.quota.period());
+        let latest = if is_calendar { self.window_at(self.newest).1 } else { u64::MAX };
         let end = |window: &Open| {
-            let others = window.end.min(window.first_hit + self.period());
+            let others = window.end.min(window.first_hit + self.period()).min(latest);
             if self.is_own(window, at) { window.end } else { others }
         };
         let mut counting: Vec<_> =

@@ -90,7 +90,7 @@ impl Limiter<Caller> for SplitDecision {
         }
         let verdict = self.bucket.peek(&seen, now, options);
         if verdict.is_allowed() {
-            self.bucket.charge(&mut state, now, Duration::ZERO, options.get_cost());
+            self.bucket.charge(&mut state, now, Duration::ZERO, options.cost);
         }
         let status = LimitStatus::new("one", verdict, self.bucket.snapshot(&state, now));
         drop(state);
@@ -147,9 +147,9 @@ impl<L> TwoStep<L> {
 
 impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
     fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let acquire = |limiter: &L, options: AcquireOptions| match limiter.acquire(caller, options).try_ready() {
-            Ok(outcome) => outcome.expect("the memory store returns no error"),
-            Err(_) => panic!("the memory store returns ready results"),
+        let acquire = |limiter: &L, options: AcquireOptions| {
+            let outcome = limiter.acquire(caller, options).try_ready().expect("the memory store returns ready results");
+            outcome.expect("the memory store returns no error")
         };
         let [one, other] = &self.limiters;
         let first = acquire(one, options.hold());
@@ -157,7 +157,7 @@ impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
         self.meet();
         let second = acquire(other, options);
         if let Some(held) = first.held {
-            ready(if second.decision.is_allowed() { held.settle(options.get_cost()) } else { held.release() });
+            ready(if second.decision.is_allowed() { held.settle(options.cost) } else { held.release() });
         }
         let record = ready(one.peek(caller, options));
         LimiterFuture::ready(Ok(self.both(&[record, second.decision]).into()))
@@ -316,7 +316,7 @@ impl HoldingLimiter {
 
     fn decide(&self, options: AcquireOptions, account: &Account, held: u64) -> LimitStatus {
         let now = self.clock.now();
-        let options = if options.is_hold() { options.max_delay(Duration::ZERO) } else { options };
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
         let mut state = account.state;
         Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
         LimitStatus::new("one", Self::BUCKET.peek(&state, now, options), Self::BUCKET.snapshot(&state, now))
@@ -325,7 +325,7 @@ impl HoldingLimiter {
     fn decision(&self, options: AcquireOptions, held: u64, verdict: Verdict, status: &LimitStatus) -> Decision {
         let status = LimitStatus::new("one", verdict, status.snapshot());
         let is_estimate = held > 0 && !verdict.is_allowed();
-        Decision::from_limit(self.clock.now(), status).with_scheduling(!options.is_hold()).with_estimate(is_estimate)
+        Decision::from_limit(self.clock.now(), status).with_scheduling(!options.hold).with_estimate(is_estimate)
     }
 
     fn guard(&self, cost: u64) -> Held {
@@ -358,16 +358,16 @@ impl Limiter<Caller> for HoldingLimiter {
         let verdict = self.decide(options, &account, seen).verdict();
         let (now, mut guard) = (self.clock.now(), None);
         match verdict {
-            Verdict::Allowed | Verdict::AllowedAfter(_) if options.is_hold() => {
-                guard = Some(self.guard(options.get_cost()));
+            Verdict::Allowed | Verdict::AllowedAfter(_) if options.hold => {
+                guard = Some(self.guard(options.cost));
                 if self.mistake == Mistake::ChargesAtHold {
-                    Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.get_cost());
+                    Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost);
                 } else {
-                    account.held += options.get_cost();
+                    account.held += options.cost;
                 }
             }
-            Verdict::Allowed => Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.get_cost()),
-            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut account.state, now, delay, options.get_cost()),
+            Verdict::Allowed => Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost),
+            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut account.state, now, delay, options.cost),
             _ => {}
         }
         let after = self.decide(options, &account, account.held);

@@ -68,7 +68,7 @@ impl Model {
         let is_explained = match step {
             Step::LimiterFuture { caller, options, decision, is_held } => {
                 let expected = self.acquire(caller, now, *options, &mut undo);
-                expected.is(decision, now, *options) && *is_held == (options.is_hold() && expected.verdict.is_allowed())
+                expected.is(decision, now, *options) && *is_held == (options.hold && expected.verdict.is_allowed())
             }
             Step::Peek { caller, options, decision } => {
                 let expected = self.acquire(caller, now, *options, &mut undo);
@@ -123,16 +123,16 @@ impl Model {
         let mut statuses = Vec::new();
         for (limit, mut entry) in entries.into_iter().enumerate() {
             let rule = &self.rules[limit];
-            if let (Some(delay), 1..) = (delay, options.get_cost()) {
+            if let (Some(delay), 1..) = (delay, options.cost) {
                 let held = entry.held;
-                entry = if options.is_hold() {
-                    entry.with_held(held + options.get_cost())
+                entry = if options.hold {
+                    entry.with_held(held + options.cost)
                 } else {
-                    rule.algorithm.charge(&entry, now, delay, options.get_cost())
+                    rule.algorithm.charge(&entry, now, delay, options.cost)
                 };
             }
             statuses.push((rule.name, verdicts[limit], rule.algorithm.figures(&entry, now)));
-            if delay.is_some() && options.get_cost() > 0 {
+            if delay.is_some() && options.cost > 0 {
                 self.put(limit, caller, entry, undo);
             }
         }
@@ -148,8 +148,8 @@ impl Model {
             self.rules.iter().zip(entries).map(|(rule, entry)| rule.algorithm.peek(entry, now, options)).collect()
         };
         // A hold has no scheduled start.
-        let options = if options.is_hold() { options.max_delay(Duration::ZERO) } else { options };
-        let can_schedule = !options.is_hold() && self.rules.iter().all(|rule| rule.algorithm.supports_scheduling());
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
+        let can_schedule = !options.hold && self.rules.iter().all(|rule| rule.algorithm.supports_scheduling());
         if self.rules.len() == 1 {
             return (verdicts_for(options), can_schedule);
         }
@@ -207,7 +207,7 @@ impl Expected {
 
     fn is(&self, decision: &Decision, now: Timestamp, options: AcquireOptions) -> bool {
         let actual = decision.limits().iter().map(|actual| (actual.name(), actual.verdict(), actual.snapshot()));
-        let statuses_match = if options.get_detail() == Detail::All || self.statuses.len() == 1 {
+        let statuses_match = if options.detail == Detail::All || self.statuses.len() == 1 {
             actual.eq(self.statuses.iter().copied())
         } else {
             actual.eq(self.most_restrictive())

@@ -83,7 +83,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let returned = self.tick();
         let Ok(outcome) = acquire.try_ready() else { panic!("the memory store returns ready results") };
         let Outcome { decision, held, .. } = outcome.expect("the memory store returns no error");
-        assert!(held.as_ref().is_none_or(|held| held.cost() == options.get_cost()));
+        assert!(held.as_ref().is_none_or(|held| held.cost() == options.cost));
         self.record(called, returned, Step::LimiterFuture { caller, options, decision, is_held: held.is_some() });
         held
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{AcquireOptions, Clock as _, FixedWindow, Gcra, ManualClock, Memory, Quota, Timestamp};
+use tower_ratelimit::{AcquireOptions, Clock as _, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Timestamp};
 
 use super::world::{KEYS, Op, World};
 use crate::random::Random;

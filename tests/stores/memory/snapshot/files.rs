@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tower_ratelimit::{Gcra, ManualClock, Memory, MemoryBuilder, Quota};
+use tower_ratelimit::{Gcra, Limiter, ManualClock, Memory, MemoryBuilder, Quota};
 
 use super::world::{Op, World};
 use crate::random::Random;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::{
     AcquireOptions, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
-    SlidingWindow, TokenBucket, WhenFull, per_key,
+    SlidingWindow, WhenFull, per_key,
 };
 
 use super::world::{Counts, Op, World, limits};
@@ -50,7 +50,7 @@ fn snapshot_is_of_the_limit_with_the_same_name_algorithm_and_sub_key() {
     before.save(&mut file).expect("saved");
     let after = Memory::<(u64, u64), _>::builder((
         Limit::new("c", FixedWindow::new(HOURLY)).keyed_by(|_: &(u64, u64)| ()),
-        Limit::new("b", TokenBucket::new(HOURLY)).keyed_by(|key: &(u64, u64)| key.1),
+        Limit::new("b", FixedWindow::new(HOURLY)).keyed_by(|key: &(u64, u64)| key.1),
         Limit::new("a", Gcra::new(HOURLY)).keyed_by(|key: &(u64, u64)| u32::try_from(key.0).expect("small")),
         Limit::new("d", Gcra::new(HOURLY)).keyed_by(|key: &(u64, u64)| key.0),
     ));
@@ -138,7 +138,7 @@ fn snapshot_settles_holds_of_each_tier() {
 fn snapshot_contains_no_requests_in_flight() {
     let limits = || (Limit::new("rate", Gcra::new(HOURLY)), Limit::new("in flight", InFlight::new(2)));
     let before = Memory::<u64, _>::new(limits());
-    let options = AcquireOptions::default().until_end();
+    let options = AcquireOptions::default().keep_guard();
     let Ok(first) = before.acquire(&1, options).try_ready() else { panic!("ready") };
     let first = first.expect("a decision");
     assert!(first.held.is_some());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, Calendar, Clock as _, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock,
+    Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
 use crate::random::Random;
@@ -19,7 +19,7 @@ pub(super) const KEYS: u64 = 6;
 pub(super) fn limits(kind: u64, tier: u64) -> Limits {
     let quota = Quota::new(5 + 3 * tier, Duration::from_millis(900 + 400 * tier));
     let small = Quota::new(3, Duration::from_millis(700));
-    match kind % 9 {
+    match kind % 10 {
         0 => vec![DynLimit::new(Gcra::new(quota).burst(4))],
         1 => vec![DynLimit::new(TokenBucket::new(quota))],
         2 => vec![DynLimit::new(LeakyQueue::new(quota).max_waiting(4))],
@@ -28,6 +28,7 @@ pub(super) fn limits(kind: u64, tier: u64) -> Limits {
         5 => vec![DynLimit::new(SlidingWindow::new(quota).blocks(4))],
         6 => vec![DynLimit::new(SlidingWindow::new(quota).blocks(2).weighted())],
         7 => vec![DynLimit::new(SlidingLog::new(quota))],
+        9 => vec![DynLimit::new(FixedWindow::calendar(quota.limit(), Calendar::monthly_on(15)))],
         _ => vec![
             DynLimit::new(Limit::new("all", Gcra::new(quota).burst(9)).keyed_by(|_: &u64| ())),
             DynLimit::new(Limit::new("half", SlidingLog::new(quota)).keyed_by(|key: &u64| key % 2).shadow()),
@@ -40,7 +41,7 @@ pub(super) fn limits(kind: u64, tier: u64) -> Limits {
 }
 
 pub(super) fn names(kind: u64) -> &'static [&'static str] {
-    if kind % 9 == 8 { &["all", "half", "tier"] } else { &["default"] }
+    if kind % 10 == 8 { &["all", "half", "tier"] } else { &["default"] }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +101,8 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(kind: u64) -> Self {
-        let clock = ManualClock::new();
+        // Seconds before the end of a month of the calendar: the 15th of January 2020.
+        let clock = ManualClock::at(ManualClock::START.saturating_add(Duration::from_secs(14 * 86_400 - 5)));
         let limiter = Memory::builder(limits(kind, 0)).max_keys(100).clock(clock.clone()).build().expect("limits");
         Self { kind, clock, limiter, open: Vec::new() }
     }

@@ -95,11 +95,13 @@ impl Clients {
         if quotas.len() > 1 {
             keys.push((1, 0));
         }
-        let only_acquires = random.percent(30);
+        let (only_acquires, only_holds) = (random.percent(30), random.percent(30));
         let mut operations = Vec::new();
         for _ in 0..random.between(1, 5) {
             let operation = match random.below(20) {
                 _ if only_acquires => Some(decision(Input::ACQUIRE, quotas, &keys, random)),
+                0..=10 if only_holds => self.hold(quotas, &keys, random),
+                _ if only_holds => self.update(quotas, &keys, random),
                 0..=6 => Some(decision(Input::ACQUIRE, quotas, &keys, random)),
                 7 => Some(decision(Input::PEEK, quotas, &keys, random)),
                 8..=10 => self.hold(quotas, &keys, random),
@@ -293,7 +295,12 @@ pub(super) fn input(
 }
 
 /// Returns the operations as the script reads them. Equal consecutive ones are one with a repeat count.
-pub(super) fn encode(operations: &[Operation], quotas: &[Quota], input: &Input, now: u64) -> Vec<u8> {
+pub(super) fn encode(
+    operations: &[Operation],
+    quotas: &[Quota],
+    input: &Input,
+    (now, has_leases): (u64, bool),
+) -> Vec<u8> {
     let mut groups: Vec<(&Operation, u16)> = Vec::new();
     for operation in operations {
         match groups.last_mut() {
@@ -311,7 +318,11 @@ pub(super) fn encode(operations: &[Operation], quotas: &[Quota], input: &Input, 
         }
     };
     doubles(&[to_f64(now), input.latest_start], &mut bytes);
-    for number in [usize::from(input.is_fast), groups.len(), groups.len()] {
+    // The fast path of holds replies as the driver.
+    let holds = operations.iter().all(|operation| [Input::HOLD, Input::UPDATE].contains(&operation.code));
+    let fast_path =
+        if holds && !has_leases && quotas.len() == 1 && now % 5 > 0 { 2 } else { usize::from(input.is_fast) };
+    for number in [fast_path, groups.len(), groups.len()] {
         short(number, &mut bytes);
     }
     input.key_counts.iter().for_each(|count| short(*count, &mut bytes));
