@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tower_ratelimit::limiter::{Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Costs, DynLimit, Gcra, InFlight, Limit, ManualClock, Memory, Quota, TokenBucket,
+    AcquireOptions, Costs, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket,
 };
 
 use crate::harness::{Contestant, Harness};
@@ -100,7 +100,7 @@ fn holds(harness: &Harness, keys: &[u64]) {
         let (both, keys) = (&both, keys);
         move |count| {
             for _ in 0..count {
-                let options = AcquireOptions::default().until_end();
+                let options = AcquireOptions::default().keep_guard();
                 drop(black_box(ready(both.acquire(&keys[sequence.next()], options)).held));
             }
         }

@@ -96,7 +96,7 @@ struct Part {
 enum PartKind {
     /// Charged by its actual cost.
     Settled,
-    /// A fixed cost, which a [provisional](AcquireOptions::provisional) hold includes. Charged whole, or released.
+    /// A fixed cost, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds. Charged whole, or released.
     Fixed,
     /// Held by a limit on requests in flight, and never charged.
     UntilEnd,

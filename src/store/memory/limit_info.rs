@@ -13,7 +13,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
 use crate::limiter::HeldEntry;
-use crate::store::inner::Name;
+use crate::store::inner::{Name, ShareRole};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {

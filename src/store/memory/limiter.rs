@@ -338,7 +338,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         {
             return Ok(decision.into());
         }
-        if !options.until_end && self.shared.any_limit(|limit| limit.is_held_until_end()) {
+        if !options.keeps_guard && self.shared.any_limit(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
@@ -349,7 +349,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
         }
         // Released if nothing is decided, or if an algorithm panics.
-        let mut held = ReleaseOnDrop::new((options.hold || options.until_end).then(|| self.guard(options, &[])));
+        let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
         self.shared.end_due();
         if let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut()) {
             return Ok(match held.into_held() {
@@ -433,13 +433,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
     pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
         self.transact(context, |transaction| transaction.acquire())
-            .unwrap_or_else(|| (Decision::by_policy(context.now, Verdict::ExceedsLimit), Vec::new()))
+            .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
     pub(super) fn peek(&self, context: &AcquireContext<'_, Key, S>) -> Decision {
         self.transact(context, |transaction| transaction.peek())
-            .unwrap_or_else(|| Decision::by_policy(context.now, Verdict::ExceedsLimit))
+            .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
@@ -526,6 +526,12 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
+fn units_of<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables) -> Vec<&'static str> {
+    let mut units = Vec::new();
+    visit_units::<Key, L, S>(tables, &mut |unit| units.push(unit));
+    units
+}
+
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
     L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
 }
@@ -569,7 +575,7 @@ where
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
         };
-        if limits.add_units(|| self.units()) || limits.add_all(add_all) {
+        if limits.add_units(|| units_of::<Key, L, S>(&self.shared.tables)) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());

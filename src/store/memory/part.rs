@@ -160,7 +160,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         chain: &mut PlainChain<'p>,
     ) -> bool {
         let (limit, algorithm, until_end) = (&self.limit.limit, self.algorithm(), C::Algorithm::HELD_UNTIL_END);
-        let is_counted = !until_end || self.options.until_end && !keys.has_due(now);
+        let is_counted = !until_end || self.options.keeps_guard && !keys.has_due(now);
         let decides_alone = self.kept_free.is_none() && limit.share() == ShareRole::None && !self.limit.has_mark;
         if chain.held.is_none() || !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
             return false;
@@ -233,7 +233,8 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         let supports_scheduling = is_shadow
             || share == ShareRole::None && kept_free.is_none() && !self.options.hold && algorithm.supports_scheduling();
         let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
-        let (name, shown) = (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free, None) } else { snapshot });
+        let (name, shown) =
+            (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free, None) } else { snapshot });
         chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
         true
     }

@@ -185,7 +185,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
 /// Returns whether the units must be checked before the decision, or it may hold a cost. Any other decision is tried at once.
 fn is_uncommon(options: &AcquireOptions) -> bool {
-    options.has_units() || options.hold || options.until_end
+    options.has_units() || options.hold || options.keeps_guard
 }
 
 /// Decides on several limits in the plain case.

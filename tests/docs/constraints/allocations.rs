@@ -24,8 +24,8 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, ClientIp, Costs, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, ManualClock, Memory, PeerIp,
-    Quota, RateLimitLayer, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, ClientIp, Costs, Detail, DynLimit, ExtractKey, FixedWindow, Gcra, Http, InFlight,
+    Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Respond, SlidingWindow, TokenBucket,
 };
 
 type Page = Response<Full<Bytes>>;
@@ -344,7 +344,7 @@ fn holds_and_units_allocate_nothing() {
             };
             let held = outcome.held.expect("an allowed request");
             assert!(held.settle(costs()).try_ready().is_ok_and(|settled| settled.is_ok()), "{description}");
-            let options = AcquireOptions::from(costs()).until_end();
+            let options = AcquireOptions::from(costs()).keep_guard();
             let Ok(Ok(outcome)) = limiter.acquire(&7, options).try_ready() else {
                 panic!("memory decides immediately")
             };
