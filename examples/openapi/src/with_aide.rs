@@ -68,8 +68,8 @@ impl OperationOutput for OverLimit {
                 deprecated: None,
                 format: ParameterSchemaOrContent::Schema(schema),
                 example: None,
-                examples: Default::default(),
-                extensions: Default::default(),
+                examples: [].into(),
+                extensions: [].into(),
             };
             (name.to_owned(), ReferenceOr::Item(header))
         };

@@ -86,7 +86,8 @@ impl Headers {
 
     /// Sets whether requests carry a [`RateLimitInfo`](crate::RateLimitInfo) in their extensions, for handlers.
     ///
-    /// Off by default, because no part of the crate reads the value. With it the layer takes 15 % more instructions.
+    /// Off by default, because no part of the crate reads the value. With it a request takes 11 % longer, with one
+    /// allocation more; 31 % and three allocations if the request has no extensions yet.
     pub const fn request_extension(mut self, on: bool) -> Self {
         self.request_extension = on;
         self

@@ -336,26 +336,23 @@ fn escalation_of_a_limit_that_never_denies_is_an_error() {
         let cost =
             if has_shares { AcquireOptions::from(Costs::from(1).add("unit", 1)) } else { AcquireOptions::cost(1) };
         let decide = || limiter.acquire(&1, cost).try_ready().unwrap_or_else(|_| panic!("memory decides immediately"));
-        match decide() {
-            Err(error) => {
-                errors += 1;
-                assert!(!denying.contains(&name) && error.is_config(), "{error}");
-                let is_named = named.iter().any(|limit| limit.0 == name);
-                let cause =
-                    if is_named { "a shadow or a guaranteed share denies no request" } else { "no limit of this name" };
-                let text = error.to_string();
-                assert!(text.starts_with(&format!("escalation of limit {name:?}: ")) && text.contains(cause), "{text}");
-                assert!(text.ends_with(&format!("name one of {denying:?}")), "{text}");
-                assert_eq!(decide().expect_err("each decision is an error").to_string(), text);
-            }
-            Ok(_) => {
-                assert!(denying.contains(&name), "{seed}: {name} of {named:?}");
-                let blocked = (0..9).any(|_| decide().expect("a decision").decision.is_blocked());
-                blocks += u64::from(blocked);
-                // Another limit may be the most restrictive one, and the primary limiter of a fallback decides.
-                assert!(blocked || denying.len() > 1 || name == "d", "{seed}: {name} of {named:?}");
-            }
+        if let Err(error) = decide() {
+            errors += 1;
+            assert!(!denying.contains(&name) && error.is_config(), "{error}");
+            let is_named = named.iter().any(|limit| limit.0 == name);
+            let never = "a shadow or a guaranteed share denies no request";
+            let cause = if is_named { never } else { "no limit of this name" };
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("escalation of limit {name:?}: ")) && text.contains(cause), "{text}");
+            assert!(text.ends_with(&format!("name one of {denying:?}")), "{text}");
+            assert_eq!(decide().expect_err("each decision is an error").to_string(), text);
+            continue;
         }
+        assert!(denying.contains(&name), "{seed}: {name} of {named:?}");
+        let blocked = (0..9).any(|_| decide().expect("a decision").decision.is_blocked());
+        blocks += u64::from(blocked);
+        // Another limit may be the most restrictive one, and the primary limiter of a fallback decides.
+        assert!(blocked || denying.len() > 1 || name == "d", "{seed}: {name} of {named:?}");
     }
     assert!(errors > 100 && blocks > 50, "{errors}, {blocks}");
 }

@@ -314,7 +314,9 @@ pub(crate) async fn looking_changes_no_charge(
                 let hold = AcquireOptions::cost(cost).id(&id).expires_in(lifetime);
                 match [looked.hold(key, hold).await, alone.hold(key, hold).await] {
                     [Ok(one), Ok(other)] => assert_eq!(one.decision, other.decision, "{context}"),
-                    [one, other] => assert_eq!(one.err().map(text), other.err().map(text), "{context}"),
+                    [one, other] => {
+                        assert_eq!(one.as_ref().err().map(text), other.as_ref().err().map(text), "{context}");
+                    }
                 }
             }
             // Surcharges.
@@ -322,7 +324,7 @@ pub(crate) async fn looking_changes_no_charge(
                 let actual = if random.below(3) == 0 { 0 } else { 3 * cost };
                 let results =
                     [looked.settle(key, id.as_str(), actual).await, alone.settle(key, id.as_str(), actual).await];
-                let [one, other] = results.map(|result| result.err().map(text));
+                let [one, other] = results.map(|result| result.as_ref().err().map(text));
                 assert_eq!(one, other, "{context}");
             }
             3 => {
@@ -340,6 +342,6 @@ pub(crate) async fn looking_changes_no_charge(
     exhausted
 }
 
-fn text(error: tower_ratelimit::Error) -> String {
+fn text(error: &tower_ratelimit::Error) -> String {
     error.to_string()
 }
