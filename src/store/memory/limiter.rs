@@ -358,7 +358,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             });
         }
         let (decision, entries) = self.shared.acquire(context);
-        Ok(self.outcome(options, decision, self.guard(options, &entries), None))
+        let Some(mut held) = held.into_held() else { return Ok(decision.into()) };
+        entries.iter().for_each(|entry| held.add(*entry));
+        Ok(self.outcome(options, decision, held, None))
     }
 
     /// Checks that a limit names each unit of the options.
