@@ -90,17 +90,20 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::bucket::{Gcra, LeakyBucket, TokenBucket};
-pub(crate) use self::fixed_window::FixedWindow;
-pub(crate) use self::in_flight::InFlight;
-pub(crate) use self::leaky_queue::LeakyQueue;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::StateEncoding;
 #[cfg(feature = "redis")]
 pub use self::lua::{LuaAlgorithm, LuaScript};
-pub(crate) use self::sliding_log::SlidingLog;
-pub(crate) use self::sliding_window::SlidingWindow;
 pub use self::state::State;
+#[allow(unused_imports, reason = "few features use them, and the documentation links to them")]
+pub(crate) use self::{
+    bucket::{Gcra, LeakyBucket, TokenBucket},
+    fixed_window::FixedWindow,
+    in_flight::InFlight,
+    leaky_queue::LeakyQueue,
+    sliding_log::SlidingLog,
+    sliding_window::SlidingWindow,
+};
 // States of the algorithms of this crate.
 #[doc(hidden)]
 pub use self::state::{Counters, CountersEdit, HitLog, HitLogEdit};

@@ -47,6 +47,7 @@ pub use self::denied_cache::DeniedCache;
 pub use self::escalating::Escalating;
 pub use self::fail_open::FailOpen;
 pub use self::fallback::Fallback;
+#[allow(unused_imports, reason = "few features use it")]
 pub(crate) use self::future::BoxFuture;
 pub use self::future::LimiterFuture;
 pub use self::held::Held;

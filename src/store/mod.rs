@@ -21,6 +21,7 @@ mod redis {
 
 pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
 pub use self::memory::{DefaultHashBuilder, KeyId, MemoryLimits, TopKey, Usage};
+#[allow(unused_imports, reason = "few features use them, and the documentation links to them")]
 pub(crate) use self::memory::{DynLimit, Memory};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::RedisCellBuilder;
@@ -30,4 +31,5 @@ pub use self::redis::check_any_replies;
 #[cfg(feature = "redis")]
 pub use self::redis::{IntoRedisLimits, Lease, RedisLimit};
 #[cfg(feature = "redis")]
+#[allow(unused_imports, reason = "few features use them, and the documentation links to them")]
 pub(crate) use self::redis::{Redis, RedisServer};
