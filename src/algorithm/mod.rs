@@ -238,13 +238,11 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn max_reset(&self) -> Duration;
 
     /// Returns the verdict on a request without charging it.
-    #[doc(hidden)]
     fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
         self.decide(state, now, options.into()).verdict()
     }
 
     /// Charges `cost` unconditionally, for a request that starts after `delay`.
-    #[doc(hidden)]
     fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;

@@ -61,7 +61,6 @@ pub trait ExtractKey<Request> {
     /// The layer asks about its first requests. If many of them have a warning, and all of these one key, it emits
     /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] warns of a proxy in front of the server. By
     /// default there is none.
-    #[doc(hidden)]
     fn warning(&self, request: &Request) -> Option<&'static str> {
         let _ = request;
         None

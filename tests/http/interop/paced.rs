@@ -55,7 +55,7 @@ async fn server_sent_events_pass_one_by_one_at_the_rate() {
     }
     drop(send);
     assert_eq!(response.chunk().await.expect("no error"), None, "the stream ends");
-    let least = Duration::from_secs_f64((bytes as f64 - 4_000.0) / 20_000.0);
+    let least = Duration::from_secs(1) * u32::try_from(bytes - 4_000).expect("few") / 20_000;
     assert!(started.elapsed() >= least, "{:?} of {least:?}", started.elapsed());
     server.abort();
 }

@@ -146,12 +146,12 @@ fn requests_end_in_time_whatever_other_runtimes_do() {
             // A stream or a sink holds no cost.
             let ways = if name.starts_with("in flight") { 1 } else { 4 };
             let way = [Way::Layer, Way::UntilReady, Way::Stream, Way::Sink][random.index(ways)];
-            check(seed, &format!("{name}, {way:?}"), limiter, way, &mut random);
+            check(seed, &format!("{name}, {way:?}"), &limiter, way, &mut random);
         }
     }
 }
 
-fn check(seed: u64, name: &str, limiter: BoxLimiter<()>, way: Way, random: &mut Random) {
+fn check(seed: u64, name: &str, limiter: &BoxLimiter<()>, way: Way, random: &mut Random) {
     let ends = Arc::new(Mutex::new(Vec::new()));
     let inner = service_fn(|()| async {
         sleep(ms(100)).await;
