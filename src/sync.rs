@@ -53,7 +53,7 @@ impl Backoff {
     ///
     /// A thread holds a lock for some tens of nanoseconds, unless the scheduler suspends it: then only yielding helps.
     #[cfg(not(loom))]
-    const ROUNDS: u32 = 6;
+    const ROUNDS: u32 = 1;
 
     /// The number of spins in each round.
     ///

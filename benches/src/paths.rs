@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
-use tower_ratelimit::{AcquireOptions, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket};
+use tower_ratelimit::{
+    AcquireOptions, Costs, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket,
+};
 
 use crate::harness::{Contestant, Harness};
 use crate::memory::{Contestants, KeySequence, SLOW, decide};
@@ -32,10 +34,37 @@ pub(crate) fn run(harness: &Harness) {
     let contestants = [decide("ours", &dynamic, &keys), decide("typed", &two, &keys), decide("one", &one, &keys)];
     harness.compare("memory Vec of two limits", 1, &contestants);
     harness.compare("memory acquire", 1, &[acquire("ours", &one, &keys), decide("check", &one, &keys)]);
+    conditions(harness, &keys);
     holds(harness, &keys);
     full_tables(harness);
     floods(harness);
     isolated(harness);
+}
+
+/// What a limit may have besides an algorithm: a condition, a mark, units that are kept free, a unit of its own.
+fn conditions(harness: &Harness, keys: &[u64]) {
+    let limit = |name: &'static str| Limit::new(name, PLENTY).keyed_by(|key: &u64| *key);
+    let one = Memory::<u64, _>::new(PLENTY);
+    let absent = Memory::<u64, _>::new((limit("user"), limit("next").only_if(|key: &u64| *key > 5_000)));
+    let applies = Memory::<u64, _>::new((limit("user"), limit("next").only_if(|key: &u64| *key < 5_000)));
+    let contestants = [decide("ours", &absent, keys), decide("applies", &applies, keys), decide("without", &one, keys)];
+    harness.compare("memory only_if", 1, &contestants);
+    let warned = Memory::<u64, _>::new(limit("user").warn_at(0.8));
+    harness.compare("memory warn_at", 1, &[decide("ours", &warned, keys), decide("without", &one, keys)]);
+    let keeping = Memory::<u64, _>::new(limit("user").keep_free_by(|key: &u64| key % 2 * 10));
+    harness.compare("memory keep_free_by", 1, &[decide("ours", &keeping, keys), decide("without", &one, keys)]);
+    let units = Memory::<u64, _>::new((limit("user"), limit("tokens").cost_of("tokens")));
+    let of_units = Contestant::new("ours", |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        let units = &units;
+        move |count| {
+            for _ in 0..count {
+                let options = AcquireOptions::from(Costs::from(1).add("tokens", 7));
+                black_box(units.check(&keys[sequence.next()], options).is_allowed());
+            }
+        }
+    });
+    harness.compare("memory cost_of", 1, &[of_units, decide("without", &one, keys)]);
 }
 
 /// One key is blocked, or has a held cost, and all others are decided.
@@ -65,6 +94,18 @@ fn holds(harness: &Harness, keys: &[u64]) {
         }
     });
     harness.compare("memory hold and settle", 1, &[settled, decide("check", &bucket, keys)]);
+    let both = Memory::<u64, _>::new((Limit::new("flights", InFlight::new(100)), Limit::new("rate", PLENTY)));
+    let beside = Contestant::new("ours", |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
+        let (both, keys) = (&both, keys);
+        move |count| {
+            for _ in 0..count {
+                let options = AcquireOptions::default().keep_guard();
+                drop(black_box(ready(both.acquire(&keys[sequence.next()], options)).held));
+            }
+        }
+    });
+    harness.compare("memory in flight beside a rate", 1, &[beside, decide("check", &bucket, keys)]);
     let flights = Memory::<u64, _>::new(InFlight::new(100));
     let semaphores: Mutex<HashMap<u64, Arc<Semaphore>>> = Mutex::default();
     let in_flight = Contestant::new("ours", |thread| {

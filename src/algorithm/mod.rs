@@ -10,7 +10,7 @@
 //! | [`TokenBucket`] | as `Gcra`, which it equals | 4 | terms of tokens that are refilled |
 //! | [`LeakyBucket`] | as `Gcra`, which it equals | 4 | terms of a level that drains |
 //! | [`LeakyQueue`] | `L + 1` departures in a closed interval, evenly spaced | 4 | callers that wait instead of being denied |
-//! | [`FixedWindow`] | `2L - 1` from the first hit, `2L` aligned to the clock or a calendar | 5 | quotas that users know as "so many per hour" |
+//! | [`FixedWindow`] | `2L - 1` from the first hit, `2L` aligned to the clock or a calendar | 4 | quotas that users know as "so many per hour" |
 //! | [`SlidingWindow`], strict | `L`, exactly; a hit counts up to one block too long | blocks + 7 | an exact bound with a large limit |
 //! | [`SlidingWindow`], weighted | `2L - 1`, with any number of blocks | blocks + 7 | a smooth estimate |
 //! | [`SlidingLog`] | `L`, exactly, and denies nothing below the limit | 2 per hit, on the heap | an exact bound with a small limit |

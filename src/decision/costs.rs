@@ -227,7 +227,7 @@ impl UnitCosts {
     ///
     /// Names a unit that no limit names, and lists the units that there are.
     #[cold]
-    pub(crate) fn check(self, visit_units: impl FnOnce(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
+    pub(crate) fn check(self, visit_units: impl Fn(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
         if self.entries().any(|(unit, _)| unit == Unit::TOO_MANY) {
             return Err(Error::config(format!(
                 "costs of a request: there are more than {} units, or the names of units in this process are too many; leave out \
@@ -235,9 +235,14 @@ impl UnitCosts {
                 Costs::MAX_UNITS
             )));
         }
+        let is_known = |unit| {
+            let mut is_known = false;
+            visit_units(&mut |known| is_known |= known == unit);
+            is_known
+        };
+        let Some((unknown, _)) = self.iter().find(|(unit, _)| !is_known(*unit)) else { return Ok(()) };
         let mut known = Vec::new();
         visit_units(&mut |unit| known.push(unit));
-        let Some((unknown, _)) = self.iter().find(|(unit, _)| !known.contains(unit)) else { return Ok(()) };
         known.sort_unstable();
         known.dedup();
         Err(Error::config(if known.is_empty() {

@@ -92,7 +92,7 @@ impl AcquireOptions {
     /// Checks that a limit names each unit, unless a limiter around this one has. `visit_units` visits the units of all
     /// limits.
     #[inline]
-    pub(crate) fn check_units(&self, visit_units: impl FnOnce(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
+    pub(crate) fn check_units(&self, visit_units: impl Fn(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
         if self.units.is_none() || self.has_known_units { Ok(()) } else { self.units.check(visit_units) }
     }
 

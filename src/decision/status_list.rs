@@ -20,7 +20,7 @@ thread_local! {
 }
 
 impl StatusList {
-    pub(super) const EMPTY: Self = Self(None);
+    pub(crate) const EMPTY: Self = Self(None);
 
     /// The maximum capacity of a list that a thread keeps.
     const MAX_CAPACITY: usize = 16;
@@ -49,6 +49,22 @@ impl StatusList {
     /// Returns the list with each limit replaced, if there is a list.
     pub(super) fn map(&self, f: impl FnMut(&LimitStatus) -> LimitStatus) -> Self {
         self.get().map_or(Self::EMPTY, |list| list.iter().map(f).collect())
+    }
+
+    /// Adds a limit at the end.
+    pub(crate) fn push(&mut self, status: LimitStatus) {
+        let list = match &mut self.0 {
+            Some(list) => list,
+            None => {
+                *self = Self::new();
+                self.0.get_or_insert_default()
+            }
+        };
+        list.push(status);
+    }
+
+    pub(crate) fn reverse(&mut self) {
+        self.0.as_mut().map_or(&mut [][..], |list| &mut ***list).reverse();
     }
 
     fn keep(mut list: List) {

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::{AlgorithmSelector, Limit, SubKeyOf};
+use super::{AlgorithmSelector, Limit};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{
@@ -59,23 +59,9 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         if C::Algorithm::HELD_UNTIL_END { 0 } else { self.cost.options(charged.into()).cost }
     }
 
-    /// Returns the limit's part of a decision on a key for which `algorithm` is selected.
-    #[inline]
-    pub(crate) fn transition<'a, Key: ?Sized>(
-        &self,
-        algorithm: &'a C::Algorithm,
-        key: &Key,
-        options: AcquireOptions,
-    ) -> Transition<'a, C::Algorithm>
-    where
-        P: SubKeyOf<Key>,
-    {
-        self.transition_keeping_free(algorithm, self.kept_free(key), options)
-    }
-
     /// Returns the limit's part of a decision on a key from whose requests `kept_free` units are kept free.
     #[inline]
-    pub(crate) fn transition_keeping_free<'a>(
+    pub(crate) fn transition<'a>(
         &self,
         algorithm: &'a C::Algorithm,
         kept_free: Option<u64>,

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use super::future::{LimiterFuture, both_ok};
 use crate::decision::AcquireOptions;
 use crate::decision::{Costs, HeldParts, UnitCosts};
 use crate::error::Error;
+use crate::limit::LimitCost;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -65,52 +67,162 @@ use crate::error::Error;
 /// [`settle`](Self::settle) and [`release`](Self::release) take effect even if their future is dropped, as long as a
 /// tokio runtime runs (feature `timer`).
 #[must_use = "dropping the guard settles the whole held cost"]
-pub struct Held {
-    cost: u64,
-    settle: Option<Settle>,
-    /// Whether `settle` releases what a limit on requests in flight holds: there is no cost to settle.
-    is_until_end: bool,
-    parts: Option<Box<Parts>>,
-}
+pub struct Held(Option<Box<Parts>>);
 
-type Settle = Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>;
-
-/// What few guards have: costs in units, and the parts of a hold that end apart from the request's cost.
+/// What is held. A thread keeps the allocation of an ended guard for a later one, so a guard allocates nothing: rows "hold and
+/// settle" and "in flight" of benches/figures.md.
 #[derive(Default)]
 struct Parts {
-    /// The fixed costs of limits, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds.
-    fixed: Option<Held>,
-    /// What limits on requests in flight hold. It is never charged.
-    until_end: Option<Held>,
-    units: HeldUnits,
+    /// The cost of limits that name no unit, if there is a cost to settle.
+    cost: Option<u64>,
+    units: UnitCosts,
+    /// The units of the limiter.
+    known_units: Vec<&'static str>,
+    parts: Vec<Part>,
+    /// The store that adds what it holds.
+    store: Option<Arc<dyn HoldStore>>,
+    /// The limits for which requests wait that the end of the hold wakes.
+    wakes: Option<Arc<[u64]>>,
+}
+
+/// What one limit, or one limiter, holds.
+struct Part {
+    kind: PartKind,
+    amount: u64,
+    end: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PartKind {
+    /// Charged by its actual cost.
+    Settled,
+    /// A fixed cost, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds. Charged whole, or released.
+    Fixed,
+    /// Held by a limit on requests in flight, and never charged.
+    UntilEnd,
+}
+
+enum End {
+    /// By a store, as this record says.
+    Entry(Arc<dyn HoldStore>, HeldEntry),
+    /// By a limiter of a user's own, or in another way.
+    Call(Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>),
+}
+
+/// A store whose holds are records.
+pub(crate) trait HoldStore: Send + Sync {
+    /// Ends a hold, and charges the key.
+    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error>;
+}
+
+/// The record of a hold on one limit: what its settlement needs in place of the key.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct HeldEntry {
+    /// The number of the limit's table.
+    pub(crate) table: u64,
+    /// The hash of the key.
+    pub(crate) key: u64,
+    /// The number of what the store keeps of the hold beside the amount, zero if it keeps nothing.
+    pub(crate) id: u64,
+    /// In microseconds. Of a cost that is held until the end, the time at which it ends at the latest; of any other, the
+    /// time of the charge, if the hold has expired. Zero if there is none.
+    pub(crate) at: u64,
+    /// The held cost.
+    pub(crate) amount: u64,
+    /// What the limit costs.
+    pub(crate) cost: LimitCost,
+    /// What was charged for the request before. The settlement charges only what exceeds it.
+    pub(crate) credit: u64,
+    /// The cost is held until the request ends, and never charged.
+    pub(crate) until_end: bool,
+}
+
+/// What the end of a hold charges on each limit.
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum HeldCharge {
+    Nothing,
+    Held,
+    /// The actual costs of the request, beyond what was charged for it before.
+    Actual(Costs),
+}
+
+impl HeldEntry {
+    /// Returns what the limit charges.
+    pub(crate) fn charged(&self, charge: &HeldCharge) -> u64 {
+        match charge {
+            _ if self.until_end => 0,
+            HeldCharge::Nothing => 0,
+            HeldCharge::Held => self.amount,
+            HeldCharge::Actual(actual) => self.cost.actual_beyond(self.credit, actual, self.amount),
+        }
+    }
+
+    fn kind(&self) -> PartKind {
+        match self.until_end {
+            true => PartKind::UntilEnd,
+            false if self.cost.is_fixed() => PartKind::Fixed,
+            false => PartKind::Settled,
+        }
+    }
+}
+
+impl Part {
+    /// Ends the hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
+    fn end(self, actual: Costs, admitted: bool) -> LimiterFuture<()> {
+        match self.end {
+            End::Entry(store, entry) => {
+                let charge = match self.kind {
+                    PartKind::Settled => HeldCharge::Actual(actual),
+                    PartKind::Fixed if admitted => HeldCharge::Held,
+                    PartKind::Fixed | PartKind::UntilEnd => HeldCharge::Nothing,
+                };
+                LimiterFuture::ready(store.end(&entry, &charge))
+            }
+            End::Call(end) => end(match self.kind {
+                PartKind::Settled => actual,
+                PartKind::Fixed => Costs::from(u64::from(admitted)),
+                PartKind::UntilEnd => Costs::from(0),
+            }),
+        }
+    }
+}
+
+thread_local! {
+    static SPARE: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
 }
 
 impl Parts {
-    fn is_empty(&self) -> bool {
-        self.fixed.is_none() && self.until_end.is_none() && self.units.is_empty()
+    /// The maximum capacity of a list that a thread keeps.
+    const MAX_CAPACITY: usize = 16;
+
+    /// Returns parts without a hold, which take the allocation of an ended guard.
+    #[inline]
+    fn new(cost: Option<u64>) -> Box<Self> {
+        // A thread that ends has no spare one.
+        let mut parts = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        parts.cost = cost;
+        parts
     }
 
-    fn boxed(self) -> Option<Box<Self>> {
-        Some(self).filter(|parts| !parts.is_empty()).map(Box::new)
-    }
-}
-
-/// The costs of a hold in units.
-#[derive(Clone, Default)]
-struct HeldUnits {
-    costs: UnitCosts,
-    /// The units of the limiter.
-    known: Vec<&'static str>,
-}
-
-impl HeldUnits {
-    fn is_empty(&self) -> bool {
-        self.costs.is_none() && self.known.is_empty()
+    /// Keeps the allocation of parts that have ended.
+    #[inline]
+    fn keep(mut self: Box<Self>) {
+        if self.parts.capacity() <= Self::MAX_CAPACITY {
+            (self.units, self.store, self.wakes) = (UnitCosts::NONE, None, None);
+            self.known_units.clear();
+            let _ = SPARE.try_with(|spare| spare.set(Some(self)));
+        }
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&'static str)) {
-        let held = Costs::from_parts(None, self.costs);
-        self.known.iter().copied().chain(held.units().map(|(unit, _)| unit)).for_each(visit);
+    fn costs(&self) -> Costs {
+        Costs::from_parts(Some(self.cost()), self.units)
+    }
+
+    /// Without a cost to settle, the largest one that is held until the end.
+    fn cost(&self) -> u64 {
+        let until_end = || self.parts.iter().filter(|part| part.kind == PartKind::UntilEnd).map(|part| part.amount);
+        self.cost.unwrap_or_else(|| until_end().max().unwrap_or(0))
     }
 }
 
@@ -121,7 +233,7 @@ impl Held {
     /// limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let settle = move |actual: Costs| settle(actual.number().unwrap_or(cost));
-        Self { cost, settle: Some(Box::new(settle)), is_until_end: false, parts: None }
+        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle))
     }
 
     /// Creates a guard for a custom limiter with [units](crate::Limit::cost_of). The guard calls `settle` once, with the
@@ -141,18 +253,9 @@ impl Held {
         known: Vec<&'static str>,
         settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
-        let parts = Parts { units: HeldUnits { costs: costs.unit_costs(), known }, ..Parts::default() };
-        Self {
-            cost: costs.number().unwrap_or(1),
-            settle: Some(Box::new(settle)),
-            is_until_end: false,
-            parts: parts.boxed(),
-        }
-    }
-
-    /// Creates the guard of fixed costs. The guard calls `end` once: with `true` to charge the costs.
-    pub(crate) fn of_fixed_costs(end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        Self::new(1, move |actual| end(actual > 0))
+        let cost = costs.number().unwrap_or(1);
+        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle))
+            .with_units(costs, |visit| known.into_iter().for_each(visit))
     }
 
     /// Creates the guard of a cost that is held until the request ends, for a custom limit on requests in flight.
@@ -160,8 +263,72 @@ impl Held {
     /// The guard charges nothing. It calls `release` once: when it is settled, released or dropped. Return it only to
     /// callers that keep it ([`AcquireOptions::keep_guard`]).
     pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        let release = move |_: Costs| release();
-        Self { cost, settle: Some(Box::new(release)), is_until_end: true, parts: None }
+        Self::of_call(None, PartKind::UntilEnd, cost, Box::new(move |_| release()))
+    }
+
+    fn of_call(
+        cost: Option<u64>,
+        kind: PartKind,
+        amount: u64,
+        end: Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>,
+    ) -> Self {
+        let mut parts = Parts::new(cost);
+        parts.parts.push(Part { kind, amount, end: End::Call(end) });
+        Self(Some(parts))
+    }
+
+    /// Creates a guard to which a store [adds](Self::add) what it holds. `cost` is the cost to settle, if there is one.
+    #[inline]
+    pub(crate) fn of_store(cost: Option<u64>, store: Arc<dyn HoldStore>) -> Self {
+        let mut parts = Parts::new(cost);
+        parts.store = Some(store);
+        Self(Some(parts))
+    }
+
+    /// Adds what a limit of the store holds.
+    #[inline]
+    pub(crate) fn add(&mut self, entry: HeldEntry) {
+        if let Some(parts) = &mut self.0
+            && let Some(store) = &parts.store
+            && !(entry.until_end && entry.amount == 0)
+        {
+            let end = End::Entry(Arc::clone(store), entry);
+            parts.parts.push(Part { kind: entry.kind(), amount: entry.amount, end });
+        }
+    }
+
+    /// Reverses the order in which the parts end.
+    pub(crate) fn reverse(&mut self) {
+        if let Some(parts) = &mut self.0 {
+            parts.parts.reverse();
+        }
+    }
+
+    /// Returns whether neither a cost is to be settled nor anything held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|parts| parts.cost.is_none() && parts.parts.is_empty())
+    }
+
+    /// Sets the costs in units, and adds the units of the limiter that `visit_units` visits.
+    pub(crate) fn with_units(mut self, costs: Costs, visit_units: impl FnOnce(&mut dyn FnMut(&'static str))) -> Self {
+        if let Some(parts) = &mut self.0 {
+            parts.units = costs.unit_costs();
+            visit_units(&mut |unit| parts.known_units.push(unit));
+        }
+        self
+    }
+
+    /// Adds fixed costs. The guard calls `end` once: with `true` to charge the costs.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_fixed_costs(
+        mut self,
+        end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static,
+    ) -> Self {
+        if let Some(parts) = &mut self.0 {
+            let end = End::Call(Box::new(move |charge: Costs| end(charge != Costs::from(0))));
+            parts.parts.push(Part { kind: PartKind::Fixed, amount: 1, end });
+        }
+        self
     }
 
     /// Replaces how the guard settles, and keeps everything else that it holds: for a limiter around another one.
@@ -193,84 +360,68 @@ impl Held {
     /// }
     /// ```
     pub fn map_settle(mut self, settle: impl FnOnce(Self, Costs) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        let (cost, units) = (self.cost, self.units().cloned().unwrap_or_default());
-        if self.has_cost() {
-            self.settle = self.settle.take().map(|inner| -> Settle {
-                let parts = Parts { units, ..Parts::default() }.boxed();
-                let inner = Self { cost, settle: Some(inner), is_until_end: false, parts };
-                Box::new(move |actual| settle(inner, actual))
-            });
+        if let Some(outer) = &mut self.0
+            && let Some(cost) = outer.cost
+        {
+            let mut inner = Parts::new(Some(cost));
+            (inner.units, inner.known_units) = (outer.units, outer.known_units.clone());
+            inner.parts.extend(outer.parts.extract_if(.., |part| part.kind == PartKind::Settled));
+            let inner = Self(Some(inner));
+            let end = End::Call(Box::new(move |actual| settle(inner, actual)));
+            outer.parts.push(Part { kind: PartKind::Settled, amount: cost, end });
         }
         self
     }
 
-    /// Lets the end of each part wake the requests that wait for these limits.
+    /// Lets the end of the hold wake the requests that wait for these limits.
     pub(crate) fn waking(mut self, limits: Arc<[u64]>) -> Self {
-        if let Some(parts) = &mut self.parts {
-            parts.fixed = parts.fixed.take().map(|fixed| fixed.waking(Arc::clone(&limits)));
-            parts.until_end = parts.until_end.take().map(|until_end| until_end.waking(Arc::clone(&limits)));
+        if let Some(parts) = &mut self.0 {
+            parts.wakes = Some(limits);
         }
-        self.settle = self.settle.take().map(|settle| -> Settle {
-            Box::new(move |actual| {
-                settle(actual).map_result(move |result| {
-                    capacity_released(limits.iter().copied());
-                    result
-                })
-            })
-        });
         self
     }
 
     /// Returns which parts the guard holds apart from the cost that is settled.
     pub(crate) fn part_kinds(&self) -> HeldParts {
-        let parts = self.parts.as_ref();
-        HeldParts {
-            fixed: parts.is_some_and(|parts| parts.fixed.is_some()),
-            until_end: self.is_until_end || parts.is_some_and(|parts| parts.until_end.is_some()),
-        }
-    }
-
-    /// Returns whether there is a cost to settle.
-    fn has_cost(&self) -> bool {
-        self.settle.is_some() && !self.is_until_end
-    }
-
-    /// Adds the guard of fixed costs.
-    pub(crate) fn with_fixed_costs(mut self, fixed: Option<Self>) -> Self {
-        if fixed.is_some() {
-            self.parts.get_or_insert_default().fixed = fixed;
-        }
-        self
+        let has = |kind| self.0.iter().flat_map(|parts| &parts.parts).any(|part| part.kind == kind);
+        HeldParts { fixed: has(PartKind::Fixed), until_end: has(PartKind::UntilEnd) }
     }
 
     /// Charges the fixed costs: the request is admitted.
     pub(crate) fn charge_fixed_costs(&mut self) {
-        drop(self.parts.as_mut().and_then(|parts| parts.fixed.take()));
+        if let Some(parts) = &mut self.0 {
+            for part in parts.parts.extract_if(.., |part| part.kind == PartKind::Fixed) {
+                part.end(Costs::new(), true).detach();
+            }
+        }
     }
 
     /// Returns the guard of what is settled or charged, and the guard of what is held until the request ends.
     pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
-        if self.is_until_end {
+        let Some(parts) = &mut self.0 else { return (None, None) };
+        let is_until_end = |part: &mut Part| part.kind == PartKind::UntilEnd;
+        if parts.cost.is_none() {
             return (None, Some(self));
         }
-        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
-        (self.has_cost().then_some(self), until_end)
+        if !parts.parts.iter_mut().any(is_until_end) {
+            return (Some(self), None);
+        }
+        let mut until_end = Parts::new(None);
+        until_end.parts.extend(parts.parts.extract_if(.., is_until_end));
+        until_end.wakes.clone_from(&parts.wakes);
+        (Some(self), Some(Self(Some(until_end))))
     }
 
     /// Returns the held cost of limits that name no unit.
     #[must_use]
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.0.as_ref().map_or(0, |parts| parts.cost())
     }
 
     /// Returns the held costs: [`cost`](Self::cost), and the costs in units.
     #[must_use]
     pub fn costs(&self) -> Costs {
-        Costs::from_parts(Some(self.cost), self.units().map(|units| units.costs).unwrap_or_default())
-    }
-
-    fn units(&self) -> Option<&HeldUnits> {
-        self.parts.as_deref().map(|parts| &parts.units)
+        self.0.as_ref().map_or(Costs::from(0), |parts| parts.costs())
     }
 
     /// Ends the hold and charges `actual`: a number, or [`Costs`].
@@ -286,21 +437,20 @@ impl Held {
     pub fn settle(mut self, actual: impl Into<Costs>) -> LimiterFuture<()> {
         let actual = actual.into();
         match self.check_units(actual) {
-            Ok(()) => self.end(actual),
-            Err(error) => self.end(self.costs()).map_result(|_| Err(error)),
+            Ok(()) => self.end(Some(actual), true),
+            Err(error) => self.end(None, true).map_result(|_| Err(error)),
         }
     }
 
     /// Checks that a limit names each unit.
     pub(crate) fn check_units(&self, actual: Costs) -> Result<(), Error> {
-        if actual.unit_costs().is_none() || !self.has_cost() {
+        let Some(parts) = self.0.as_ref().filter(|parts| parts.cost.is_some()) else { return Ok(()) };
+        if actual.unit_costs().is_none() {
             return Ok(());
         }
-        actual.unit_costs().check(|visit| {
-            if let Some(units) = self.units() {
-                units.visit(visit);
-            }
-        })
+        let held = Costs::from_parts(None, parts.units);
+        let known = || parts.known_units.iter().copied().chain(held.units().map(|(unit, _)| unit));
+        actual.unit_costs().check(|visit| known().for_each(visit))
     }
 
     /// Ends the hold and charges nothing.
@@ -309,18 +459,7 @@ impl Held {
     ///
     /// As for [`settle`](Self::settle).
     pub fn release(mut self) -> LimiterFuture<()> {
-        // Dropping the guard of fixed costs would charge them.
-        match self.parts.as_mut().and_then(|parts| parts.fixed.take()) {
-            None => self.end(Costs::from(0)),
-            Some(fixed) => fixed.release().join(self.end(Costs::from(0))).map_result(both_ok),
-        }
-    }
-
-    /// Adds the guard of what a limit on requests in flight holds.
-    fn with_until_end(mut self, until_end: Self) -> Self {
-        let parts = self.parts.get_or_insert_default();
-        parts.until_end = Self::join(parts.until_end.take(), Some(until_end));
-        self
+        self.end(Some(Costs::from(0)), false)
     }
 
     /// Joins two holds of one decision into one guard.
@@ -329,65 +468,65 @@ impl Held {
             (Some(first), Some(second)) => (first, second),
             (first, second) => return first.or(second),
         };
-        match (first.is_until_end, second.is_until_end) {
-            (true, true) => {
-                return Some(Self::until_end(first.cost.max(second.cost), move || {
-                    first.end(Costs::from(0)).join(second.end(Costs::from(0))).map_result(both_ok)
-                }));
+        if let (Some(into), Some(mut from)) = (&mut first.0, second.0.take()) {
+            into.parts.append(&mut from.parts);
+            into.cost = into.cost.max(from.cost);
+            // Both guards are of one request, with one cost in each unit. Each limiter charges those that its limits name.
+            if into.units.is_none() {
+                into.units = from.units;
             }
-            (true, false) => return Some(second.with_until_end(first)),
-            (false, true) => return Some(first.with_until_end(second)),
-            (false, false) => {}
+            into.known_units.append(&mut from.known_units);
+            let wakes = [into.wakes.take(), from.wakes.take()];
+            into.wakes = match wakes {
+                [Some(first), Some(second)] => Some([&*first, &*second].concat().into()),
+                [first, second] => first.or(second),
+            };
+            from.keep();
         }
-        let [of_first, of_second] =
-            [first.parts.take(), second.parts.take()].map(|parts| parts.map_or_else(Parts::default, |parts| *parts));
-        // Both guards are of one request, with one cost in each unit.
-        let costs = if of_first.units.costs.is_none() { of_second.units.costs } else { of_first.units.costs };
-        let parts = Parts {
-            fixed: Self::join(of_first.fixed, of_second.fixed),
-            until_end: Self::join(of_first.until_end, of_second.until_end),
-            units: HeldUnits { costs, known: [of_first.units.known, of_second.units.known].concat() },
-        };
-        let mut joined = match (first.settle.is_some(), second.settle.is_some()) {
-            // The joined guard checks the units. Each limiter charges those that its limits name.
-            (true, true) => Self::of_limits(first.cost.max(second.cost).into(), Vec::new(), move |actual| {
-                first.end(actual).join(second.end(actual)).map_result(both_ok)
-            }),
-            // What is held until the end is never settled, so its cost is not part of the cost that is.
-            (true, false) => first,
-            (false, true) => second,
-            (false, false) => {
-                second.cost = first.cost.max(second.cost);
-                second
-            }
-        };
-        joined.parts = parts.boxed();
-        Some(joined)
+        Some(first)
     }
 
-    fn end(&mut self, actual: Costs) -> LimiterFuture<()> {
-        // Fixed costs are charged when `parts` is dropped.
-        let settle = self.settle.take();
-        let until_end = self.parts.as_mut().and_then(|parts| parts.until_end.take());
-        let settled = settle.map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop());
-        match until_end {
-            None => settled,
-            Some(mut until_end) => settled.join(until_end.end(Costs::from(0))).map_result(both_ok).complete_on_drop(),
+    /// Ends all parts, once. Without actual costs, charges what is held.
+    fn end(&mut self, actual: Option<Costs>, admitted: bool) -> LimiterFuture<()> {
+        let actual = actual.unwrap_or_else(|| self.costs());
+        let mut ended: Option<LimiterFuture<()>> = None;
+        // One by one, in their order: if a part panics, the drop of the guard ends the others.
+        self.reverse();
+        while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
+            let end = part.end(actual, admitted);
+            ended = Some(match ended {
+                None => end,
+                Some(others) => others.join(end).map_result(both_ok),
+            });
+        }
+        let Some(mut parts) = self.0.take() else { return LimiterFuture::ready(Ok(())) };
+        let (wakes, ended) = (parts.wakes.take(), ended.unwrap_or_else(|| LimiterFuture::ready(Ok(()))));
+        parts.keep();
+        match wakes {
+            None => ended.complete_on_drop(),
+            Some(limits) => {
+                let woken = move |result| {
+                    capacity_released(limits.iter().copied());
+                    result
+                };
+                ended.map_result(woken).complete_on_drop()
+            }
         }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Does nothing after an end, which has taken `settle`.
-        let whole = self.costs();
-        self.end(whole).detach();
+        // Nothing after an end, which has taken the parts.
+        if self.0.is_some() {
+            self.end(None, true).detach();
+        }
     }
 }
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("cost", &self.cost).finish_non_exhaustive()
+        f.debug_struct("Held").field("cost", &self.cost()).finish_non_exhaustive()
     }
 }
 
@@ -399,6 +538,10 @@ pub(crate) struct ReleaseOnDrop(Option<Held>);
 impl ReleaseOnDrop {
     pub(crate) fn new(held: Option<Held>) -> Self {
         Self(held)
+    }
+
+    pub(crate) fn held_mut(&mut self) -> Option<&mut Held> {
+        self.0.as_mut()
     }
 
     pub(crate) fn into_held(mut self) -> Option<Held> {

@@ -51,6 +51,7 @@ pub use self::fallback::Fallback;
 pub(crate) use self::future::BoxFuture;
 pub use self::future::LimiterFuture;
 pub use self::held::Held;
+pub(crate) use self::held::{HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
 pub use self::observed::Observed;

@@ -44,8 +44,6 @@ pub(crate) use crate::decision::ShareRole;
 pub(crate) use crate::decision::StatusList;
 /// Hashes a long key, so that the names of keys are short.
 pub(crate) use crate::encode::hash_if_long;
-/// What a limit costs: the request's cost, a unit's, or a fixed one.
-pub(crate) use crate::limit::LimitCost;
 /// The properties of a limit that depend on no key type.
 pub(crate) use crate::limit::LimitFacts;
 /// What a reading must contain besides the verdict.
@@ -72,6 +70,8 @@ mod of_redis {
     pub(crate) use crate::clock::MAX_PERIOD_MICROS;
     /// Bytes in hexadecimal digits, for secret key names.
     pub(crate) use crate::encode::hex;
+    /// What a limit costs: the request's cost, a unit's, or a fixed one.
+    pub(crate) use crate::limit::LimitCost;
     /// The mark of a limit, with the keys that crossed it recently.
     pub(crate) use crate::limit::WarnKeys;
     /// A boxed future of the client.

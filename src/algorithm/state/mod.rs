@@ -2,11 +2,13 @@
 
 mod counters;
 mod hit_log;
+mod windows;
 mod words;
 
 pub use self::counters::{Counters, CountersEdit};
 pub use self::hit_log::{HitLog, HitLogEdit};
 pub(crate) use self::hit_log::{KeptFor, Reach};
+pub(crate) use self::windows::{KINDS, MAX_WINDOWS, OneWindow, WRITTEN_AT, WindowWords, Windows, further};
 use crate::decision::LazySnapshot;
 
 /// The state of one key: `[u64; N]` with `N` at least 1. Other states belong to the algorithms of this crate.
@@ -80,4 +82,5 @@ mod sealed {
     impl<const N: usize> Sealed for [u64; N] {}
     impl Sealed for super::Counters {}
     impl Sealed for super::HitLog {}
+    impl Sealed for super::Windows {}
 }

@@ -186,7 +186,7 @@ impl<C: AlgorithmSelector, P> BoundLimit<C, P> {
     }
 
     fn transition(&self, options: AcquireOptions) -> Transition<'_, C::Algorithm> {
-        self.limit.transition_keeping_free(self.algorithm(), self.kept_free, options)
+        self.limit.transition(self.algorithm(), self.kept_free, options)
     }
 
     fn decode(&self, stored: Option<&[u8]>) -> Result<Stored<StateOf<C>>, Error> {

@@ -22,7 +22,7 @@ use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 ///
 /// # Keys
 ///
-/// A key is text of ASCII characters: `1:NAME:STATE:SUBKEY`, for example `1:daily:fixed_window2:alice`.
+/// A key is text of ASCII characters: `1:NAME:STATE:SUBKEY`, for example `1:daily:fixed_window3:alice`.
 ///
 /// | Part | Content |
 /// |---|---|

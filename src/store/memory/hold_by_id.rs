@@ -3,11 +3,11 @@
 use super::limiter::{Memory, Shared, table_full};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
-use super::transaction_limit::{Charge, HeldLimit, read_clock};
+use super::transaction_limit::read_clock;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
-use crate::limiter::Outcome;
+use crate::limiter::{HeldCharge, HeldEntry, Outcome};
 use crate::store::inner::Remember;
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
@@ -18,11 +18,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         // The lock is held until the id is recorded, so that two calls with one id hold once.
         let mut records = shared.reservations.lock();
         let context = self.context(key, options);
-        shared.end_expired::<Key, L>(&mut records, context.now);
+        shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
         let Some(record) = self.record_key(key, reserve) else {
             // No limit applies to the key.
-            return Ok(shared.peek::<Key, L>(&context).into());
+            return Ok(shared.peek(&context).into());
         };
         match records.repeat(record, options.costs()).transpose()? {
             None => {}
@@ -30,16 +30,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
                 return Ok(Decision::denied_repeat(context.now, until.saturating_since(context.now)).into());
             }
             Some(Repeat::Allowed) => {
-                let peeked = shared.peek::<Key, L>(&self.context(key, options.without_cost()));
+                let peeked = shared.peek(&self.context(key, options.without_cost()));
                 return Ok(peeked.into_repeat().into());
             }
         }
         if !shared.reservations.make_room(&mut records, record.0, true) {
-            let decision = shared.peek::<Key, L>(&context);
+            let decision = shared.peek(&context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
         }
-        let (decision, limits) = shared.acquire::<Key, L>(&context);
+        let (decision, limits) = shared.acquire(&context);
         if decision.is_allowed() {
             records.insert(record, reserve, context.now, options.costs(), limits);
             shared.reservations.publish(&records);
@@ -53,22 +53,22 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         self.check_units(actual.into())?;
         let (shared, now) = (self.shared(), self.now());
         let mut records = shared.reservations.lock();
-        shared.end_expired::<Key, L>(&mut records, now);
+        shared.end_expired(&mut records, now);
         records.forget_old(now);
-        let charge = Charge::Actual(actual);
+        let charge = HeldCharge::Actual(actual);
         let Some(record) = self.record_key(key, Remember::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
             Settlement::End(limits) => {
                 shared.reservations.publish(&records);
-                shared.settle_limits::<Key, L>(&limits, &charge)
+                shared.settle_limits(&limits, &charge)
             }
             Settlement::Excess(limits) => {
                 let (context, mut settled) = (self.context(key, AcquireOptions::default()), Ok(()));
                 L::for_each(&shared.tables, &mut |table| {
                     let of_table = limits.iter().filter(|limit| limit.table == table.table_id());
-                    let excess = of_table.map(|limit| charge.on(limit).saturating_sub(limit.held));
+                    let excess = of_table.map(|limit| limit.charged(&charge).saturating_sub(limit.amount));
                     // Charges every limit, also after one has failed. Returns the first error.
                     for excess in excess.filter(|excess| *excess > 0) {
                         settled = settled.and(table.surcharge(&context, excess));
@@ -86,18 +86,18 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         key: &Key,
         options: AcquireOptions,
         once: Remember,
-    ) -> Result<(Decision, Vec<HeldLimit>, Option<ChargedFor>), Error> {
+    ) -> Result<(Decision, Vec<HeldEntry>, Option<ChargedFor>), Error> {
         once.check()?;
         let shared = self.shared();
         // The lock is held until the charge is recorded, so that only the first of two calls with one id is charged.
         let mut records = shared.reservations.lock();
         let mut context = self.context(key, options);
-        shared.end_expired::<Key, L>(&mut records, context.now);
+        shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
         let record = self.record_key(key, once);
         let credit = record.and_then(|record| records.repeatable(record));
         context.credit = credit.as_ref();
-        let (decision, limits) = shared.acquire::<Key, L>(&context);
+        let (decision, limits) = shared.acquire(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };
@@ -149,23 +149,23 @@ impl ChargedFor {
     }
 }
 
-impl<R, C: Clock, S> Shared<R, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
     /// Charges the holds with an id that have expired.
     #[inline]
-    pub(super) fn end_due<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self) {
+    pub(super) fn end_due(&self) {
         if self.reservations.is_due(|| read_clock(&self.clock)) {
-            self.end_expired::<Key, L>(&mut self.reservations.lock(), read_clock(&self.clock));
+            self.end_expired(&mut self.reservations.lock(), read_clock(&self.clock));
         }
     }
 
     #[cold]
-    fn end_expired<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(&self, records: &mut Records, now: Timestamp) {
+    fn end_expired(&self, records: &mut Records, now: Timestamp) {
         for limits in records.take_stale(now) {
-            let _ = self.settle_limits::<Key, L>(&limits, &Charge::Nothing);
+            let _ = self.settle_limits(&limits, &HeldCharge::Nothing);
         }
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
-            let _ = self.settle_limits::<Key, L>(limits, &Charge::Held);
+            let _ = self.settle_limits(limits, &HeldCharge::Held);
         }
         self.reservations.publish(records);
     }

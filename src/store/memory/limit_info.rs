@@ -6,12 +6,13 @@ use std::io;
 use super::limit_table::LimitTable;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::table::TableFull;
-use super::transaction_limit::{HeldLimit, LimitInfo, read_clock};
+use super::transaction_limit::{LimitInfo, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
+use crate::limiter::HeldEntry;
 use crate::store::inner::{Name, ShareRole};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
@@ -39,19 +40,21 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
-    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
-        let read_at = read_clock(clock);
-        let mut keys = self.table.lock(limit.hash);
-        let now = keys.decide_at(read_at, clock);
-        if limit.until_end {
-            keys.end_request(limit.hash, limit.held, limit.deadline);
+    fn settle(&self, entry: &HeldEntry, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        let &HeldEntry { key, id, at, amount, until_end, .. } = entry;
+        if until_end {
+            self.table.lock(key).end_request(key, amount, (id, at));
             return Ok(());
         }
-        let own = keys.end_hold(limit.hash, limit.held, limit.algorithm);
+        let read_at = read_clock(clock);
+        let mut keys = self.table.lock(key);
+        let now = keys.decide_at(read_at, clock);
+        let own = keys.end_hold(key, amount, id);
         match own.as_ref().or_else(|| self.limit.algorithm().fixed()) {
             // A hold that has expired is charged as of its expiry, whenever that is.
             Some(algorithm) if actual > 0 => {
-                self.charge(limit.hash, actual, limit.expired_at.unwrap_or(now), &mut keys, algorithm)
+                let at = if at == 0 { now } else { Timestamp::from_micros(at) };
+                self.charge(key, actual, at, &mut keys, algorithm)
             }
             _ => Ok(()),
         }

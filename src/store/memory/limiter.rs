@@ -1,5 +1,6 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
@@ -7,18 +8,22 @@ use super::hasher::DefaultHashBuilder;
 use super::hold_by_id::ChargedFor;
 use super::limits::INLINE_LIMITS;
 use super::limits::MemoryLimits;
+use super::part::Part;
+use super::plain::PartList;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
-use super::transaction_limit::{AcquireContext, Capacity, Charge, HeldLimit, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decision::{AcquireOptions, Costs, Decision, Verdict};
+use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::{
+    AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome, ReleaseOnDrop,
+};
 use crate::observe::{Event, Observer};
 use crate::store::inner::{capacity_added, capacity_released, limit_id};
 
@@ -113,14 +118,15 @@ where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
 {
-    shared: Arc<Shared<L::Tables, C, S>>,
+    shared: Arc<Shared<Key, L, C, S>>,
 }
 
-pub(super) struct Shared<R, C, S> {
-    pub(super) tables: R,
+pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> {
+    pub(super) tables: L::Tables,
     pub(super) clock: C,
     hasher: S,
     pub(super) reservations: Reservations,
+    key: PhantomData<fn(&Key)>,
 }
 
 impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
@@ -171,10 +177,10 @@ where
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
-        Self { shared: Arc::new(Shared { tables, clock, hasher, reservations }) }
+        Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
     }
 
-    pub(super) fn shared(&self) -> &Shared<L::Tables, C, S> {
+    pub(super) fn shared(&self) -> &Shared<Key, L, C, S> {
         &self.shared
     }
 
@@ -245,11 +251,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return (Decision::without_limit(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
-        if let Some(decision) = L::try_complete(&self.shared.tables, context) {
+        if let Some(decision) = L::try_complete(&self.shared.tables, context, None) {
             return (decision, 0);
         }
-        self.shared.end_due::<Key, L>();
-        let (decision, held) = self.shared.acquire::<Key, L>(&context);
+        self.shared.end_due();
+        let (decision, held) = self.shared.acquire(&context);
         (decision, held.len())
     }
 
@@ -294,7 +300,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         let now = self.now();
         self.in_limit(limit, |table| table.top_keys(max, now))
     }
@@ -303,7 +309,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
         usage
     }
@@ -321,36 +327,40 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     #[inline(never)]
     fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
     where
+        Key: 'static,
+        L: 'static,
         S: Send + Sync + 'static,
     {
         let &AcquireContext { key, options, .. } = context;
         self.check_units(options)?;
         if not_decided == NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, *context)
+            && let Some(decision) = L::try_complete(&self.shared.tables, *context, None)
         {
             return Ok(decision.into());
         }
-        if !options.keeps_guard && self.shared.any_limit::<Key, L>(|limit| limit.is_held_until_end()) {
+        if !options.keeps_guard && self.shared.any_limit(|limit| limit.is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
             return self.hold_with_id(key, options, reserve);
         }
         if let Some(once) = options.charged_once() {
-            let (decision, limits, charged_for) = self.acquire_once(key, options, once)?;
-            let held = self.guard(options, &decision, limits, charged_for);
-            return Ok(Outcome::of_store(decision, held));
+            let (decision, entries, charged_for) = self.acquire_once(key, options, once)?;
+            return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
         }
-        self.shared.end_due::<Key, L>();
-        if let Some((decision, limit)) = L::try_hold(&self.shared.tables, context) {
-            return Ok(Outcome::of_store(decision, Some(self.guard_of_one(limit))));
+        // Released if nothing is decided, or if an algorithm panics.
+        let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
+        self.shared.end_due();
+        if let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut()) {
+            return Ok(match held.into_held() {
+                Some(held) => self.outcome(options, decision, held, None),
+                None => decision.into(),
+            });
         }
-        if let Some(decision) = L::try_complete(&self.shared.tables, *context) {
-            return Ok(decision.into());
-        }
-        let (decision, limits) = self.shared.acquire::<Key, L>(context);
-        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits, None) };
-        Ok(Outcome::of_store(decision, held))
+        let (decision, entries) = self.shared.acquire(context);
+        let Some(mut held) = held.into_held() else { return Ok(decision.into()) };
+        entries.iter().for_each(|entry| held.add(*entry));
+        Ok(self.outcome(options, decision, held, None))
     }
 
     /// Checks that a limit names each unit of the options.
@@ -358,113 +368,113 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
     }
 
-    fn units(&self) -> Vec<&'static str> {
-        let mut units = Vec::new();
-        visit_units::<Key, L, S>(&self.shared.tables, &mut |unit| units.push(unit));
-        units
-    }
-
-    /// Returns the guard of a cost that one limit holds. Its closure is the one allocation of a hold.
-    fn guard_of_one(&self, limit: HeldLimit) -> Held
+    /// Returns the guard of what the limits hold.
+    fn guard(&self, options: AcquireOptions, entries: &[HeldEntry]) -> Held
     where
+        Key: 'static,
+        L: 'static,
         S: Send + Sync + 'static,
     {
-        let (shared, cost) = (Arc::clone(&self.shared), limit.held);
-        if limit.until_end {
-            return Held::until_end(cost, move || {
-                LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Nothing))
-            });
-        }
-        let settle =
-            move |actual: Costs| LimiterFuture::ready(shared.settle::<Key, L>(&[limit], &Charge::Actual(actual)));
-        // The limit names no unit.
-        Held::with_costs(cost, settle)
+        let store = Arc::<Shared<Key, L, C, S>>::clone(&self.shared);
+        let mut held = Held::of_store(options.hold.then_some(options.cost), store);
+        entries.iter().for_each(|entry| held.add(*entry));
+        held
     }
 
-    /// Returns the guard of the costs that an allowed request holds.
+    /// Returns the outcome of a decision, with the guard if the request is allowed and holds anything.
     ///
     /// The settlement records what is charged for `charged_for`, if there is an id.
-    fn guard(
+    fn outcome(
         &self,
         options: AcquireOptions,
-        decision: &Decision,
-        limits: Vec<HeldLimit>,
+        decision: Decision,
+        mut held: Held,
         charged_for: Option<ChargedFor>,
-    ) -> Option<Held>
+    ) -> Outcome
     where
+        Key: 'static,
+        L: 'static,
         S: Send + Sync + 'static,
     {
-        let (until_end, limits) = take_out(limits, |limit| limit.until_end);
-        let (fixed, limits) = take_out(limits, |limit| limit.cost.is_fixed());
-        let shared = || Arc::clone(&self.shared);
-        let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
-            let shared = shared();
-            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, &Charge::Nothing)))
-        });
-        let held = (options.hold && decision.is_allowed()).then(|| {
-            let fixed = (!fixed.is_empty()).then(|| {
-                let shared = shared();
-                Held::of_fixed_costs(move |charge| {
-                    let charge = if charge { Charge::Held } else { Charge::Nothing };
-                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, &charge))
-                })
-            });
-            let shared = shared();
-            let (costs, units) = (options.costs(), self.units());
-            let settle = move |actual: Costs| {
-                let settled = shared.settle::<Key, L>(&limits, &Charge::Actual(actual));
-                if let (Ok(()), Some(request)) = (&settled, charged_for) {
+        if held.is_empty() || !decision.is_allowed() {
+            return decision.into();
+        }
+        if options.hold {
+            held = held.with_units(options.costs(), |visit| visit_units::<Key, L, S>(&self.shared.tables, visit));
+        }
+        if let Some(request) = charged_for {
+            let (shared, costs) = (Arc::clone(&self.shared), options.costs());
+            held = held.map_settle(move |held, actual| {
+                let settled = held.settle(actual);
+                if let Some(Ok(())) = settled.as_ready() {
                     request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
                 }
-                LimiterFuture::ready(settled)
-            };
-            Held::of_limits(costs, units, settle).with_fixed_costs(fixed)
-        });
-        Held::join(held, until_end)
+                settled
+            });
+        }
+        Outcome::of_store(decision, Some(held))
+    }
+}
+
+impl<Key, L, C, S> HoldStore for Shared<Key, L, C, S>
+where
+    Key: ?Sized,
+    L: MemoryLimits<Key, S>,
+    C: Clock,
+    S: Send + Sync,
+{
+    /// Ends the hold of a guard, after the holds with an id that have expired before.
+    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error> {
+        self.end_due();
+        self.settle_limits(std::slice::from_ref(entry), charge)
     }
 }
 
 #[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
-impl<R, C: Clock, S> Shared<R, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-    ) -> (Decision, Vec<HeldLimit>) {
-        self.transact::<Key, L, _>(context, |transaction| transaction.acquire())
+    pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
+        self.transact(context, |transaction| transaction.acquire())
             .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
-    pub(super) fn peek<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-    ) -> Decision {
-        self.transact::<Key, L, _>(context, |transaction| transaction.peek())
+    pub(super) fn peek(&self, context: &AcquireContext<'_, Key, S>) -> Decision {
+        self.transact(context, |transaction| transaction.peek())
             .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
-    fn transact<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>, T>(
-        &self,
-        context: &AcquireContext<'_, Key, S>,
-        decide: fn(Transaction<'_>) -> T,
-    ) -> Option<T> {
+    fn transact<T>(&self, context: &AcquireContext<'_, Key, S>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
         let (mut decided, mut ended) = (None, Vec::new());
-        L::with_parts(&self.tables, context, &mut |parts| {
+        L::with_parts(&self.tables, context, &mut |list| {
+            let count = PartList::iter(list).count();
+            let (mut few, mut many);
+            let parts: &mut [&dyn Part] = match list {
+                None => &mut [],
+                Some(list) if count <= INLINE_LIMITS => {
+                    few = [list.part; INLINE_LIMITS];
+                    &mut few[..count]
+                }
+                Some(list) => {
+                    many = vec![list.part; count];
+                    &mut many
+                }
+            };
+            parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
             let (mut few, mut some, mut many);
             // A step is large, so a few limits initialize no more than they need.
-            let steps: &mut [LimitStep] = match parts.len() {
+            let steps: &mut [LimitStep] = match count {
                 0..=2 => {
                     few = [LimitStep::EMPTY; 2];
-                    &mut few[..parts.len()]
+                    &mut few[..count]
                 }
                 3..=INLINE_LIMITS => {
                     some = [LimitStep::EMPTY; INLINE_LIMITS];
-                    &mut some[..parts.len()]
+                    &mut some[..count]
                 }
                 _ => {
-                    many = vec![LimitStep::EMPTY; parts.len()];
+                    many = vec![LimitStep::EMPTY; count];
                     &mut many
                 }
             };
@@ -477,38 +487,21 @@ impl<R, C: Clock, S> Shared<R, C, S> {
         decided
     }
 
-    pub(super) fn any_limit<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        is_such: fn(&dyn TransactionLimit<Key, S>) -> bool,
-    ) -> bool {
+    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key, S>) -> bool) -> bool {
         let mut any = false;
         L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
         any
     }
 
-    /// Ends the hold of a guard, after the holds with an id that have expired before.
-    fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        limits: &[HeldLimit],
-        charge: &Charge,
-    ) -> Result<(), Error> {
-        self.end_due::<Key, L>();
-        self.settle_limits::<Key, L>(limits, charge)
-    }
-
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    pub(super) fn settle_limits<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
-        &self,
-        limits: &[HeldLimit],
-        charge: &Charge,
-    ) -> Result<(), Error> {
+    pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
-            for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, charge.on(limit), &self.clock));
+            for entry in entries.iter().filter(|entry| entry.table == table.table_id()) {
+                settled = settled.and(table.settle(entry, entry.charged(charge), &self.clock));
             }
         });
-        capacity_released(limits.iter().map(|limit| limit_id((limit.table, limit.hash))));
+        capacity_released(entries.iter().map(|entry| limit_id((entry.table, entry.key))));
         settled.map_err(table_full)
     }
 }
@@ -535,13 +528,14 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
-fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
-    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
+fn units_of<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables) -> Vec<&'static str> {
+    let mut units = Vec::new();
+    visit_units::<Key, L, S>(tables, &mut |unit| units.push(unit));
+    units
 }
 
-/// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
-fn take_out(limits: Vec<HeldLimit>, belongs: fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
-    if limits.iter().any(belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
+fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
+    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
 }
 
 pub(super) fn table_full(full: TableFull) -> Error {
@@ -574,8 +568,8 @@ where
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.shared.end_due::<Key, L>();
-        let peeked = self.check_units(options).map(|()| self.shared.peek::<Key, L>(&self.context(key, options)));
+        self.shared.end_due();
+        let peeked = self.check_units(options).map(|()| self.shared.peek(&self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
 
@@ -583,7 +577,7 @@ where
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
         };
-        if limits.add_units(|| self.units()) || limits.add_all(add_all) {
+        if limits.add_units(|| units_of::<Key, L, S>(&self.shared.tables)) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());
@@ -591,7 +585,7 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.shared.end_due::<Key, L>();
+        self.shared.end_due();
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {

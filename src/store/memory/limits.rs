@@ -1,12 +1,14 @@
 use std::hash::{BuildHasher, Hash};
+use std::ops::Deref;
 
 use super::limit_table::LimitTable;
-use super::part::{LimitPart, Part};
-use super::plain::{self, PlainLimit};
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit, read_clock};
+use super::part::LimitPart;
+use super::plain::{self, PartList, PlainLimit};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::Held;
 use crate::store::inner::check_limits;
 
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
@@ -28,19 +30,22 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     /// Decides on the fast path. An error charges nothing.
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
 
-    /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction.
+    /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction. Adds to `held` what the request
+    /// holds; without it, leaves a hold to the transaction.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision>;
-
-    /// Holds the cost of a request, if there is one limit and it needs no transaction.
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
-        let _ = (tables, context);
-        None
-    }
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision>;
 
     /// Runs `f` on the parts of the limits that apply, in their order.
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part]));
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    );
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
@@ -68,19 +73,22 @@ where
         plain::try_acquire(tables, context)
     }
 
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
-        plain::try_complete(tables, &context)
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision> {
+        tables.try_complete_alone(&context, held)
     }
 
-    #[inline]
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
-        tables.try_hold(context)
-    }
-
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part])) {
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    ) {
         match LimitPart::new(tables, context) {
-            Some(part) => f(&[&part]),
-            None => f(&[]),
+            Some(part) => f(Some(&PartList { part: &part, rest: None })),
+            None => f(None),
         }
     }
 
@@ -171,25 +179,32 @@ macro_rules! tuple {
                 Ok(Decision::from_store(now, supports_scheduling, status))
             }
 
-            fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+            // Row "shadow" of benches/figures.md: 1.5 times as long by the chain.
+            fn try_complete(
+                tables: &Self::Tables,
+                context: AcquireContext<'_, Key, S>,
+                mut held: Option<&mut Held>,
+            ) -> Option<Decision> {
                 let options = context.options;
                 let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
-                let lists = lists_all $(|| tables.$index.limit.is_shadow())+;
-                if !lists || options.hold || options.has_units() {
-                    return None;
+                if !options.hold && (lists_all $(|| tables.$index.limit.is_shadow())+) {
+                    let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, &context, (),
+                        $($limit $keys $charged $index),+)))();
+                    if let Ok((now, ($($charged,)+))) = charged {
+                        return plain::listed([$($charged),+].into_iter().flatten(), now, lists_all);
+                    }
                 }
-                let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, &context, (),
-                    $($limit $keys $charged $index),+)))();
-                let (now, ($($charged,)+)) = charged.ok()?;
-                plain::listed([$($charged),+].into_iter().flatten(), now, lists_all)
+                let mut decided = None;
+                Self::with_parts(tables, &context, &mut |parts| decided = plain::try_parts(parts, &context, held.as_deref_mut()));
+                decided
             }
 
             fn with_parts(
                 tables: &Self::Tables,
                 context: &AcquireContext<'_, Key, S>,
-                f: &mut dyn FnMut(&[&dyn Part]),
+                f: &mut dyn FnMut(Option<&PartList<'_>>),
             ) {
-                with_parts_of(&[$(&tables.$index),+], context, None, f);
+                with_parts_of(&[$(&tables.$index as &dyn TransactionLimit<Key, S>),+], context, None, f);
             }
 
             fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -212,50 +227,23 @@ tuple!(7: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2
 tuple!(8: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
     E e e_keys e_charged 4, F f f_keys f_charged 5, G g g_keys g_charged 6, H h h_keys h_charged 7);
 
-/// The parts of some limits, the last one first. They are on the stack, each in a call of [`with_parts_of`].
-#[derive(Clone, Copy)]
-pub(super) struct PartList<'a> {
-    part: &'a dyn Part,
-    before: Option<&'a PartList<'a>>,
-    count: usize,
+/// Runs `f` on the parts of the `limits` that apply, and then of the `rest`.
+#[inline]
+pub(super) fn with_parts_of<'a, Key: ?Sized + 'a, S: 'a, L>(
+    limits: &[L],
+    context: &AcquireContext<'_, Key, S>,
+    rest: Option<&PartList<'_>>,
+    f: &mut dyn FnMut(Option<&PartList<'_>>),
+) where
+    L: Deref<Target = dyn TransactionLimit<Key, S> + 'a>,
+{
+    let Some((last, limits)) = limits.split_last() else { return f(rest) };
+    let applies =
+        last.with_part(context, &mut |part| with_parts_of(limits, context, Some(&PartList { part, rest }), &mut *f));
+    if !applies {
+        with_parts_of(limits, context, rest, f);
+    }
 }
 
 /// The maximum number of limits of a decision that allocates nothing.
 pub(super) const INLINE_LIMITS: usize = 8;
-
-/// Runs `f` on the parts `before`, and the parts of the `limits` that apply.
-pub(super) fn with_parts_of<Key: ?Sized, S>(
-    limits: &[&dyn TransactionLimit<Key, S>],
-    context: &AcquireContext<'_, Key, S>,
-    before: Option<&PartList<'_>>,
-    f: &mut dyn FnMut(&[&dyn Part]),
-) {
-    let Some((first, rest)) = limits.split_first() else {
-        let Some(last) = before else { return f(&[]) };
-        return with_slice(last, f);
-    };
-    let applies = first.with_part(context, &mut |part| {
-        let list = PartList { part, before, count: 1 + before.map_or(0, |before| before.count) };
-        with_parts_of(rest, context, Some(&list), &mut *f);
-    });
-    if !applies {
-        with_parts_of(rest, context, before, f);
-    }
-}
-
-fn with_slice(last: &PartList<'_>, f: &mut dyn FnMut(&[&dyn Part])) {
-    let (mut few, mut many);
-    let parts: &mut [&dyn Part] = if last.count <= INLINE_LIMITS {
-        few = [last.part; INLINE_LIMITS];
-        &mut few[..last.count]
-    } else {
-        many = vec![last.part; last.count];
-        &mut many
-    };
-    let mut next = Some(last);
-    for part in parts.iter_mut().rev() {
-        let Some(list) = next else { break };
-        (*part, next) = (list.part, list.before);
-    }
-    f(parts);
-}

@@ -58,7 +58,7 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
     fn read(&self, caller: &Caller, now: Timestamp, options: AcquireOptions) -> LimitReading {
         let chosen = self.limit.algorithm().select(caller);
         let (state, held) = self.stored(caller, chosen.borrow());
-        let transition = self.limit.transition(chosen.borrow(), caller, options);
+        let transition = self.limit.transition(chosen.borrow(), self.limit.kept_free(caller), options);
         transition.read(&state, held, None, now, ReadMode::Together)
     }
 
@@ -71,7 +71,7 @@ impl<C: SelectAlgorithm<Caller>, P: SubKeyOf<Caller, SubKey = u64>> StoredLimit 
     ) -> LazySnapshot {
         let chosen = self.limit.algorithm().select(caller);
         let (mut state, mut held) = self.stored(caller, chosen.borrow());
-        let transition = self.limit.transition(chosen.borrow(), caller, options);
+        let transition = self.limit.transition(chosen.borrow(), self.limit.kept_free(caller), options);
         if reading.holds {
             held += reading.cost;
         } else {

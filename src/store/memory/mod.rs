@@ -5,7 +5,6 @@
 
 mod builder;
 mod hasher;
-mod hold;
 mod hold_by_id;
 mod limit_info;
 mod limit_table;

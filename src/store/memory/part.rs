@@ -6,13 +6,14 @@ use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
-use super::plain::{self, Charged};
-use super::table::{Deadline, ShardGuard, SlotIndex, TableFull, fingerprint};
-use super::transaction_limit::{AcquireContext, HeldLimit};
+use super::plain::{self, Charged, PartList, PlainChain};
+use super::table::{Keys, ShardGuard, SlotIndex, TableFull, fingerprint};
+use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot};
+use crate::decision::{AcquireOptions, Verdict};
 use crate::limit::{SelectAlgorithm, SubKeyOf};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{
     InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
 };
@@ -32,11 +33,13 @@ pub trait Part {
     fn start(&self, now: Timestamp);
     /// Ends the holds in the shard whose requests last longer than the maximum. Adds the table and the key of each to `ended`.
     fn end_due(&self, now: Timestamp, ended: &mut Vec<(u64, u64)>);
-    /// Decides the plain case: only the state of a present key determines the decision, and the limit allows the request
-    /// immediately. A mark is not reached, and the units that are kept free are left. Returns `false` in any other case.
-    fn decide_plain(&self, now: Timestamp) -> bool;
-    /// Charges the plain case, after all limits have allowed it.
-    fn charge_plain(&self, now: Timestamp) -> Charged<'_>;
+    /// Charges the plain case of this limit and of the `rest`, whose tables come later: only the states of the keys, and what
+    /// is held on them, determine the decision, and all limits allow the request immediately. A mark is not reached, and the units that are
+    /// kept free are left. Returns `false`, with nothing charged, in any other case.
+    ///
+    /// A limit decides under its lock, then lets the rest decide, and charges only if they have: all that is between is on
+    /// the stack (row "memory Vec of two limits" of benches/figures.md: 1.5 times as long with a call for each step).
+    fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool;
     /// Reads the state and decides as of `now`.
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading;
     /// Finds a slot for the key.
@@ -49,7 +52,7 @@ pub trait Part {
     /// Charges what was prepared, or holds the cost. Returns the numbers after it.
     fn commit(&self, reading: &LimitReading) -> LimitNumbers;
     /// Returns what the settlement of the hold needs. From here on, the caller ends the hold.
-    fn take_hold(&self, reading: &LimitReading) -> HeldLimit;
+    fn take_hold(&self, reading: &LimitReading) -> HeldEntry;
 }
 
 pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
@@ -74,10 +77,8 @@ struct Locked<'a, A: Algorithm> {
     /// The time of the decision, from which its numbers count.
     at: Timestamp,
     next: Option<<A::State as State>::Next>,
-    /// In the plain case, the snapshot of the next state.
-    preview: Option<LazySnapshot>,
-    /// What is held, until the caller takes it: the amount, the deadline, the number of the algorithm.
-    placed: Option<(u64, Option<Deadline>, u64)>,
+    /// What is held, until the caller takes it: the amount, and the number and the deadline of the hold.
+    placed: Option<(u64, (u64, u64))>,
 }
 
 impl<'a, Key, C, P> LimitPart<'a, Key, C, P>
@@ -115,8 +116,127 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
-        let transition = self.limit.limit.transition_keeping_free(self.algorithm(), self.kept_free, *self.options);
+        let transition = self.limit.limit.transition(self.algorithm(), self.kept_free, *self.options);
         if self.credit == 0 { transition } else { transition.less(self.credit) }
+    }
+
+    /// Returns the units that must be free beside the cost. Within its share, a request needs none.
+    #[inline]
+    fn needed_free(&self) -> u64 {
+        if self.limit.limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 }
+    }
+
+    /// Charges a cost that is not decided in line.
+    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
+    #[inline(never)]
+    fn charge_uncommon<'p>(
+        &'p self,
+        rest: Option<&'p PartList<'p>>,
+        state: &mut StateOf<C>,
+        options: ChargeOptions,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
+        let algorithm = self.algorithm();
+        match algorithm.decide(state, now, options) {
+            Step::Allow { next, delay: 0 } => self.charge_after(algorithm, rest, state, next, now, is_alone, chain),
+            _ => false,
+        }
+    }
+
+    /// Holds the cost after the rest of the limits: see [`Part::charge_plain`]. A limit with shares, marks or units that are
+    /// kept free is left to the transaction.
+    // Rows "hold and settle" and "in flight" of benches/figures.md: the transaction takes three times as long.
+    #[allow(clippy::too_many_arguments, reason = "a part of one function")]
+    fn hold_plain<'p>(
+        &'p self,
+        rest: Option<&'p PartList<'p>>,
+        keys: &mut Keys<C::Algorithm>,
+        slot: SlotIndex,
+        cost: u64,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
+        let (limit, algorithm, until_end) = (&self.limit.limit, self.algorithm(), C::Algorithm::HELD_UNTIL_END);
+        let is_counted = !until_end || self.options.keeps_guard && !keys.has_due(now);
+        let decides_alone = self.kept_free.is_none() && limit.share() == ShareRole::None && !self.limit.has_mark;
+        if chain.held.is_none() || !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
+            return false;
+        }
+        let (state, held) = (keys.state(slot), keys.held(self.hash));
+        let snapshot = if held == 0 && !until_end {
+            // The numbers of a held cost are those after its charge: no copy of the state.
+            let allowed = algorithm.decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
+            let Step::Allow { next, delay: 0 } = allowed else { return false };
+            plain::preview(algorithm, &next, now)
+        } else if self.transition().verdict_with_held(state, held, now) == Verdict::Allowed {
+            None
+        } else {
+            return false;
+        };
+        let snapshot = snapshot.unwrap_or_else(|| self.transition().snapshot(state, held.saturating_add(cost), now));
+        let max_duration = algorithm.max_hold_duration().filter(|_| until_end);
+        if let Some(PartList { part, rest }) = rest
+            && !part.charge_plain(*rest, false, chain)
+        {
+            return false;
+        }
+        let hold = keys.hold(self.hash, cost, max_duration.map(|max| (now, micros_floor(max))), self.own.take());
+        if let Some(held) = &mut chain.held {
+            held.add(self.limit.entry(self.hash, cost, hold, 0));
+        }
+        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
+        // A hold starts now, that of a shadow, too.
+        let (name, supports_scheduling, near) = (limit.name_handle(), false, NearLimit::NONE);
+        chain.add(Charged { name, snapshot, is_shadow: limit.is_shadow(), supports_scheduling, near }, remaining);
+        true
+    }
+
+    /// Charges the next state of the plain case after the rest of the limits.
+    // In both callers, so that the common one computes only the numbers that are used: row "memory Vec of two limits" of
+    // benches/figures.md, 1.2 times as long otherwise.
+    #[inline(always)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a part of its callers; the algorithm read once more would be unknown"
+    )]
+    fn charge_after<'p>(
+        &'p self,
+        algorithm: &C::Algorithm,
+        rest: Option<&'p PartList<'p>>,
+        state: &mut StateOf<C>,
+        next: <StateOf<C> as State>::Next,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
+        let (limit, kept_free) = (&self.limit.limit, self.kept_free);
+        let (share, is_shadow, needed) = (limit.share(), limit.is_shadow(), self.needed_free());
+        let preview = plain::preview(algorithm, &next, now);
+        if let Some(mark) = limit.warn_keys() {
+            let Some(preview) = preview else { return false };
+            if mark.warn_at.level(&preview.keeping_free(Some(needed), None)).has(NearLimit::NEAR) {
+                return false;
+            }
+        }
+        if let Some(PartList { part, rest }) = rest
+            && !part.charge_plain(*rest, false, chain)
+        {
+            return false;
+        }
+        state.apply(next);
+        let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
+        // The function of the snapshot is known here, and in line.
+        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining.saturating_sub(needed) };
+        let supports_scheduling = is_shadow
+            || share == ShareRole::None && kept_free.is_none() && !self.options.hold && algorithm.supports_scheduling();
+        let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
+        let (name, shown) =
+            (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free, None) } else { snapshot });
+        chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
+        true
     }
 
     /// Runs `f` on the locked shard.
@@ -148,7 +268,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         let keys = self.limit.table.lock(self.hash);
         let last = keys.last_decided_at();
         let (slot, now, at) = (None, Timestamp::EPOCH, Timestamp::EPOCH);
-        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, at, next: None, preview: None, placed: None });
+        *self.locked.borrow_mut() = Some(Locked { keys, slot, now, at, next: None, placed: None });
         last
     }
 
@@ -169,59 +289,55 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         }
     }
 
-    #[inline]
-    fn decide_plain(&self, now: Timestamp) -> bool {
-        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
-        let kept_free = if limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 };
-        let cost = limit.cost().charged(self.options);
-        if C::Algorithm::HELD_UNTIL_END || cost == 0 || self.credit > 0 {
+    fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool {
+        let (limit, algorithm, kept_free) = (&self.limit.limit, self.algorithm(), self.kept_free);
+        let (share, is_shadow, table) = (limit.share(), limit.is_shadow(), self.limit.table.id());
+        let (cost, holds) = if self.options.hold || C::Algorithm::HELD_UNTIL_END {
+            let options = limit.options(*self.options);
+            (options.cost, options.hold)
+        } else {
+            (limit.cost().charged(self.options), false)
+        };
+        if cost == 0 || self.credit > 0 || !chain.enter(table, share, is_shadow, rest.is_none()) {
             return false;
         }
-        let max_delay = if self.kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
-        let decided = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
-            let state = keys.state((*slot)?);
-            if !keys.is_plain(self.hash) {
-                return None;
+        let mut keys = self.limit.table.lock(self.hash);
+        let Some(now) = chain.decide_at(table, &mut keys) else { return false };
+        let slot = match keys.find(self.hash) {
+            Some(slot) => slot,
+            None if !keys.starts_idle(now) => return false,
+            // If another limit denies, the slot stays idle, and so free.
+            None => match keys.insert_free(self.hash, now, self.limit.table.info()) {
+                Some(slot) => slot,
+                None => return false,
+            },
+        };
+        if holds {
+            return self.hold_plain(rest, &mut keys, slot, cost, now, is_alone, chain);
+        }
+        if !keys.is_plain(self.hash) {
+            return false;
+        }
+        let state = keys.state_mut(slot);
+        let max_delay = if kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
+        let needed = self.needed_free();
+        if needed > 0 {
+            let Some(all) = cost.checked_add(needed) else { return false };
+            if !matches!(
+                algorithm.decide(state, now, ChargeOptions::within(all, max_delay)),
+                Step::Allow { delay: 0, .. }
+            ) {
+                return false;
             }
-            let allows =
-                |cost| match algorithm.decide_in_line(state, now, ChargeOptions::within(cost, max_delay), InLine) {
-                    Some(Step::Allow { next, delay: 0 }) => Some(next),
-                    Some(_) => None,
-                    None => match algorithm.decide(state, now, ChargeOptions::within(cost, max_delay)) {
-                        Step::Allow { next, delay: 0 } => Some(next),
-                        _ => None,
-                    },
-                };
-            if kept_free > 0 {
-                allows(cost.checked_add(kept_free)?)?;
+        }
+        let options = ChargeOptions::within(cost, max_delay);
+        match algorithm.decide_in_line(state, now, options, InLine) {
+            Some(Step::Allow { next, delay: 0 }) => {
+                self.charge_after(algorithm, rest, state, next, now, is_alone, chain)
             }
-            let allowed = allows(cost)?;
-            *preview = plain::preview(algorithm, &allowed, now);
-            if let Some(keys) = limit.warn_keys() {
-                let snapshot = (*preview)?.keeping_free(Some(kept_free), None);
-                (!keys.warn_at.level(&snapshot).has(NearLimit::NEAR)).then_some(())?;
-            }
-            *next = Some(allowed);
-            Some(())
-        });
-        decided.flatten().is_some()
-    }
-
-    #[inline]
-    fn charge_plain(&self, now: Timestamp) -> Charged<'_> {
-        let (limit, algorithm) = (&self.limit.limit, self.algorithm());
-        let (is_shadow, is_beside_share) = (limit.is_shadow(), limit.share() != ShareRole::None);
-        let snapshot = self.with_locked(|Locked { keys, slot, next, preview, .. }| {
-            let state = keys.state_mut((*slot)?);
-            state.apply(next.take()?);
-            let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
-            Some(if is_beside_share { snapshot } else { snapshot.keeping_free(self.kept_free, None) })
-        });
-        let supports_scheduling =
-            is_shadow || !is_beside_share && self.kept_free.is_none() && algorithm.supports_scheduling();
-        let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
-        let snapshot = snapshot.flatten().unwrap_or(LazySnapshot::EMPTY);
-        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
+            Some(_) => false,
+            None => self.charge_uncommon(rest, state, options, now, is_alone, chain),
+        }
     }
 
     #[inline]
@@ -275,8 +391,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let held = if reading.holds {
                 let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
                 let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
-                let (deadline, algorithm) = keys.hold(self.hash, reading.cost, max_duration, self.own.take());
-                *placed = Some((reading.cost, deadline, algorithm));
+                *placed = Some((reading.cost, keys.hold(self.hash, reading.cost, max_duration, self.own.take())));
                 reading.held.saturating_add(reading.cost)
             } else {
                 let Some(next) = next.take() else { return reading.numbers() };
@@ -293,26 +408,16 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         numbers.unwrap_or(reading.numbers())
     }
 
-    fn take_hold(&self, reading: &LimitReading) -> HeldLimit {
+    fn take_hold(&self, reading: &LimitReading) -> HeldEntry {
         let placed = self.with_locked(|Locked { keys, placed, .. }| {
             placed.take().or_else(|| {
                 // A cost of zero is not held, but its settlement may charge the key.
                 let own = self.own.take()?;
-                Some((0, None, keys.hold(self.hash, 0, None, Some(own)).1))
+                Some((0, keys.hold(self.hash, 0, None, Some(own))))
             })
         });
-        let (held, deadline, algorithm) = placed.flatten().unwrap_or((reading.cost, None, 0));
-        HeldLimit {
-            table: self.limit.table.id(),
-            hash: self.hash,
-            algorithm,
-            held,
-            cost: self.limit.limit.cost(),
-            credit: self.credit,
-            until_end: C::Algorithm::HELD_UNTIL_END,
-            deadline,
-            expired_at: None,
-        }
+        let (amount, hold) = placed.flatten().unwrap_or((reading.cost, (0, 0)));
+        self.limit.entry(self.hash, amount, hold, self.credit)
     }
 }
 
@@ -321,8 +426,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> 
     fn drop(&mut self) {
         let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
         match placed {
-            Some((amount, Some(deadline), _)) => keys.end_request(self.hash, amount, Some(deadline)),
-            Some((amount, None, algorithm)) => drop(keys.end_hold(self.hash, amount, algorithm)),
+            Some((amount, hold)) if C::Algorithm::HELD_UNTIL_END => keys.end_request(self.hash, amount, hold),
+            Some((amount, (id, _))) => drop(keys.end_hold(self.hash, amount, id)),
             None => {}
         }
     }

@@ -9,13 +9,13 @@ use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
-use super::limits::{INLINE_LIMITS, MemoryLimits, with_parts_of};
-use super::part::Part;
-use super::transaction::Transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, NotDecided, TransactionLimit};
-use crate::decision::Decision;
+use super::limits::{MemoryLimits, with_parts_of};
+use super::plain::{self, PartList};
+use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::Held;
 use crate::store::inner::{LimitFacts, Shares, check_limits};
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
@@ -151,38 +151,31 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     #[inline]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
-        let tables = tables.now.load();
-        if let [one] = &*tables.tables {
-            return one.try_acquire(context);
+        match &*tables.now.load().tables {
+            [one] => one.try_acquire(context),
+            _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
+            tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
         }
-        if context.options.hold || context.options.has_units() {
-            return Err(NotDecided::NotApplicable);
-        }
-        let mut decided = None;
-        with_parts(&tables.tables, context, &mut |parts| {
-            // The plain case ends no overdue requests.
-            let (options, ended) = (context.options, &mut Vec::new());
-            decided = Transaction::new(parts, &mut [], options, context.now, context.clock, ended).try_plain();
-        });
-        decided.ok_or(NotDecided::NotApplicable)
     }
 
-    fn try_complete(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Option<Decision> {
+    fn try_complete(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        held: Option<&mut Held>,
+    ) -> Option<Decision> {
         match &*tables.now.load().tables {
-            [one] => one.try_complete(&context),
+            [one] => one.try_complete(&context, held),
+            tables if is_uncommon(&context.options) => try_parts(tables, &context, held),
             _ => None,
         }
     }
 
-    fn try_hold(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)> {
-        match &*tables.now.load().tables {
-            [one] => one.try_hold(context),
-            _ => None,
-        }
-    }
-
-    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&[&dyn Part])) {
-        with_parts(&tables.now.load().tables, context, f);
+    fn with_parts(
+        tables: &Self::Tables,
+        context: &AcquireContext<'_, Key, S>,
+        f: &mut dyn FnMut(Option<&PartList<'_>>),
+    ) {
+        with_parts_of(&tables.now.load().tables, context, None, f);
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
@@ -190,24 +183,20 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     }
 }
 
-/// Runs `f` on the parts of the limits that apply, in their order.
-#[inline]
-fn with_parts<Key: ?Sized, S>(
+/// Returns whether the units must be checked before the decision, or it may hold a cost. Any other decision is tried at once.
+fn is_uncommon(options: &AcquireOptions) -> bool {
+    options.has_units() || options.hold || options.keeps_guard
+}
+
+/// Decides on several limits in the plain case.
+fn try_parts<Key: ?Sized, S>(
     tables: &[DynLimitTable<Key, S>],
     context: &AcquireContext<'_, Key, S>,
-    f: &mut dyn FnMut(&[&dyn Part]),
-) {
-    let Some(first) = tables.first() else { return f(&[]) };
-    let (mut few, many): (_, Vec<_>);
-    let limits: &[&dyn TransactionLimit<Key, S>] = if tables.len() <= INLINE_LIMITS {
-        few = [&**first; INLINE_LIMITS];
-        for (limit, table) in few.iter_mut().zip(tables) {
-            *limit = &**table;
-        }
-        &few[..tables.len()]
-    } else {
-        many = tables.iter().map(|table| &**table).collect();
-        &many
-    };
-    with_parts_of(limits, context, None, f);
+    mut held: Option<&mut Held>,
+) -> Option<Decision> {
+    let mut decided = None;
+    with_parts_of(tables, context, None, &mut |parts| {
+        decided = plain::try_parts(parts, context, held.as_deref_mut());
+    });
+    decided
 }

@@ -17,11 +17,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::transaction_limit::HeldLimit;
 use super::usage::KeyId;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
 use crate::error::Error;
+use crate::limiter::HeldEntry;
 use crate::store::inner::{Remember, latest_end, micros_floor};
 
 /// The holds with an id of one limiter.
@@ -62,7 +62,7 @@ pub(super) type RecordKey = (u64, ReservationId);
 
 struct Record {
     costs: Costs,
-    limits: Vec<HeldLimit>,
+    limits: Vec<HeldEntry>,
     phase: Phase,
     /// When a hold expires, or when a charged request is forgotten.
     expires_at: u64,
@@ -109,9 +109,9 @@ pub(super) enum Settlement {
     Unknown,
     Nothing,
     /// End the hold on these limits, and charge the actual costs.
-    End(Vec<HeldLimit>),
+    End(Vec<HeldEntry>),
     /// Charge what exceeds the held costs.
-    Excess(Vec<HeldLimit>),
+    Excess(Vec<HeldEntry>),
 }
 
 impl Reservations {
@@ -172,20 +172,20 @@ impl Reservations {
 
 impl Records {
     /// Returns the limits of the next hold that has expired. They must be charged.
-    pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<&[HeldLimit]> {
+    pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<&[HeldEntry]> {
         let first = self.held.first_entry().filter(|first| first.key().0 <= now.as_micros())?;
         let (at, key) = (first.key().0, first.remove());
         // Always present: a record is forgotten only after its hold has ended.
         let record = self.by_id.get_mut(&key)?;
         record.phase = Phase::Expired;
         self.ended.insert((record.forgotten_at(), record.number), key);
-        record.limits.iter_mut().for_each(|limit| limit.expired_at = Some(Timestamp::from_micros(at)));
+        record.limits.iter_mut().filter(|entry| !entry.until_end).for_each(|entry| entry.at = at);
         Some(&record.limits)
     }
 
     /// After a step of the clock back, forgets the ids that do not count (see [`latest_end`]). Returns the limits of those
     /// that are held, which must be released.
-    pub(super) fn take_stale(&mut self, now: Timestamp) -> Vec<Vec<HeldLimit>> {
+    pub(super) fn take_stale(&mut self, now: Timestamp) -> Vec<Vec<HeldEntry>> {
         if !is_behind(now.as_micros(), self.newest) {
             return Vec::new();
         }
@@ -252,7 +252,7 @@ impl Records {
         reserve: Remember,
         now: Timestamp,
         costs: Costs,
-        mut limits: Vec<HeldLimit>,
+        mut limits: Vec<HeldEntry>,
     ) {
         // A collected list has space for four: see `constraints: ids`.
         limits.shrink_to_fit();

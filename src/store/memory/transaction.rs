@@ -7,11 +7,11 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use super::part::Part;
-use super::plain;
 use super::table::TableFull;
-use super::transaction_limit::{HeldLimit, read_clock};
+use super::transaction_limit::read_clock;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
+use crate::limiter::HeldEntry;
 use crate::store::inner::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole};
 
 /// One limit of a decision: what was read, and the numbers after a charge.
@@ -75,10 +75,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Decides, and charges or holds the cost if all limits allow. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire(mut self) -> (Decision, Vec<HeldLimit>) {
-        if let Some(decision) = self.try_plain() {
-            return (decision, Vec::new());
-        }
+    pub(super) fn acquire(mut self) -> (Decision, Vec<HeldEntry>) {
         for part in self.parts {
             part.end_due(self.now, self.ended);
         }
@@ -107,32 +104,6 @@ impl<'a> Transaction<'a> {
         let decision = self.decide(&plan);
         let held = if plan.holds { self.take_holds(&plan) } else { Vec::new() };
         (decision, held)
-    }
-
-    /// Charges the plain case of all limits: see [`Part::decide_plain`].
-    // Row "three limits, dynamic" of benches/figures.md: five times as long without.
-    #[inline]
-    pub(super) fn try_plain(&self) -> Option<Decision> {
-        let has = |share| self.parts.iter().any(|part| part.share() == share);
-        // A request to which the share does not apply borrows.
-        let borrows = || has(ShareRole::Common) && !has(ShareRole::Share);
-        if self.options.hold || borrows() || !self.parts.iter().all(|part| part.decide_plain(self.now)) {
-            return None;
-        }
-        let lists_all = self.options.lists_all(Verdict::Allowed);
-        let charged = self.parts.iter().map(|part| part.charge_plain(self.now));
-        if lists_all || self.parts.iter().any(|part| part.is_shadow()) {
-            return plain::listed(charged, self.now, lists_all);
-        }
-        let (mut supports_scheduling, mut least) = (true, None);
-        for charged in charged {
-            supports_scheduling &= charged.supports_scheduling;
-            let remaining = if self.parts.len() > 1 { charged.remaining() } else { 0 };
-            if least.as_ref().is_none_or(|(least, _)| remaining < *least) {
-                least = Some((remaining, charged));
-            }
-        }
-        Some(Decision::from_store(self.now, supports_scheduling, least?.1.status()))
     }
 
     /// Returns the decision of [`acquire`](Self::acquire) without charging.
@@ -197,7 +168,7 @@ impl<'a> Transaction<'a> {
 
     /// Returns the limits on which the cost is held.
     #[cold]
-    fn take_holds(&self, plan: &Plan) -> Vec<HeldLimit> {
+    fn take_holds(&self, plan: &Plan) -> Vec<HeldEntry> {
         let holding = |step: &LimitStep| step.reading.holds && plan.counts(&step.reading);
         let held = self.parts.iter().zip(&*self.steps).filter(|(_, step)| holding(step));
         held.map(|(part, step)| part.take_hold(&step.reading)).collect()

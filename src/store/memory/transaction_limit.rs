@@ -5,14 +5,14 @@ use std::io;
 
 use super::part::Part;
 use super::save::{FileWriter, SavedLimit, SavedNames};
-use super::table::{Deadline, TableFull};
+use super::table::TableFull;
 use super::usage::{KeyId, TopKey, Usage};
 use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
-use crate::limiter::LimitsOfKey;
-use crate::store::inner::{LimitCost, Name};
+use crate::limiter::{Held, HeldEntry, LimitsOfKey};
+use crate::store::inner::Name;
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -35,10 +35,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn applies_to(&self, key: &Key) -> bool;
     /// Decides alone on the fast path. An error charges nothing.
     fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
-    /// Decides alone, on a present or absent key, if only its state determines the decision.
-    fn try_complete(&self, context: &AcquireContext<'_, Key, S>) -> Option<Decision>;
-    /// Holds the cost alone, without the transaction. `None`, with nothing held, leaves the request to the transaction.
-    fn try_hold(&self, context: &AcquireContext<'_, Key, S>) -> Option<(Decision, HeldLimit)>;
+    /// Decides alone, if it needs no transaction.
+    fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision>;
     /// Runs `f` on the limit's part in a decision. Returns `false` if the limit does not apply to the key.
     fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool;
     /// Removes the key's state.
@@ -82,7 +80,7 @@ pub trait LimitInfo: Send + Sync {
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual`.
-    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
+    fn settle(&self, entry: &HeldEntry, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, clock: &dyn Clock) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
     /// Writes the states and blocks into a file, beside decisions.
@@ -93,46 +91,6 @@ pub trait LimitInfo: Send + Sync {
     fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp);
     /// Removes the states of a limit that no other thread uses yet.
     fn clear(&self);
-}
-
-/// A limit with a held cost: what its settlement needs in place of the key.
-#[derive(Clone, Copy, Debug)]
-pub struct HeldLimit {
-    pub(super) table: u64,
-    pub(super) hash: u64,
-    /// The number of the algorithm that charges the cost, if the key chooses it, otherwise zero.
-    pub(super) algorithm: u64,
-    /// The held cost.
-    pub(super) held: u64,
-    /// The kind of the cost. A fixed one is settled apart from the request's.
-    pub(super) cost: LimitCost,
-    /// What was charged for the request before. The settlement charges only what exceeds it.
-    pub(super) credit: u64,
-    /// The cost is held until the request ends, and never charged.
-    pub(super) until_end: bool,
-    /// The time at which the hold ends at the latest, if there is one.
-    pub(super) deadline: Option<Deadline>,
-    /// The expiry of a hold with an id that has expired: the time of the charge.
-    pub(super) expired_at: Option<Timestamp>,
-}
-
-/// What a settlement charges on each limit.
-pub(super) enum Charge {
-    Nothing,
-    Held,
-    /// The actual costs of the request, beyond what was charged for it before.
-    Actual(Costs),
-}
-
-impl Charge {
-    pub(super) fn on(&self, limit: &HeldLimit) -> u64 {
-        match self {
-            _ if limit.until_end => 0,
-            Self::Nothing => 0,
-            Self::Held => limit.held,
-            Self::Actual(actual) => limit.cost.actual_beyond(limit.credit, actual, limit.held),
-        }
-    }
 }
 
 /// The key, the options and the time of one acquire call.

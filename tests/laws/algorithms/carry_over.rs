@@ -8,7 +8,7 @@ use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict};
 
 use crate::cases;
-use crate::harness::{aligned, sliding_window};
+use crate::harness::{aligned, no_windows, sliding_window};
 use crate::options::WithDefaults;
 use crate::schedule::{blocks, calendar_quota, quota};
 use crate::span::{micros, ticks};
@@ -58,7 +58,7 @@ proptest! {
     #[test]
     fn carry_over_of_a_fixed_window_is_exact(quota in small_quota(), is_aligned in any::<bool>(), charges in charges()) {
         let window = if is_aligned { aligned(quota) } else { FixedWindow::new(quota) };
-        let states = MergedStates::after(window, [0; 14], quota, &charges);
+        let states = MergedStates::after(window, no_windows(), quota, &charges);
         states.assert_no_smaller()?;
         states.assert_exact_at(states.now)?;
     }
@@ -88,7 +88,7 @@ proptest! {
         let (own, previous) = (SlidingLog::new(logs.0), SlidingLog::new(logs.1));
         MergedStates::after_tiers(own, previous, HitLog::default(), logs.0, &charges).assert_no_smaller()?;
         let (own, previous) = (FixedWindow::new(logs.0), aligned(logs.1));
-        MergedStates::after_tiers(own, previous, [0; 14], logs.0, &charges).assert_no_smaller()?;
+        MergedStates::after_tiers(own, previous, no_windows(), logs.0, &charges).assert_no_smaller()?;
     }
 
     #[test]
@@ -105,7 +105,7 @@ proptest! {
         // Not a calendar's window, which accepts a step back by a window only: its maximum reset is longer.
         let fixed = FixedWindow::new(quota);
         let fixed = if is_aligned { fixed.aligned_to_clock() } else { fixed };
-        assert_newest_time(fixed, [0; 14], quota, &charges, back)?;
+        assert_newest_time(fixed, no_windows(), quota, &charges, back)?;
         assert_newest_time(SlidingLog::new(quota), HitLog::default(), quota, &charges, back)?;
         assert_newest_time(Gcra::new(quota).burst(burst), [0; 4], quota, &charges, back)?;
     }
@@ -132,7 +132,7 @@ proptest! {
         let window = sliding_window(spec);
         let zero = Counters::zero(Counters::MAX_WORDS);
         MergedStates::after(window, zero, window.quota(), &charges).assert_unseen_state_is_neutral()?;
-        MergedStates::after(FixedWindow::new(quota), [0; 14], quota, &charges).assert_unseen_state_is_neutral()?;
+        MergedStates::after(FixedWindow::new(quota), no_windows(), quota, &charges).assert_unseen_state_is_neutral()?;
         if let Ok(log) = SlidingLog::try_new(quota) {
             MergedStates::after(log, HitLog::default(), quota, &charges).assert_unseen_state_is_neutral()?;
         }

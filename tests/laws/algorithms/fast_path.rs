@@ -2,9 +2,11 @@
 //!
 //! The common case is in line. A forced charge, and a decision that accepts a delay, always take the complete case.
 
+use std::fmt::Debug;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Step};
+use tower_ratelimit::algorithm::{Algorithm, State, Step};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, Timestamp, Verdict};
 
 use crate::cases;
@@ -80,13 +82,14 @@ fn assert_delay_equals_wait(denied: &Denied<'_, Gcra>) -> Result<(), TestCaseErr
     Ok(())
 }
 
-fn assert_common_case_equals_complete_case<const N: usize, A: Algorithm<State = [u64; N]>>(
+fn assert_common_case_equals_complete_case<S: State<Next = S> + Debug + PartialEq, A: Algorithm<State = S>>(
     tiers: &[A],
     quota: Quota,
     steps: &[Request],
     check_denied: impl Fn(&Denied<'_, A>) -> Result<(), TestCaseError>,
 ) -> Result<(), TestCaseError> {
-    let (mut state, mut now) = ([0; N], 1_000_000_u64);
+    let zero = S::from_numbers(&[]);
+    let (mut state, mut now) = (zero.clone(), 1_000_000_u64);
     for &(tier, share, cost, max_delay) in steps {
         let tier = &tiers[tier % tiers.len()];
         now = now.saturating_add_signed(micros(quota.period()).cast_signed() * share / 256);
@@ -94,7 +97,7 @@ fn assert_common_case_equals_complete_case<const N: usize, A: Algorithm<State = 
         let options = AcquireOptions::cost(cost).max_delay(max_delay.map(ticks));
         match tier.decide(&state, time, options.into()) {
             Step::Allow { next, delay } => {
-                let mut charged = state;
+                let mut charged = state.clone();
                 tier.charge(&mut charged, time, ticks(delay), cost);
                 prop_assert!(cost == 0 || next == charged, "{next:?} is not {charged:?}");
                 state = charged;
@@ -105,7 +108,7 @@ fn assert_common_case_equals_complete_case<const N: usize, A: Algorithm<State = 
                 prop_assert!(!denied.verdict_after(wait - 1).is_allowed(), "denied for {wait}, and allowed before");
                 check_denied(&denied)?;
             }
-            Step::Exceeds => prop_assert!(!tier.peek(&[0; N], time, options).is_allowed()),
+            Step::Exceeds => prop_assert!(!tier.peek(&zero, time, options).is_allowed()),
         }
     }
     Ok(())

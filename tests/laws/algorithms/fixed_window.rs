@@ -8,7 +8,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Timestamp};
 
 use crate::cases;
-use crate::harness::{Pair, Subject};
+use crate::harness::{Pair, Subject, no_windows};
 use crate::model::Spec;
 use crate::schedule::{
     Op, charging_schedule, one_tier_schedule, overlapping_windows, plain_schedule, schedule, start, tiers, window,
@@ -112,7 +112,7 @@ fn fixed_window_does_not_start_before_the_newest_time_of_its_state() {
 fn window_keeps_its_original_end_when_the_calendar_window_ends_no_later() {
     let quota = |period| Quota::new(9, ticks(period));
     let (own, aligned) = (FixedWindow::new(quota(100)), FixedWindow::new(quota(50)).aligned_to_clock());
-    let mut state = [0; 14];
+    let mut state = no_windows();
     own.charge(&mut state, Timestamp::from_micros(1_000), Duration::ZERO, 1);
     aligned.charge(&mut state, Timestamp::from_micros(1_010), Duration::ZERO, 1);
     let remaining = |time| own.snapshot(&state, Timestamp::from_micros(time)).compute().remaining;

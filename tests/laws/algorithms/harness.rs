@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::algorithm::{Algorithm, State as _};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter,
@@ -15,6 +15,11 @@ use tower_ratelimit::{
 
 use crate::model::{Combined, Expected, Spec};
 use crate::schedule::{Op, Step, resolve};
+
+/// Returns the state of a fixed window on a never-seen key.
+pub(crate) fn no_windows() -> <FixedWindow as Algorithm>::State {
+    <FixedWindow as Algorithm>::State::from_numbers(&[])
+}
 
 /// The limiter under test with one key, and the guards of its holds.
 pub(crate) struct Subject {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Start, Step};
 use tower_ratelimit::{AcquireOptions, FixedWindow, LazySnapshot, Quota, SlidingLog, Timestamp, Verdict};
 
+use crate::harness::no_windows;
 use crate::span::ticks;
 
 /// An algorithm with the default methods.
@@ -66,9 +67,9 @@ fn default_methods_have_the_documented_values() {
 #[test]
 fn charge_of_zero_changes_nothing() {
     let (window, now) = (window(3, 10), Timestamp::from_micros(100));
-    let mut state = [0; 14];
+    let mut state = no_windows();
     window.charge(&mut state, now, ticks(5), 0);
-    assert_eq!(state, [0; 14]);
+    assert_eq!(state, no_windows());
     window.charge(&mut state, now, ticks(5), 2);
     assert_eq!(window.snapshot(&state, now).compute().remaining, 1);
 }
@@ -78,7 +79,7 @@ fn charge_of_zero_changes_nothing() {
 fn default_carry_over_keeps_the_larger_usage_of_two_that_are_idle_at_the_same_time() {
     let (window, now) = (window(5, 10), Timestamp::from_micros(100));
     let charged = |cost| {
-        let mut state = [0; 14];
+        let mut state = no_windows();
         window.charge(&mut state, now, Duration::ZERO, cost);
         state
     };
@@ -93,7 +94,7 @@ fn default_carry_over_keeps_the_larger_usage_of_two_that_are_idle_at_the_same_ti
 #[test]
 fn default_peek_with_held_counts_the_held_costs() {
     let (window, now) = (window(5, 10), Timestamp::from_micros(100));
-    let mut state = [0; 14];
+    let mut state = no_windows();
     window.charge(&mut state, Timestamp::from_micros(96), Duration::ZERO, 2);
     for (held, cost, verdict) in [
         (0, 3, Verdict::Allowed),

@@ -10,7 +10,7 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, SlidingLog, SlidingWin
 
 use crate::cases;
 use crate::extremes::{delay, word};
-use crate::harness::Subject;
+use crate::harness::{Subject, no_windows};
 use crate::model::{MAX_PERIOD, Spec};
 use crate::schedule::quota;
 use crate::span::{micros, ticks};
@@ -29,8 +29,8 @@ proptest! {
         if let Ok(bucket) = TokenBucket::try_new(quota).and_then(|bucket| bucket.try_burst(burst)) {
             assert_idle_later(&bucket, [0; 4], start, &charges)?;
         }
-        assert_idle_later(&FixedWindow::new(quota), [0; 14], start, &charges)?;
-        assert_idle_later(&FixedWindow::new(quota).aligned_to_clock(), [0; 14], start, &charges)?;
+        assert_idle_later(&FixedWindow::new(quota), no_windows(), start, &charges)?;
+        assert_idle_later(&FixedWindow::new(quota).aligned_to_clock(), no_windows(), start, &charges)?;
         let window = SlidingWindow::new(quota).blocks(1);
         assert_idle_later(&window, Counters::zero(window.counter_words()), start, &charges)?;
         if let Ok(log) = SlidingLog::try_new(quota) {
@@ -80,7 +80,7 @@ fn windows_limit_in_the_last_microseconds_of_the_clock() {
         }
     }
     let quota = Quota::new(3, ticks(60));
-    check(&[FixedWindow::new(quota)], &[0; 14]);
+    check(&[FixedWindow::new(quota)], &no_windows());
     check(&[SlidingLog::new(quota)], &HitLog::default());
     let window = SlidingWindow::new(quota);
     for blocks in [1, 6, 60] {
@@ -116,7 +116,7 @@ fn sum_of_surcharges_saturates() {
         }
     }
     let quota = |period| Quota::new(3, ticks(period));
-    check(&[FixedWindow::new(quota(600)), FixedWindow::new(quota(600)).aligned_to_clock()], &[0; 14], 600);
+    check(&[FixedWindow::new(quota(600)), FixedWindow::new(quota(600)).aligned_to_clock()], &no_windows(), 600);
     check(&[SlidingLog::new(quota(600)), SlidingLog::new(quota(700))], &HitLog::default(), 600);
     let window = |blocks| SlidingWindow::new(quota(600)).blocks(blocks);
     let windows = [window(10), window(1).weighted(), window(2), window(60).weighted()];

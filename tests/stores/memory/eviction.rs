@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State as _};
 use tower_ratelimit::limiter::{Held, LimiterFuture};
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
@@ -455,8 +455,9 @@ proptest! {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
         carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &requests)?;
-        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 14], histories, &requests)?;
-        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 14], histories, &requests)?;
+        let zero = <FixedWindow as Algorithm>::State::from_numbers(&[]);
+        carries_over_at_least_both(&FixedWindow::new(quota), &zero, histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &zero, histories, &requests)?;
         let window = SlidingWindow::new(quota).blocks(5);
         carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &requests)?;
         let weighted = SlidingWindow::new(quota).blocks(3).weighted();

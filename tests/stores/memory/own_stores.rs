@@ -199,7 +199,7 @@ fn keys_and_states_have_the_documented_layout() {
         keys,
         [
             "1:bucket%2C%20of%20all:bucket1:",
-            "1:default:fixed_window2:alice%3A7",
+            "1:default:fixed_window3:alice%3A7",
             "1:log:sliding_log2:alice%3A7",
             "1:blocks:sliding_window2:alice%3A7",
         ]
@@ -216,7 +216,7 @@ fn keys_and_states_have_the_documented_layout() {
     }
     // A long sub-key is hashed.
     let (keys, _) = charge(&limits, &"x".repeat(129), 1_000_000);
-    assert!(keys[1].starts_with("1:default:fixed_window2:#") && keys[1].len() == 25 + 64, "{keys:?}");
+    assert!(keys[1].starts_with("1:default:fixed_window3:#") && keys[1].len() == 25 + 64, "{keys:?}");
 }
 
 #[test]

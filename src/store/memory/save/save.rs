@@ -48,7 +48,7 @@ where
     pub fn save(&self, mut writer: impl Write) -> Result<(), Error> {
         let seed = seed_of(self.hasher())?;
         // A hold with an id that has expired is charged as of its expiry, not of the save.
-        self.shared().end_due::<Key, L>();
+        self.shared().end_due();
         let now = self.now();
         let failed = |error: io::Error| {
             let message = format!("saving the counts failed: {error}; check the writer, and keep the previous file");

@@ -24,9 +24,9 @@ pub(super) struct Deadlines {
 
 /// A deadline, made unique by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::store::memory) struct Deadline {
-    at: u64,
-    id: u64,
+pub(super) struct Deadline {
+    pub(super) at: u64,
+    pub(super) id: u64,
 }
 
 struct Entry {
@@ -60,6 +60,13 @@ impl Deadlines {
         self.ended += 1;
         self.drop_ended();
         true
+    }
+
+    /// Returns whether a deadline is due: see [`take_due`](Self::take_due).
+    pub(super) fn has_due(&self, now: Timestamp) -> bool {
+        let latest = || latest_end(now, self.max_duration).as_micros();
+        self.queue.front().is_some_and(|first| first.deadline.at <= now.as_micros())
+            || self.queue.back().is_some_and(|last| last.deadline.at > latest())
     }
 
     /// Removes a deadline that is due, and returns its key and the amount, which the caller must end.

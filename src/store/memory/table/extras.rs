@@ -4,6 +4,7 @@
 //! Otherwise the settlement could find no slot in a full table, and the actual cost would not be charged. A blocked key
 //! needs no slot.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 use std::time::Duration;
@@ -30,6 +31,12 @@ pub(super) struct Extras<A> {
 pub(super) struct Extra {
     pub(super) held: u64,
     pub(super) block: Option<Block>,
+}
+
+impl Extra {
+    fn is_empty(&self) -> bool {
+        self.held == 0 && self.block.is_none()
+    }
 }
 
 /// A block of a key: its end, and its [duration and reason](BlockReason::pack).
@@ -77,26 +84,32 @@ impl<A> Extras<A> {
         self.keys.is_empty()
     }
 
+    /// Returns the number of the hold, and its deadline, or zeros.
     pub(super) fn hold(
         &mut self,
         fingerprint: u64,
         amount: u64,
         max_duration: Option<(Timestamp, u64)>,
         algorithm: Option<A>,
-    ) -> (Option<Deadline>, u64) {
+    ) -> (u64, u64) {
         let extra = self.keys.entry(fingerprint).or_default();
         extra.held = extra.held.saturating_add(amount);
-        let deadline = max_duration.map(|(now, duration)| self.deadlines.add(now, duration, fingerprint, amount));
-        let Some(algorithm) = algorithm else { return (deadline, 0) };
+        if let Some((now, duration)) = max_duration {
+            let Deadline { at, id } = self.deadlines.add(now, duration, fingerprint, amount);
+            return (id, at);
+        }
+        let Some(algorithm) = algorithm else { return (0, 0) };
         self.last_algorithm += 1;
         self.algorithms.insert(self.last_algorithm, (fingerprint, algorithm));
-        (deadline, self.last_algorithm)
+        (self.last_algorithm, 0)
     }
 
     pub(super) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
-        if let Some(extra) = self.keys.get_mut(&fingerprint) {
-            extra.held = extra.held.saturating_sub(amount);
-            self.drop_if_empty(fingerprint);
+        if let Entry::Occupied(mut extra) = self.keys.entry(fingerprint) {
+            extra.get_mut().held = extra.get().held.saturating_sub(amount);
+            if extra.get().is_empty() {
+                extra.remove();
+            }
         }
         if algorithm == 0 { None } else { self.algorithms.remove(&algorithm).map(|(_, algorithm)| algorithm) }
     }
@@ -106,7 +119,7 @@ impl<A> Extras<A> {
     }
 
     fn drop_if_empty(&mut self, fingerprint: u64) {
-        if self.get(fingerprint).is_some_and(|extra| extra.held == 0 && extra.block.is_none()) {
+        if self.get(fingerprint).is_some_and(Extra::is_empty) {
             self.keys.remove(&fingerprint);
         }
     }

@@ -40,7 +40,6 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-pub(super) use self::deadlines::Deadline;
 pub(super) use self::eviction::{Eviction, TableFull};
 pub(super) use self::extras::Block;
 pub(super) use self::saving::SavedItem;

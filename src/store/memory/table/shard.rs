@@ -180,30 +180,48 @@ impl<A: Algorithm> Keys<A> {
             return Ok(slot);
         }
         let slot = loop {
-            if let Some(slot) = self.free_slot(fingerprint, now.as_micros(), info) {
+            if let Some(slot) = self.insert_free(fingerprint, now, info) {
                 break slot;
             }
-            if self.sets.len() < info.max_sets {
-                self.grow(info);
-            } else {
-                self.make_space(fingerprint, now.as_micros(), policy, info)?;
-            }
+            self.make_space(fingerprint, now.as_micros(), policy, info)?;
         };
-        self.claim(slot, fingerprint, info);
         if let Some(debt) = self.inherited_debt(fingerprint, policy, info) {
             *self.state_mut(slot) = debt;
         }
         Ok(slot)
     }
 
+    /// Gives an absent key a free slot. `None` if the shard cannot grow, and none is free.
+    pub(in crate::store::memory) fn insert_free(
+        &mut self,
+        fingerprint: u64,
+        now: Timestamp,
+        info: &TableInfo<A::State>,
+    ) -> Option<SlotIndex> {
+        loop {
+            if let Some(slot) = self.free_slot(fingerprint, now.as_micros(), info) {
+                self.claim(slot, fingerprint, info);
+                return Some(slot);
+            }
+            if self.sets.len() >= info.max_sets {
+                return None;
+            }
+            self.grow(info);
+        }
+    }
+
     /// Finds a free slot for an absent key.
     ///
     /// A shard that can grow does so before keys are in their second sets: a decision then reads one set, and predicts its
-    /// slot (row "1000 keys" of benches/figures.md).
+    /// slot. It also grows before a key loses its slot that was live in the last second, because most keys come again: an
+    /// insertion takes four times as long as a decision (both: row "1000 keys" of benches/figures.md).
     fn free_slot(&self, fingerprint: u64, now: u64, info: &TableInfo<A::State>) -> Option<SlotIndex> {
+        const KEPT_MICROS: u64 = 1_000_000;
         let [first, second] = candidate_sets(fingerprint, self.sets.len());
-        let in_first = self.free_slot_in(first, now);
-        if in_first.is_some() || self.sets.len() < info.max_sets { in_first } else { self.free_slot_in(second, now) }
+        if self.sets.len() < info.max_sets {
+            return self.free_slot_in(first, now.saturating_sub(KEPT_MICROS));
+        }
+        self.free_slot_in(first, now).or_else(|| self.free_slot_in(second, now))
     }
 
     /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any time, as
@@ -341,34 +359,40 @@ impl<A: Algorithm> Keys<A> {
         self.has_extras && self.held(self.fingerprint(slot)) > 0
     }
 
-    /// Holds `amount` more on a key in a slot, until `deadline` at the latest. `algorithm` charges the amount, if the key
-    /// chooses it.
+    /// Holds `amount` more on a key in a slot, for `max_duration` at most. `algorithm` charges the amount, if the key chooses
+    /// it. Returns the number of the hold and its deadline, or zeros.
     pub(in crate::store::memory) fn hold(
         &mut self,
         fingerprint: u64,
         amount: u64,
         max_duration: Option<(Timestamp, u64)>,
         algorithm: Option<A>,
-    ) -> (Option<Deadline>, u64) {
+    ) -> (u64, u64) {
         let added = self.extras().hold(fingerprint, amount, max_duration, algorithm);
         self.update_has_extras();
         added
     }
 
     /// Ends a hold of `amount` on a key. Returns the algorithm that charges it, if it has one of its own.
-    pub(in crate::store::memory) fn end_hold(&mut self, fingerprint: u64, amount: u64, algorithm: u64) -> Option<A> {
-        let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, algorithm));
+    pub(in crate::store::memory) fn end_hold(&mut self, fingerprint: u64, amount: u64, id: u64) -> Option<A> {
+        let algorithm = self.extras.as_mut().and_then(|extras| extras.end_hold(fingerprint, amount, id));
         self.update_has_extras();
         algorithm
     }
 
     /// Ends a hold until the end of a request, unless it was due and has ended.
-    pub(in crate::store::memory) fn end_request(&mut self, fingerprint: u64, amount: u64, deadline: Option<Deadline>) {
-        let is_open = |extras: &mut Box<Extras<A>>| deadline.is_none_or(|deadline| extras.deadlines.remove(deadline));
+    pub(in crate::store::memory) fn end_request(&mut self, fingerprint: u64, amount: u64, (id, at): (u64, u64)) {
+        let is_open = |extras: &mut Box<Extras<A>>| at == 0 || extras.deadlines.remove(Deadline { at, id });
         if self.extras.as_mut().is_some_and(is_open) {
             self.end_hold(fingerprint, amount, 0);
         }
         self.update_has_extras();
+    }
+
+    /// Returns whether a request on a key of the shard lasts longer than the maximum.
+    #[inline]
+    pub(in crate::store::memory) fn has_due(&self, now: Timestamp) -> bool {
+        self.has_extras && self.extras.as_ref().is_some_and(|extras| extras.deadlines.has_due(now))
     }
 
     /// Ends the holds of the shard's keys whose requests last longer than the maximum. Returns the keys, whose capacity the

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::deadlines::Deadline;
 use super::*;
 use crate::algorithm::{Counters, FixedWindow, SlidingWindow};
 use crate::clock::Timestamp;

@@ -96,14 +96,9 @@ pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Option<Onc
         return until_end;
     }
     let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
-    let fixed = (!fixed.is_empty()).then(|| {
-        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
-        Held::of_fixed_costs(move |charge| {
-            settle(&client, &registry, &fixed, |hold| if charge { hold.held } else { 0 })
-        })
-    });
+    let of_fixed = (Arc::clone(client), Arc::clone(&registry));
     let client = Arc::clone(client);
-    let settle = move |actual: Costs| {
+    let settle_request = move |actual: Costs| {
         let settled = settle(&client, &registry, &of_request, |hold| hold.actual(&actual));
         match request {
             None => settled,
@@ -111,8 +106,14 @@ pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Option<Onc
             Some(request) => settled.and(request.record(&client, &actual).map_result(|_| Ok(()))),
         }
     };
-    let held = Held::of_limits(costs, units, settle);
-    Held::join(Some(held.with_fixed_costs(fixed)), until_end)
+    let mut held = Held::of_limits(costs, units, settle_request);
+    if !fixed.is_empty() {
+        let (client, registry) = of_fixed;
+        held = held.with_fixed_costs(move |charge| {
+            settle(&client, &registry, &fixed, |hold| if charge { hold.held } else { 0 })
+        });
+    }
+    Held::join(Some(held), until_end)
 }
 
 /// Settles each hold with its actual cost.

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::algorithm::{Algorithm, State};
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Detail, LimitSnapshot, Timestamp, Verdict};
 
 use super::recording::Step;
@@ -284,21 +284,11 @@ pub(crate) trait Kept: State + Debug {
     fn zero(words: usize) -> Self;
 }
 
-impl<const N: usize> Kept for [u64; N] {
-    fn zero(_words: usize) -> Self {
-        [0; N]
-    }
-}
-
-impl Kept for Counters {
+impl<S: State + Debug> Kept for S {
     fn zero(words: usize) -> Self {
-        Counters::zero(words)
-    }
-}
-
-impl Kept for HitLog {
-    fn zero(_words: usize) -> Self {
-        HitLog::default()
+        let mut state = Self::empty();
+        state.clear(words);
+        state
     }
 }
 
