@@ -288,6 +288,9 @@ impl Drop for Queues {
 
 impl fmt::Debug for Queues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues").field("waiting", &self.waiting.load(Ordering::Relaxed)).finish_non_exhaustive()
+        f.debug_struct("Queues")
+            .field("queues", &self.active.load(Ordering::Relaxed))
+            .field("waiting", &self.waiting.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
