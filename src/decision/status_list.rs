@@ -53,14 +53,10 @@ impl StatusList {
 
     /// Adds a limit at the end.
     pub(crate) fn push(&mut self, status: LimitStatus) {
-        let list = match &mut self.0 {
-            Some(list) => list,
-            None => {
-                *self = Self::new();
-                self.0.get_or_insert_default()
-            }
-        };
-        list.push(status);
+        if self.0.is_none() {
+            *self = Self::new();
+        }
+        self.0.get_or_insert_default().push(status);
     }
 
     pub(crate) fn reverse(&mut self) {

@@ -72,6 +72,7 @@ pub struct Held(Option<Box<Parts>>);
 /// What is held. A thread keeps the allocation of an ended guard for a later one, so a guard allocates nothing: rows "hold and
 /// settle" and "in flight" of benches/figures.md.
 #[derive(Default)]
+#[allow(clippy::struct_field_names, reason = "parts are what it has")]
 struct Parts {
     /// The cost of limits that name no unit, if there is a cost to settle.
     cost: Option<u64>,
@@ -198,6 +199,7 @@ impl Parts {
 
     /// Returns parts without a hold, which take the allocation of an ended guard.
     #[inline]
+    #[allow(clippy::unnecessary_box_returns, reason = "the allocation is kept")]
     fn new(cost: Option<u64>) -> Box<Self> {
         // A thread that ends has no spare one.
         let mut parts = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();

@@ -359,7 +359,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         }
         let (decision, entries) = self.shared.acquire(context);
         let Some(mut held) = held.into_held() else { return Ok(decision.into()) };
-        entries.iter().for_each(|entry| held.add(*entry));
+        for entry in entries {
+            held.add(entry);
+        }
         Ok(self.outcome(options, decision, held, None))
     }
 
@@ -377,7 +379,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     {
         let store = Arc::<Shared<Key, L, C, S>>::clone(&self.shared);
         let mut held = Held::of_store(options.hold.then_some(options.cost), store);
-        entries.iter().for_each(|entry| held.add(*entry));
+        for entry in entries {
+            held.add(*entry);
+        }
         held
     }
 

@@ -291,6 +291,7 @@ pub(super) fn listed<'a>(
 
 /// The plain case of limits whose types are unknown, or that keep units free or have marks: see [`Part::charge_plain`].
 #[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct PlainChain<'p> {
     now: Timestamp,
     clock: &'p dyn Clock,
@@ -381,13 +382,11 @@ pub(super) fn try_parts<Key: ?Sized, S>(
     if let Some(held) = held {
         held.reverse();
     }
-    Some(match least {
-        Some((_, least)) => Decision::from_store(now, supports_scheduling, least.status()),
-        None => {
-            listed.reverse();
-            Decision::of_listed(now, supports_scheduling, listed, lists_all && parts.rest.is_some())
-        }
-    })
+    if let Some((_, least)) = least {
+        return Some(Decision::from_store(now, supports_scheduling, least.status()));
+    }
+    listed.reverse();
+    Some(Decision::of_listed(now, supports_scheduling, listed, lists_all && parts.rest.is_some()))
 }
 
 /// The parts of the limits of a decision, in their order. They are on the stack, each in a call of `with_parts_of`.
