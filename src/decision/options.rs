@@ -162,6 +162,9 @@ impl AcquireOptions {
     ///
     /// [`Memory`](crate::Memory) and `Redis` support ids. The [trait](crate::limiter::Limiter) lists other limiters.
     ///
+    /// In memory, a decision with an id takes one lock of the limiter, also while the functions of the limits run (keys,
+    /// conditions, tiers). They must not use an id of the same limiter, and a slow one delays all decisions with an id.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
@@ -231,7 +234,7 @@ impl AcquireOptions {
     /// So a key can pass at most `1 + repeats` times what it is charged. A layer reads the id from a header:
     /// [`RateLimitLayer::once`](crate::RateLimitLayer::once), which documents the rules. Here the id is the caller's: it
     /// must name the request, not only the client's attempt. It counts within its key, and apart from the
-    /// [ids of holds](Self::id).
+    /// [ids of holds](Self::id), whose lock it shares.
     ///
     /// `remember` is 1 ms to 24 hours, in whole milliseconds. Redis rounds it up by at most a quarter.
     /// Without repeats (0) the id has no effect.

@@ -514,8 +514,8 @@ impl Algorithm for Fragile {
     }
 }
 
-/// The law: whichever function of a user panics in a decision, each limit holds what the open
-/// guards hold.
+/// The law: whichever function of a user panics in a decision or a settlement, each limit holds what the open guards and
+/// ids hold.
 #[test]
 fn panic_of_a_users_function_leaves_nothing_held() {
     let window = || FixedWindow::new(Quota::per_hour(50));
@@ -548,7 +548,8 @@ fn panic_of_a_users_function_leaves_nothing_held() {
                 with_usage(Memory::builder(limits).max_keys(100).build())
             }
         };
-        let mut open: Vec<(Held, u64)> = Vec::new();
+        // With a guard, or with an id of the key.
+        let mut open: Vec<(Result<Held, (u64, String)>, u64)> = Vec::new();
         for step in 0..60 {
             CALLS_LEFT.set(random.below(24));
             let (key, cost) = (random.below(3), 1 + random.below(4));
@@ -556,14 +557,23 @@ fn panic_of_a_users_function_leaves_nothing_held() {
                 0 => drop(limiter.peek(&key, immediate(cost)).try_ready()),
                 1 => drop(limiter.acquire(&key, immediate(cost)).try_ready()),
                 2 | 3 if !open.is_empty() => {
-                    CALLS_LEFT.set(0);
                     let (held, _) = open.swap_remove(random.index(open.len()));
-                    let _ = held.settle(random.below(3)).try_ready();
+                    let actual = random.below(3);
+                    let _ = match held {
+                        Ok(held) => held.settle(actual).try_ready(),
+                        Err((key, id)) => limiter.settle(&key, id, actual).try_ready(),
+                    };
+                }
+                4 => {
+                    let id = step.to_string();
+                    if acquire(&limiter, &key, immediate(cost).id(id.as_str())).decision.is_allowed() {
+                        open.push((Err((key, id)), cost));
+                    }
                 }
                 _ => {
                     let outcome = acquire(&limiter, &key, immediate(cost).hold());
                     holds += u64::from(outcome.held.is_some());
-                    open.extend(outcome.held.map(|held| (held, cost)));
+                    open.extend(outcome.held.map(|held| (Ok(held), cost)));
                 }
             }));
             CALLS_LEFT.set(0);
