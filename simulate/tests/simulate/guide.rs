@@ -10,6 +10,7 @@ use crate::support::millis;
 
 const GUIDE: &str = include_str!("../../../docs/choosing.md");
 const LIMITS: &str = include_str!("../../../docs/limits.md");
+const EVERYDAY: &str = include_str!("../../../docs/everyday.md");
 
 #[derive(Deserialize)]
 struct Config {
@@ -113,7 +114,7 @@ fn command_on_the_sample_prints_what_the_page_shows() {
 /// The pages show each picture, and define its link.
 #[test]
 fn guide_shows_every_picture_but_those_of_other_pages() {
-    let pages = [GUIDE, LIMITS].concat();
+    let pages = [GUIDE, LIMITS, EVERYDAY].concat();
     let pictures = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pictures")).expect("the pictures");
     let names = pictures.map(|file| file.expect("an entry").file_name().into_string().expect("text"));
     let mut count = 0;
