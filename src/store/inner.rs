@@ -56,6 +56,8 @@ pub(crate) use crate::limit::Transition;
 pub(crate) use crate::limit::check_limits;
 /// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
 pub(crate) use crate::limit::impl_into_limits;
+/// The parts of a hold, and how a store settles them.
+pub(crate) use crate::limiter::{HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop};
 /// Wakes requests that wait for capacity.
 pub(crate) use crate::limiter::{LimitOfKey, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.

@@ -7,8 +7,8 @@ use super::transaction_limit::read_clock;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
-use crate::limiter::{HeldCharge, HeldEntry, Outcome};
-use crate::store::inner::Remember;
+use crate::limiter::Outcome;
+use crate::store::inner::{HeldCharge, HeldEntry, Remember};
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Holds the cost under an id, unless the id is remembered.

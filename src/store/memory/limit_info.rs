@@ -12,8 +12,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::limiter::HeldEntry;
-use crate::store::inner::{Name, ShareRole};
+use crate::store::inner::{HeldEntry, Name, ShareRole};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {

@@ -15,8 +15,8 @@ use crate::clock::Timestamp;
 use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
-use crate::limiter::{Held, HeldEntry, LimitsOfKey};
-use crate::store::inner::{InLine, LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
+use crate::limiter::{Held, LimitsOfKey};
+use crate::store::inner::{HeldEntry, InLine, LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]

@@ -21,11 +21,11 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{
-    AdminOperation, Held, HeldCharge, HeldEntry, HoldStore, Limiter, LimiterFuture, LimitsOfKey, Outcome, ReleaseOnDrop,
-};
+use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{capacity_added, capacity_released, limit_id};
+use crate::store::inner::{
+    HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop, capacity_added, capacity_released, limit_id,
+};
 
 /// A limiter that stores its states in this process's memory.
 ///

@@ -13,9 +13,8 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Verdict};
 use crate::limit::{SelectAlgorithm, SubKeyOf};
-use crate::limiter::HeldEntry;
 use crate::store::inner::{
-    InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
+    HeldEntry, InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
 };
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.

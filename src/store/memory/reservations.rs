@@ -21,8 +21,7 @@ use super::usage::KeyId;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
 use crate::error::Error;
-use crate::limiter::HeldEntry;
-use crate::store::inner::{Remember, latest_end, micros_floor};
+use crate::store::inner::{HeldEntry, Remember, latest_end, micros_floor};
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {

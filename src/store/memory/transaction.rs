@@ -11,8 +11,9 @@ use super::table::TableFull;
 use super::transaction_limit::read_clock;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
-use crate::limiter::HeldEntry;
-use crate::store::inner::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole};
+use crate::store::inner::{
+    Counting, DecisionPart, HasReading, HeldEntry, LimitNumbers, LimitReading, Plan, ReadMode, ShareRole,
+};
 
 /// One limit of a decision: what was read, and the numbers after a charge.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,8 @@ use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
 use crate::error::Error;
-use crate::limiter::{Held, HeldEntry, LimitsOfKey};
-use crate::store::inner::Name;
+use crate::limiter::{Held, LimitsOfKey};
+use crate::store::inner::{HeldEntry, Name};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
