@@ -15,7 +15,6 @@ use loom::thread;
 use super::{Arrival, Ask, Asked, Bounds, JoinError, Queues, Waiting};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
-use crate::error::Error;
 use crate::limiter::{Held, LimitOfKey, LimiterFuture, Outcome, capacity_released};
 use crate::observe::Observers;
 use crate::runtime::{Instant, block_on, shut_down};

@@ -553,6 +553,7 @@ fn panic_of_a_users_function_leaves_nothing_held() {
         for step in 0..60 {
             CALLS_LEFT.set(random.below(24));
             let (key, cost) = (random.below(3), 1 + random.below(4));
+            let mut settled = None;
             let run = catch_unwind(AssertUnwindSafe(|| match random.below(8) {
                 0 => drop(limiter.peek(&key, immediate(cost)).try_ready()),
                 1 => drop(limiter.acquire(&key, immediate(cost)).try_ready()),
@@ -561,12 +562,15 @@ fn panic_of_a_users_function_leaves_nothing_held() {
                     let actual = random.below(3);
                     let _ = match held {
                         Ok(held) => held.settle(actual).try_ready(),
-                        Err((key, id)) => limiter.settle(&key, id, actual).try_ready(),
+                        Err((key, id)) => {
+                            let (key, id) = settled.insert((key, id));
+                            limiter.settle(key, id.as_str(), actual).try_ready()
+                        }
                     };
                 }
                 4 => {
                     let id = step.to_string();
-                    if acquire(&limiter, &key, immediate(cost).id(id.as_str())).decision.is_allowed() {
+                    if acquire(&limiter, &key, immediate(cost).id(id.as_str()).hold()).decision.is_allowed() {
                         open.push((Err((key, id)), cost));
                     }
                 }
@@ -578,6 +582,11 @@ fn panic_of_a_users_function_leaves_nothing_held() {
             }));
             CALLS_LEFT.set(0);
             panics += u64::from(run.is_err());
+            // A settlement by an id can be repeated, and must be after a panic.
+            if let (Err(_), Some((key, id))) = (&run, &settled) {
+                let repeated = limiter.settle(key, id.as_str(), 0).try_ready();
+                assert!(repeated.is_ok_and(|result| result.is_ok()), "seed {seed}, step {step}");
+            }
             let sum: u64 = open.iter().map(|(_, cost)| cost).sum();
             for (limit, held) in held() {
                 assert_eq!(held, sum, "seed {seed}, step {step}, {limit}");
