@@ -428,7 +428,7 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the source of the decision as a label: `store`, `lease`, `cache`, `fallback` or `policy`.
+    /// Returns the source of the decision as a label: `store`, `lease`, `cache`, `fallback` or `no_limit`.
     #[must_use]
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };

@@ -23,9 +23,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::observe::{Event, Observer};
-use crate::store::inner::{
-    HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop, capacity_added, capacity_released, limit_id,
-};
+use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_added, capacity_released, limit_id};
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -420,20 +418,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 }
 
-impl<Key, L, C, S> HoldStore for Shared<Key, L, C, S>
-where
-    Key: ?Sized,
-    L: MemoryLimits<Key, S>,
-    C: Clock,
-    S: Send + Sync,
-{
-    /// Ends the hold of a guard, after the holds with an id that have expired before.
-    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error> {
-        self.end_due();
-        self.settle_limits(std::slice::from_ref(entry), charge)
-    }
-}
-
 #[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
@@ -495,41 +479,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
         let mut any = false;
         L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
         any
-    }
-
-    /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
-        let (mut settled, mut open) = (Ok(()), OpenEntries { shared: self, entries });
-        while let [entry, others @ ..] = open.entries {
-            open.entries = others;
-            settled = settled.and(self.settle_entry(entry, entry.charged(charge)));
-        }
-        capacity_released(entries.iter().map(|entry| limit_id((entry.table, entry.key))));
-        settled.map_err(table_full)
-    }
-
-    fn settle_entry(&self, entry: &HeldEntry, actual: u64) -> Result<(), TableFull> {
-        let mut settled = Ok(());
-        L::for_each(&self.tables, &mut |table| {
-            if table.table_id() == entry.table {
-                settled = settled.and(table.settle(entry, actual, &self.clock));
-            }
-        });
-        settled
-    }
-}
-
-/// What is still held while a hold is settled. If an algorithm panics, the drop releases it, without a call of an algorithm.
-struct OpenEntries<'a, Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> {
-    shared: &'a Shared<Key, L, C, S>,
-    entries: &'a [HeldEntry],
-}
-
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Drop for OpenEntries<'_, Key, L, C, S> {
-    fn drop(&mut self) {
-        for entry in self.entries {
-            let _ = self.shared.settle_entry(entry, 0);
-        }
     }
 }
 

@@ -15,6 +15,7 @@ mod plain;
 mod replace;
 mod reservations;
 mod save;
+mod settlement;
 mod table;
 mod transaction;
 mod transaction_limit;

@@ -7,6 +7,7 @@ mod events;
 mod logs;
 mod near_limit;
 mod observed;
+mod pacing;
 #[path = "../../servers/process.rs"]
 mod process;
 mod prometheus;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock as _, Limiter, ManualClock, Quota, Timestamp};
 
-use crate::helpers::{acquire, every_algorithm};
+use crate::helpers::{acquire, every_algorithm_of_a_period};
 use crate::server::Server;
 
 const LIMIT: u64 = 10;
@@ -26,7 +26,7 @@ async fn exhaust(limiter: &BoxLimiter<str>) -> (u64, Duration) {
 async fn exhausted(server: &Server) -> Vec<(&'static str, BoxLimiter<str>, ManualClock, Duration)> {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let mut subjects = Vec::new();
-    for (name, limiter) in every_algorithm(&server.open(), QUOTA, Some(&clock)) {
+    for (name, limiter) in every_algorithm_of_a_period(&server.open(), QUOTA, Some(&clock)) {
         limiter.reset("alice").await.expect("done");
         let (allowed, wait) = exhaust(&limiter).await;
         assert!((1..=LIMIT).contains(&allowed), "{name}");
@@ -92,7 +92,7 @@ async fn id_of_a_clock_that_stepped_back_is_forgotten() {
     let request = AcquireOptions::cost(4).once("a", 9, span);
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     for (step, is_forgotten) in [(span / 2, false), (span * 4, true), (span * 525_600, true)] {
-        for (name, limiter) in every_algorithm(&server.open(), QUOTA, Some(&clock)) {
+        for (name, limiter) in every_algorithm_of_a_period(&server.open(), QUOTA, Some(&clock)) {
             for key in ["alice", "bob"] {
                 limiter.reset(key).await.expect("done");
             }

@@ -48,24 +48,36 @@ pub(crate) async fn is_allowed<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &K
     acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision.is_allowed()
 }
 
-/// Every algorithm, each with a burst equal to the quota's limit.
+fn one(
+    server: &RedisServer,
+    name: &'static str,
+    clock: Option<&(impl Clock + Clone)>,
+    limits: impl IntoRedisLimits<str>,
+) -> (&'static str, BoxLimiter<str>) {
+    let mut builder = Redis::builder(server.clone(), name, limits).deadline(LONG_DEADLINE);
+    if let Some(clock) = clock {
+        builder = builder.clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
+    }
+    (name, BoxLimiter::new(builder.build().expect("limits")))
+}
+
+/// Every algorithm, each with a burst equal to the quota's limit. The window of the calendar is a year.
 pub(crate) fn every_algorithm(
     server: &RedisServer,
     quota: Quota,
     clock: Option<&(impl Clock + Clone)>,
 ) -> Vec<(&'static str, BoxLimiter<str>)> {
-    fn one(
-        server: &RedisServer,
-        name: &'static str,
-        clock: Option<&(impl Clock + Clone)>,
-        limits: impl IntoRedisLimits<str>,
-    ) -> (&'static str, BoxLimiter<str>) {
-        let mut builder = Redis::builder(server.clone(), name, limits).deadline(LONG_DEADLINE);
-        if let Some(clock) = clock {
-            builder = builder.clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
-        }
-        (name, BoxLimiter::new(builder.build().expect("limits")))
-    }
+    let mut all = every_algorithm_of_a_period(server, quota, clock);
+    all.push(one(server, "calendar", clock, FixedWindow::calendar(quota.limit(), Calendar::yearly())));
+    all
+}
+
+/// Every algorithm whose usage ends with the quota's period.
+pub(crate) fn every_algorithm_of_a_period(
+    server: &RedisServer,
+    quota: Quota,
+    clock: Option<&(impl Clock + Clone)>,
+) -> Vec<(&'static str, BoxLimiter<str>)> {
     vec![
         one(server, "gcra", clock, Gcra::new(quota)),
         one(server, "token bucket", clock, TokenBucket::new(quota)),
@@ -73,7 +85,6 @@ pub(crate) fn every_algorithm(
         one(server, "leaky queue", clock, LeakyQueue::new(quota).max_waiting(quota.limit() - 1)),
         one(server, "fixed window", clock, FixedWindow::new(quota)),
         one(server, "aligned window", clock, FixedWindow::new(quota).aligned_to_clock()),
-        one(server, "calendar", clock, FixedWindow::calendar(quota.limit(), Calendar::yearly())),
         one(server, "sliding window", clock, SlidingWindow::new(quota)),
         one(server, "weighted window", clock, SlidingWindow::new(quota).blocks(1).weighted()),
         one(server, "sliding log", clock, SlidingLog::new(quota)),

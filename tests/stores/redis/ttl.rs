@@ -11,7 +11,7 @@ use tower_ratelimit::{
     SlidingWindow, SystemClock, Timestamp,
 };
 
-use crate::helpers::{acquire, every_algorithm, hold, redis_limiter};
+use crate::helpers::{acquire, every_algorithm, every_algorithm_of_a_period, hold, redis_limiter};
 use crate::server::Server;
 
 /// Requires that every key has a TTL of at most `bound` plus one second.
@@ -35,7 +35,7 @@ async fn reset_of(limiter: &impl Limiter<str>, key: &str) -> Duration {
 async fn ttl_of_each_key_ends_when_the_key_is_idle() {
     let server = Server::start();
     let quota = Quota::new(10, Duration::from_secs(10));
-    for (name, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
+    for (name, limiter) in every_algorithm_of_a_period(&server.open(), quota, None::<&ManualClock>) {
         server.command(&["FLUSHALL"]);
         let began = Instant::now();
         for cost in [1, 3, 2, 9, 1] {
@@ -165,7 +165,7 @@ async fn denied_and_free_requests_write_no_key() {
 async fn database_is_empty_when_all_keys_are_idle() {
     let server = Server::start();
     let quota = Quota::new(5, Duration::from_millis(50));
-    for (_, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
+    for (_, limiter) in every_algorithm_of_a_period(&server.open(), quota, None::<&ManualClock>) {
         for key in ["a", "b", "c"] {
             for _ in 0..7 {
                 let _ = acquire(&limiter, key, AcquireOptions::default()).await.expect("an answer");
