@@ -26,8 +26,8 @@ use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, Costs, DecisionSource, DynLimit, FixedWindow, Gcra, Http, InFlight, Limit, Limiter, ManualClock, Memory,
-    PeerIp, Quota, RateLimit, RateLimitLayer, Redis, ReservationId, SlidingLog, SlidingWindow,
+    AcquireOptions, Costs, DecisionSource, DynLimit, FixedWindow, Gcra, Http, InFlight, Limit, Limiter, ManualClock,
+    Memory, PeerIp, Quota, RateLimit, RateLimitLayer, Redis, ReservationId, SlidingLog, SlidingWindow,
 };
 
 /// Allows every request of a run.

@@ -244,13 +244,15 @@ fn hashers(harness: &Harness) {
     let quota = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
     let numbers: Vec<u64> = (0..1_000).collect();
     let strings: Vec<String> = (0..1_000).map(|key| format!("customer-{key:011}")).collect();
-    let (default, sip) = (Memory::new(quota), Memory::builder(quota).hasher(std::hash::RandomState::new()).build().expect("a limiter"));
+    let (default, sip) =
+        (Memory::new(quota), Memory::builder(quota).hasher(std::hash::RandomState::new()).build().expect("a limiter"));
     harness.compare(
         "memory hashers u64",
         1,
         &[decide("default", &default, &numbers), decide("RandomState", &sip, &numbers)],
     );
-    let (default, sip) = (Memory::new(quota), Memory::builder(quota).hasher(std::hash::RandomState::new()).build().expect("a limiter"));
+    let (default, sip) =
+        (Memory::new(quota), Memory::builder(quota).hasher(std::hash::RandomState::new()).build().expect("a limiter"));
     harness.compare(
         "memory hashers string",
         1,
