@@ -1,5 +1,5 @@
 //! Downloads of two users with two streams each: a megabyte a second for each user, shared by the streams of the user.
-//! Uploads have the same rate, apart from that of downloads.
+//! Uploads have the same rate, and their own bucket.
 //!
 //! ```text
 //! cargo run --example bandwidth

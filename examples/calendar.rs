@@ -15,8 +15,16 @@ use tower_ratelimit::{
 
 const PLAN: Calendar = Calendar::monthly_on(15).utc_offset_minutes(120);
 
-/// The local times of the calls. The year 2027 has no leap day.
-const CALLS: [&str; 7] = ["23:58:00", "23:58:30", "23:59:00", "23:59:30", "23:59:59", "00:00:00", "00:00:01"];
+/// The local times of the calls, and the seconds since `START`. The year 2027 has no leap day.
+const CALLS: [(&str, u64); 7] = [
+    ("23:58:00", 0),
+    ("23:58:30", 30),
+    ("23:59:00", 60),
+    ("23:59:30", 90),
+    ("23:59:59", 119),
+    ("00:00:00", 120),
+    ("00:00:01", 121),
+];
 
 /// 14 February 2027, 23:58 in the plan's zone: 21:58 UTC.
 const START: Timestamp = Timestamp::from_micros(1_802_642_280_000_000);
@@ -32,11 +40,7 @@ pub(crate) fn clock() -> ManualClock {
 /// Calls at the local times, and returns a line for each call.
 pub(crate) async fn call<L: Limiter<str>>(limiter: &L, clock: &ManualClock) -> Result<Vec<String>, Error> {
     let mut lines = Vec::new();
-    for local in CALLS {
-        let seconds = local.split(':').filter_map(|part| part.parse::<u64>().ok()).fold(0, |sum, part| sum * 60 + part);
-        let minute_58 = 23 * 3_600 + 58 * 60;
-        // After midnight, on the 15th.
-        let since = if seconds >= minute_58 { seconds - minute_58 } else { seconds + 120 };
+    for (local, since) in CALLS {
         clock.set(START.saturating_add(Duration::from_secs(since)));
         let decision = limiter.acquire("acme", AcquireOptions::default()).await?.decision;
         let verdict = match decision.retry_after() {

@@ -20,6 +20,13 @@ pub(crate) struct SpinLock<T>(spin::lock_api::Mutex<T>);
 pub(crate) type SpinGuard<'a, T> = spin::lock_api::MutexGuard<'a, T>;
 
 impl<T> SpinLock<T> {
+    /// The number of spins of a thread that waits, before it yields for the first time.
+    ///
+    /// Meanwhile the other thread can take the lock several times. With fewer spins both threads would fetch the cache
+    /// lines from each other for every decision, which takes twice the time. A thread holds a lock for some tens of
+    /// nanoseconds, unless the scheduler suspends it: then only yielding helps.
+    const SPINS: u32 = 64;
+
     pub(crate) const fn new(value: T) -> Self {
         Self(spin::lock_api::Mutex::new(value))
     }
@@ -35,64 +42,15 @@ impl<T> SpinLock<T> {
     #[cold]
     #[inline(never)]
     fn wait(&self) -> SpinGuard<'_, T> {
-        let mut backoff = Backoff::new();
+        for _ in 0..Self::SPINS {
+            std::hint::spin_loop();
+        }
         loop {
-            backoff.wait();
             if let Some(guard) = self.0.try_lock() {
                 return guard;
             }
-        }
-    }
-}
-
-/// Waits for another thread to release a lock: first spins, then yields.
-struct Backoff(u32);
-
-impl Backoff {
-    /// The number of rounds that spin; later rounds yield.
-    ///
-    /// A thread holds a lock for some tens of nanoseconds, unless the scheduler suspends it: then only yielding helps.
-    #[cfg(not(loom))]
-    const ROUNDS: u32 = 1;
-
-    /// The number of spins in each round.
-    ///
-    /// During one round the other thread can take the lock several times. With shorter rounds both threads would fetch
-    /// the cache lines from each other for every decision, which takes twice the time.
-    #[cfg(not(loom))]
-    const SPINS: u32 = 64;
-
-    const fn new() -> Self {
-        Self(0)
-    }
-
-    #[cfg(not(loom))]
-    #[cold]
-    fn wait(&mut self) {
-        if self.0 < Self::ROUNDS {
-            for _ in 0..Self::SPINS {
-                std::hint::spin_loop();
-            }
-            self.0 += 1;
-        } else {
             std::thread::yield_now();
         }
-    }
-
-    /// The number of rounds that loom explores.
-    ///
-    /// loom may schedule two waiting threads alternately without ever running the thread that holds the lock. Real
-    /// schedulers do not, so loom abandons the execution after this many rounds.
-    #[cfg(loom)]
-    const ROUNDS: u32 = 6;
-
-    #[cfg(loom)]
-    fn wait(&mut self) {
-        self.0 += 1;
-        if self.0 > Self::ROUNDS {
-            loom::skip_branch();
-        }
-        loom::thread::yield_now();
     }
 }
 

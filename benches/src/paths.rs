@@ -54,15 +54,9 @@ fn conditions(harness: &Harness, keys: &[u64]) {
     let keeping = Memory::<u64, _>::new(limit("user").keep_free_by(|key: &u64| key % 2 * 10));
     harness.compare("memory keep_free_by", 1, &[decide("ours", &keeping, keys), decide("without", &one, keys)]);
     let units = Memory::<u64, _>::new((limit("user"), limit("tokens").cost_of("tokens")));
-    let of_units = Contestant::new("ours", |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        let units = &units;
-        move |count| {
-            for _ in 0..count {
-                let options = AcquireOptions::from(Costs::from(1).add("tokens", 7));
-                black_box(units.check(&keys[sequence.next()], options).is_allowed());
-            }
-        }
+    let of_units = each_key("ours", keys, |key| {
+        let options = AcquireOptions::from(Costs::from(1).add("tokens", 7));
+        black_box(units.check(key, options).is_allowed());
     });
     harness.compare("memory cost_of", 1, &[of_units, decide("without", &one, keys)]);
 }
@@ -82,55 +76,28 @@ fn beside_one_key(harness: &Harness, keys: &[u64]) {
 /// A cost that is held and settled, and a request in flight, beside a semaphore for each key.
 fn holds(harness: &Harness, keys: &[u64]) {
     let bucket = Memory::<u64, _>::new(TokenBucket::new(Quota::per_second(1_000_000)).burst(u32::MAX.into()));
-    let settled = Contestant::new("ours", |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        let (bucket, keys) = (&bucket, keys);
-        move |count| {
-            for _ in 0..count {
-                let outcome = ready(bucket.hold(&keys[sequence.next()], 2));
-                let held = outcome.held.expect("an allowed request");
-                black_box(held.settle(1).try_ready().is_ok());
-            }
-        }
+    let settled = each_key("ours", keys, |key| {
+        let held = ready(bucket.hold(key, 2)).held.expect("an allowed request");
+        black_box(held.settle(1).try_ready().is_ok());
     });
     harness.compare("memory hold and settle", 1, &[settled, decide("check", &bucket, keys)]);
     let both = Memory::<u64, _>::new((Limit::new("flights", InFlight::new(100)), Limit::new("rate", PLENTY)));
-    let beside = Contestant::new("ours", |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        let (both, keys) = (&both, keys);
-        move |count| {
-            for _ in 0..count {
-                let options = AcquireOptions::default().keep_guard();
-                drop(black_box(ready(both.acquire(&keys[sequence.next()], options)).held));
-            }
-        }
+    let beside = each_key("ours", keys, |key| {
+        drop(black_box(ready(both.acquire(key, AcquireOptions::default().keep_guard())).held));
     });
     harness.compare("memory in flight beside a rate", 1, &[beside, decide("check", &bucket, keys)]);
     let flights = Memory::<u64, _>::new(InFlight::new(100));
     let semaphores: Mutex<HashMap<u64, Arc<Semaphore>>> = Mutex::default();
-    let in_flight = Contestant::new("ours", |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        let (flights, keys) = (&flights, keys);
-        move |count| {
-            for _ in 0..count {
-                let options = AcquireOptions::default().keep_guard();
-                let outcome = ready(flights.acquire(&keys[sequence.next()], options));
-                drop(black_box(outcome.held.expect("an allowed request")));
-            }
-        }
+    let in_flight = each_key("ours", keys, |key| {
+        let outcome = ready(flights.acquire(key, AcquireOptions::default().keep_guard()));
+        drop(black_box(outcome.held.expect("an allowed request")));
     });
-    let semaphore = Contestant::new("semaphores", |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        let (semaphores, keys) = (&semaphores, keys);
-        move |count| {
-            for _ in 0..count {
-                let mut map = semaphores.lock().expect("no panic");
-                let semaphore = map.entry(keys[sequence.next()]).or_insert_with(|| Arc::new(Semaphore::new(100)));
-                let permit = Arc::clone(semaphore).try_acquire_owned();
-                drop(map);
-                drop(black_box(permit.expect("a permit")));
-            }
-        }
+    let semaphore = each_key("semaphores", keys, |key| {
+        let mut map = semaphores.lock().expect("no panic");
+        let semaphore = map.entry(*key).or_insert_with(|| Arc::new(Semaphore::new(100)));
+        let permit = Arc::clone(semaphore).try_acquire_owned();
+        drop(map);
+        drop(black_box(permit.expect("a permit")));
     });
     harness.compare("memory in flight", 1, &[in_flight, semaphore]);
 }
@@ -200,19 +167,25 @@ fn ready(acquired: LimiterFuture<Outcome>) -> Outcome {
     acquired.try_ready().expect("memory decides at once").expect("a decision")
 }
 
-/// Decides by the method that the layer calls.
-fn acquire<'a>(name: &'static str, limiter: &'a Memory<u64, Gcra>, keys: &'a [u64]) -> Contestant<'a> {
+/// Runs `decide` on keys in a random order.
+fn each_key<'a>(
+    name: &'static str,
+    keys: &'a [u64],
+    decide: impl Fn(&u64) + Copy + Send + Sync + 'a,
+) -> Contestant<'a> {
     Contestant::new(name, move |thread| {
         let mut sequence = KeySequence::new(keys.len(), thread);
-        move |count| {
-            for _ in 0..count {
-                let acquired = limiter.acquire(&keys[sequence.next()], AcquireOptions::default());
-                black_box(match acquired.try_ready() {
-                    Ok(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
-                    Err(_) => false,
-                });
-            }
-        }
+        move |count| (0..count).for_each(|_| decide(&keys[sequence.next()]))
+    })
+}
+
+/// Decides by the method that the layer calls.
+fn acquire<'a>(name: &'static str, limiter: &'a Memory<u64, Gcra>, keys: &'a [u64]) -> Contestant<'a> {
+    each_key(name, keys, |key| {
+        black_box(match limiter.acquire(key, AcquireOptions::default()).try_ready() {
+            Ok(outcome) => outcome.is_ok_and(|outcome| outcome.decision.is_allowed()),
+            Err(_) => false,
+        });
     })
 }
 
@@ -222,16 +195,10 @@ pub(crate) fn separated<'a>(
     name: &'static str,
     decide: impl Fn(&u64) -> bool + Copy + Send + Sync + 'a,
 ) -> Contestant<'a> {
-    Contestant::new(name, move |thread| {
-        let mut sequence = KeySequence::new(keys.len(), thread);
-        move |count| {
-            for _ in 0..count {
-                let key = &keys[sequence.next()];
-                black_box(*key);
-                fence(Ordering::SeqCst);
-                black_box(decide(key));
-                fence(Ordering::SeqCst);
-            }
-        }
+    each_key(name, keys, move |key| {
+        black_box(*key);
+        fence(Ordering::SeqCst);
+        black_box(decide(key));
+        fence(Ordering::SeqCst);
     })
 }

@@ -243,7 +243,7 @@ impl FixedWindow {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it. To handle the error, use
+    /// Panics if `limit` is over 2^53. In a `const` the compiler reports it. To handle the error, use
     /// [`try_calendar`](Self::try_calendar).
     #[must_use]
     #[track_caller]
@@ -256,7 +256,7 @@ impl FixedWindow {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is over 2^53.
     pub fn try_calendar(limit: u64, calendar: Calendar) -> Result<Self, QuotaError> {
         let quota = Quota::try_new(limit, Duration::from_micros(calendar.longest()))?;
         Ok(Self { quota, boundaries: Boundaries::Calendar(calendar) })
@@ -294,7 +294,7 @@ impl FixedWindow {
     #[inline]
     fn view<'a>(&'a self, state: &'a WindowWords, now: u64) -> View<'a> {
         let written_at = state[WRITTEN_AT];
-        // A clock may step back by a little, because threads read it before they lock the set.
+        // A clock may step back by a little, because threads read it before they lock the shard.
         let is_ahead =
             written_at > now && written_at - now <= self.quota.period_micros() && self.follows(now, written_at);
         let at = if is_ahead { written_at } else { now };

@@ -31,7 +31,7 @@ pub(crate) struct Conditions<Key: ?Sized> {
     /// Whether the limit applies.
     pub(crate) when: Option<Condition<Key>>,
     /// The units that are kept free from requests that satisfy a condition.
-    pub(crate) kept_free: Option<Vec<(Condition<Key>, u64)>>,
+    pub(crate) kept_free: Vec<(Condition<Key>, u64)>,
 }
 
 type ConfiguredSubKey<P, Units, When> = OnlyIf<KeepFree<P, Units>, When>;
@@ -151,7 +151,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
             .keep_free()
             .map(|(name, units)| Ok((self.condition(index, policy, "keep_free", name)?, units)))
             .collect::<Result<Vec<_>, Error>>()?;
-        Ok(Conditions { when, kept_free: Some(kept_free).filter(|kept_free| !kept_free.is_empty()) })
+        Ok(Conditions { when, kept_free })
     }
 
     fn condition(&self, index: usize, policy: &Policy, field: &str, when: &str) -> Result<Condition<Key>, Error> {
@@ -249,7 +249,7 @@ where
 
 /// Returns what the checks of a limiter's limits need of a policy.
 pub(crate) fn limit_facts(policy: &Policy) -> LimitFacts {
-    let (sub_key, conditions) = (Arc::new(|(): &()| ()), Conditions { when: None, kept_free: None });
+    let (sub_key, conditions) = (Arc::new(|(): &()| ()), Conditions { when: None, kept_free: Vec::new() });
     with_algorithm!(policy, algorithm => limit_of(policy, algorithm, sub_key, conditions).facts::<()>())
 }
 
@@ -273,7 +273,8 @@ where
 {
     let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(move |key: &Key| sub_key(key));
     let limit = limit.with_sub_key_name(&policy.by());
-    let limit = limit.keep_free_by_some(conditions.kept_free.map(|kept_free| {
+    let kept_free = Some(conditions.kept_free).filter(|kept_free| !kept_free.is_empty());
+    let limit = limit.keep_free_by_some(kept_free.map(|kept_free| {
         move |key: &Key| {
             let units = kept_free.iter().filter(|(condition, _)| condition(key)).map(|(_, units)| *units);
             units.max().unwrap_or_default()

@@ -1,9 +1,7 @@
-use std::borrow::Borrow;
 use std::time::Duration;
 
-use super::future::both_ok;
 use super::held::{Held, ReleaseOnDrop};
-use super::pair::options_for_both;
+use super::pair::{options_for_both, then};
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, Detail};
 use crate::error::Error;
@@ -117,17 +115,12 @@ impl<A, B> Chained<A, B> {
             Ok(denied) => return self.denied_by_first(key, options, denied.decision),
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        match self.second.acquire(key, options).try_ready() {
-            Ok(second) => self.after_second(key, options, decision, held, second),
-            Err(pending) => {
-                let (this, key, held) = (self.clone(), key.to_owned(), ReleaseOnDrop::new(held));
-                LimiterFuture::pending(async move {
-                    let second = pending.await;
-                    let decided = this.after_second(key.borrow(), options, decision, held.into_held(), second);
-                    decided.await
-                })
-            }
-        }
+        // Before the guard: a panic of the second limiter settles the hold.
+        let second = self.second.acquire(key, options);
+        let held = ReleaseOnDrop::new(held);
+        then(second, self, key, move |this, key, second| {
+            this.after_second(key, options, decision, held.into_held(), second)
+        })
     }
 
     fn after_second<Key: ?Sized>(
@@ -204,23 +197,10 @@ impl<A, B> Chained<A, B> {
         Key::Owned: Send + 'static,
         B: Clone + Send + Sync + 'static,
     {
-        let lacks_limit = |error: &Error| error.is_config() || error.is_unsupported();
-        match first.try_ready() {
-            Ok(Err(error)) if lacks_limit(&error) => run(&self.second, key),
-            Ok(result) => LimiterFuture::ready(result),
-            Err(first) => {
-                let (second, key) = (self.second.clone(), key.to_owned());
-                LimiterFuture::pending(async move {
-                    match first.await {
-                        Err(error) if lacks_limit(&error) => {
-                            let future = run(&second, key.borrow());
-                            future.await
-                        }
-                        result => result,
-                    }
-                })
-            }
-        }
+        then(first, &self.second, key, |second, key, first| match first {
+            Err(error) if error.is_config() || error.is_unsupported() => run(second, key),
+            result => LimiterFuture::ready(result),
+        })
     }
 }
 
@@ -258,17 +238,8 @@ where
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
         // Fixed costs stay held, too, until the second limiter has decided.
-        match self.first.acquire(key, options.hold_all_costs()).try_ready() {
-            Ok(first) => self.after_first(key, options, first),
-            Err(pending) => {
-                let (this, key) = (self.clone(), key.to_owned());
-                LimiterFuture::pending(async move {
-                    let first = pending.await;
-                    let decided = this.after_first(key.borrow(), options, first);
-                    decided.await
-                })
-            }
-        }
+        let first = self.first.acquire(key, options.hold_all_costs());
+        then(first, self, key, move |this, key, first| this.after_first(key, options, first))
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -295,9 +266,7 @@ where
         }
         let first = self.first.administer(key, operation);
         match operation {
-            AdminOperation::Reset | AdminOperation::Settle { .. } => {
-                first.join(self.second.administer(key, operation)).map_result(both_ok)
-            }
+            AdminOperation::Reset | AdminOperation::Settle { .. } => first.and(self.second.administer(key, operation)),
             AdminOperation::SetUsage { limit, used } => {
                 let limit = limit.to_owned();
                 self.or_try_second(key, first, move |second, key| {

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::future::both_ok;
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
@@ -188,9 +187,7 @@ impl<L, C> Escalating<L, C> {
         let blocks = AdminOperation::SetUsage { limit: BLOCKS, used: step as u64 };
         let blocks = counts.administer(key.borrow(), blocks);
         let denials = counts.administer(key.borrow(), AdminOperation::SetUsage { limit: DENIALS, used: 0 });
-        let done = blocked.join(blocks.join(denials).map_result(both_ok)).complete_on_drop();
-        let (blocked, restarted) = done.await?;
-        blocked.and(restarted)?;
+        blocked.and(blocks.and(denials)).complete_on_drop().await?;
         Ok(Some(step))
     }
 }
@@ -244,14 +241,14 @@ where
         match operation {
             AdminOperation::Reset => {
                 let counts = self.shared.counts.administer(key, operation);
-                done.join(counts).map_result(both_ok)
+                done.and(counts)
             }
             // Else the pause after the block would let no denial block the key.
             AdminOperation::Block { limit, duration: Duration::ZERO, .. }
                 if limit == self.shared.escalation.limit() =>
             {
                 let pause = AdminOperation::SetUsage { limit: PAUSE, used: 0 };
-                done.join(self.shared.counts.administer(key, pause)).map_result(both_ok)
+                done.and(self.shared.counts.administer(key, pause))
             }
             _ => done,
         }

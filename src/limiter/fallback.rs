@@ -1,6 +1,4 @@
-use std::borrow::Borrow;
-
-use super::pair::options_for_both;
+use super::pair::{options_for_both, then};
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
@@ -65,22 +63,10 @@ impl<P, S> Fallback<P, S> {
             Ok(options) => options,
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
-        match primary(&self.primary, key, options).try_ready() {
-            Ok(Err(error)) if error.is_unavailable() => secondary(&self.secondary, key, options).map(mark),
-            Ok(result) => LimiterFuture::ready(result),
-            Err(primary) => {
-                let (limiter, key) = (self.secondary.clone(), key.to_owned());
-                LimiterFuture::pending(async move {
-                    match primary.await {
-                        Err(error) if error.is_unavailable() => {
-                            let decided = secondary(&limiter, key.borrow(), options);
-                            decided.await.map(mark)
-                        }
-                        result => result,
-                    }
-                })
-            }
-        }
+        then(primary(&self.primary, key, options), &self.secondary, key, move |limiter, key, decided| match decided {
+            Err(error) if error.is_unavailable() => secondary(limiter, key, options).map(mark),
+            result => LimiterFuture::ready(result),
+        })
     }
 }
 

@@ -143,11 +143,10 @@ impl<T> LimiterFuture<T> {
     }
 }
 
-#[cfg(feature = "redis")]
 impl LimiterFuture<()> {
     /// Joins this operation with another. Both must succeed.
     pub(crate) fn and(self, other: Self) -> Self {
-        self.join(other).map_result(both_ok)
+        self.join(other).map_result(|joined| joined.and_then(|(first, second)| first.and(second)))
     }
 }
 
@@ -177,12 +176,6 @@ impl<T: Send + 'static> Drop for CompleteOnDrop<T> {
             future.detach();
         }
     }
-}
-
-/// Succeeds if both joined operations have succeeded.
-pub(super) fn both_ok(joined: Result<(Result<(), Error>, Result<(), Error>), Error>) -> Result<(), Error> {
-    let (first, second) = joined?;
-    first.and(second)
 }
 
 // A value is not pinned: it moves out when the future is polled.

@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::capacity::capacity_released;
-use super::future::{LimiterFuture, both_ok};
+use super::future::LimiterFuture;
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
 use crate::decision::{Costs, HeldParts, UnitCosts};
@@ -498,7 +498,7 @@ impl Held {
             let end = part.end(actual, admitted);
             ended = Some(match ended {
                 None => end,
-                Some(others) => others.join(end).map_result(both_ok),
+                Some(others) => others.and(end),
             });
         }
         let Some(mut parts) = self.0.take() else { return LimiterFuture::ready(Ok(())) };

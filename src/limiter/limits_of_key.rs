@@ -72,13 +72,10 @@ impl<'a> LimitsOfKey<'a> {
         }
     }
 
-    /// Adds the units and returns true, if the caller asks for units.
-    pub(crate) fn add_units<Units: IntoIterator<Item = &'static str>>(
-        &mut self,
-        units: impl FnOnce() -> Units,
-    ) -> bool {
+    /// Runs `visit_all` and returns true, if the caller asks for units.
+    pub(crate) fn add_units(&mut self, visit_all: impl FnOnce(&mut dyn FnMut(&'static str))) -> bool {
         let Visit::Units(visit) = &mut self.0 else { return false };
-        units().into_iter().for_each(visit);
+        visit_all(visit);
         true
     }
 

@@ -1,8 +1,38 @@
 //! What [`Chained`](super::Chained) and [`Fallback`](super::Fallback) have in common.
 
-use super::{Limiter, LimitsOfKey};
+use std::borrow::Borrow;
+
+use super::{Limiter, LimiterFuture, LimitsOfKey};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
+
+/// Goes on with the result of a future: at once if it is ready, else in a future that owns the limiter and the key.
+#[inline]
+pub(super) fn then<L, Key, T, U>(
+    future: LimiterFuture<T>,
+    limiter: &L,
+    key: &Key,
+    next: impl FnOnce(&L, &Key, Result<T, Error>) -> LimiterFuture<U> + Send + 'static,
+) -> LimiterFuture<U>
+where
+    L: Clone + Send + Sync + 'static,
+    Key: ToOwned + ?Sized + 'static,
+    Key::Owned: Send + 'static,
+    T: Send + 'static,
+    U: Send + 'static,
+{
+    match future.try_ready() {
+        Ok(result) => next(limiter, key, result),
+        Err(pending) => {
+            let (limiter, key) = (limiter.clone(), key.to_owned());
+            LimiterFuture::pending(async move {
+                let result = pending.await;
+                let future = next(&limiter, key.borrow(), result);
+                future.await
+            })
+        }
+    }
+}
 
 /// Returns the options for two limiters inside of the limiter `name`, which supports no reservation ids. Each of the two
 /// charges the units of its limits.

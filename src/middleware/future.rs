@@ -37,7 +37,7 @@ enum State<Request, P: Parts<Request>> {
     /// The result is known without the inner service: a rejection, or an error before the call.
     Finished { result: Option<ServiceResult<Request, P>> },
     /// The request is not forwarded yet.
-    Pending(Pin<Box<PendingRequest<Request, P>>>),
+    Pending(Box<PendingRequest<Request, P>>),
     /// The service has responded; a remote store is still recording the settlement.
     Settling(Box<Settling<Request, P>>),
 }
@@ -59,7 +59,7 @@ impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     }
 
     pub(crate) fn pending(request: PendingRequest<Request, P>) -> Self {
-        Self { state: State::Pending(Box::pin(request)), context: None }
+        Self { state: State::Pending(Box::new(request)), context: None }
     }
 
     pub(crate) fn finished(result: ServiceResult<Request, P>) -> Self {
@@ -107,7 +107,7 @@ fn poll_slow<Request, P: Parts<Request>>(
             Projection::Finished { result } => {
                 return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
             }
-            Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
+            Projection::Pending(request) => match ready!(Pin::new(&mut **request).poll(cx)) {
                 PendingOutput::Forwarded(Forwarded { response, context, tracker, settlement }) => {
                     *response_context = Some((context, tracker));
                     State::Forwarded { response, settlement }

@@ -33,10 +33,7 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     let (ask, arrival) = arrival::<Request, P>(config, request, key, options, Instant::now());
     match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
         Ok(waiting) => Ok(Ok(waiting)),
-        Err(JoinError::NoQueue(arrival)) => {
-            drop(arrival);
-            Err(Arc::into_inner(ask).expect("no queue has the request").key)
-        }
+        Err(JoinError::NoQueue) => Err(Arc::into_inner(ask).expect("no queue has the request").key),
         Err(JoinError::Refused { rejection, is_queue }) => {
             observe_refusal::<Request, P>(config, is_queue);
             Ok(Err(rejection))
@@ -75,7 +72,7 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
             observe_refusal::<Request, P>(config, is_queue);
             Err(rejection)
         }
-        Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
+        Err(JoinError::NoQueue) => unreachable!("a decided request creates its queue"),
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use pin_project::pin_project;
 use tower_service::Service as _;
 
 use super::config::{
@@ -29,7 +28,6 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 /// A request that is not forwarded yet, as a state machine.
 ///
 /// While a request waits, its service is a fresh clone, so that it reserves no capacity of the inner service.
-#[pin_project(project = Projection)]
 pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
     /// The limiter decides. The service is the ready instance.
     AwaitingDecision {
@@ -275,21 +273,25 @@ fn release_readiness<S: Clone>(service: S, is_ready: bool) -> S {
     if is_ready { service.clone() } else { service }
 }
 
+/// No field is pinned in place.
+impl<Request, P: Parts<Request>> Unpin for PendingRequest<Request, P> {}
+
 impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
     type Output = PendingOutput<Request, P>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
         loop {
-            let next = match self.as_mut().project() {
-                Projection::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
-                Projection::AwaitingDecision { decision, undecided } => {
+            let next = match this {
+                Self::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
+                Self::AwaitingDecision { decision, undecided } => {
                     let result = ready!(Pin::new(decision).poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
                     let disposition = classify::<Request, P>(result, &key, &deferred.request.config);
                     Self::on_disposition(disposition, key, deferred)
                 }
-                Projection::AwaitingStart { waiting, deferred } => {
+                Self::AwaitingStart { waiting, deferred } => {
                     if let Poll::Ready(waited) = waiting.poll(cx) {
                         Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
                     } else if deferred.as_mut().is_some_and(|deferred| deferred.request.reads_failure(cx)) {
@@ -298,7 +300,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                         return Poll::Pending;
                     }
                 }
-                Projection::AwaitingReady { start, deferred } => {
+                Self::AwaitingReady { start, deferred } => {
                     let service = &mut deferred.as_mut().expect(POLLED_AFTER_COMPLETION).service;
                     match ready!(service.poll_ready(cx)) {
                         Ok(()) => {
@@ -314,7 +316,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                     }
                 }
             };
-            self.set(next);
+            *this = next;
         }
     }
 }

@@ -12,7 +12,7 @@ use super::unread::{Remainder, Unread};
 /// A request body of which a [`ReadAheadLayer`](crate::ReadAheadLayer) may have read the first frames.
 ///
 /// It returns the frames, the errors, the size hints and the end of the body unchanged. The layer reads nothing more
-/// once the body has been polled or dropped.
+/// once the body has been polled or dropped, unless it discards the body: see `drain_rejected`.
 pub struct ReadAheadBody<B: Body<Data = Bytes>>(Source<B>);
 
 enum Source<B: Body<Data = Bytes>> {

@@ -48,7 +48,7 @@ use super::service::ReadAhead;
 ///
 /// | Event | Effect |
 /// |---|---|
-/// | the service polls or drops the body, or responds | the layer reads nothing more |
+/// | the service polls or drops the body, or responds | the layer reads nothing more, unless it discards the body: see `drain_rejected` |
 /// | the body has ended | the server watches the connection by itself, and drops the request when the client leaves |
 /// | the body fails, or the connection is cut within the body | the layer drops the inner service's future, and responds with status 400 and the default body |
 /// | the buffer of the request is full: [`max_bytes_per_request`](Self::max_bytes_per_request) | the layer reads nothing more of this request |
@@ -136,7 +136,6 @@ impl<M> ReadAheadLayer<M> {
     /// counts as `max_bytes_per_request`. Above a bound, the server closes the connection, as without this method.
     ///
     /// ```
-    /// # use std::time::Duration;
     /// use axum::Router;
     /// use axum::routing::post;
     /// use tower_ratelimit::key::Global;

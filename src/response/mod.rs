@@ -32,6 +32,8 @@ mod reject_with_error;
 mod rejection;
 pub(crate) mod respond;
 
+#[cfg(feature = "axum")]
+pub use self::axum::MissingRateLimitInfo;
 pub use self::body::ResponseBody;
 #[cfg(feature = "tonic")]
 pub use self::by_content_type::ByContentType;
@@ -39,8 +41,6 @@ pub use self::by_content_type::ByContentType;
 pub use self::grpc::Grpc;
 pub use self::headers::{Headers, RateLimitFormat, ResetFormat};
 pub(crate) use self::http::Http;
-#[cfg(feature = "axum")]
-pub use self::info::MissingRateLimitInfo;
 pub use self::map_body::MapBody;
 pub use self::problem::Problem;
 // Bounds that closures, `Problem` and `From<Rejected>` satisfy: nameable for generic code, not documented.

@@ -84,7 +84,7 @@ pub(super) struct Rule {
     pub(super) by: Vec<Part>,
     /// In the order of [`Part::order`].
     pub(super) when: Vec<Test>,
-    pub(super) kept_free: Vec<KeptFree>,
+    pub(super) kept_free: Vec<Arc<KeptFree>>,
 }
 
 /// Units that a limit keeps free from requests that satisfy a condition.
@@ -92,6 +92,13 @@ pub(super) struct Rule {
 pub(super) struct KeptFree {
     pub(super) tests: Vec<Test>,
     pub(super) units: u64,
+}
+
+impl KeptFree {
+    /// Returns whether a key satisfies the condition, as [`Rule::applies`] does.
+    pub(super) fn applies(&self, key: &RequestKey) -> bool {
+        may_hold(&self.tests, key)
+    }
 }
 
 /// A condition on one part.
@@ -121,34 +128,33 @@ pub(super) struct SubKey {
 impl Rule {
     /// Reads the parts that the limit needs. A limit that applies needs all of them, and so does one of whose condition
     /// a part is missing, unless another part shows that the limit does not apply.
-    #[allow(clippy::result_large_err, reason = "built once a request, and moved into the caller's result")]
     pub(super) fn read(
         &self,
         key: &mut RequestKey,
         read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
-    ) -> Result<(), Extracted<()>> {
+    ) -> Extracted<()> {
         let mut missing: Option<MissingKey> = None;
         match read_tests(&self.when, key, read) {
-            Ok(false) => return Ok(()),
-            Ok(true) => {}
-            Err(Extracted::Missing(reason)) => missing = Some(reason),
-            Err(exempt) => return Err(exempt),
+            Extracted::Key(false) => return Extracted::Key(()),
+            Extracted::Key(true) => {}
+            Extracted::Missing(reason) => missing = Some(reason),
+            Extracted::Exempt => return Extracted::Exempt,
         }
         for kept_free in &self.kept_free {
             match read_tests(&kept_free.tests, key, read) {
-                Ok(_) => {}
-                Err(Extracted::Missing(reason)) => missing = Some(worse(missing, reason)),
-                Err(exempt) => return Err(exempt),
+                Extracted::Key(_) => {}
+                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
+                Extracted::Exempt => return Extracted::Exempt,
             }
         }
         for part in &self.by {
             match key.get_or_read(part, read) {
                 Extracted::Key(_) => {}
                 Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-                Extracted::Exempt => return Err(Extracted::Exempt),
+                Extracted::Exempt => return Extracted::Exempt,
             }
         }
-        missing.map_or(Ok(()), |missing| Err(Extracted::Missing(missing)))
+        missing.map_or(Extracted::Key(()), Extracted::Missing)
     }
 
     /// Returns whether the limit applies to a key.
@@ -157,11 +163,6 @@ impl Rule {
     /// limits were replaced, which must not pass without a limit.
     pub(super) fn applies(&self, key: &RequestKey) -> bool {
         may_hold(&self.when, key)
-    }
-
-    /// Returns whether a key satisfies a condition of units that are kept free, as [`applies`](Self::applies) does.
-    pub(super) fn keeps_free(&self, index: usize, key: &RequestKey) -> bool {
-        self.kept_free.get(index).is_some_and(|kept_free| may_hold(&kept_free.tests, key))
     }
 
     /// Returns the parts by which the limit counts. Keys that lack one of them share a count.
@@ -176,22 +177,21 @@ impl Rule {
 
 /// Reads the parts of a condition. Returns whether it holds, or what is missing, unless another part shows that the condition
 /// does not hold.
-#[allow(clippy::result_large_err, reason = "built once a request, and moved into the caller's result")]
 fn read_tests(
     tests: &[Test],
     key: &mut RequestKey,
     read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
-) -> Result<bool, Extracted<()>> {
+) -> Extracted<bool> {
     let mut missing: Option<MissingKey> = None;
     for test in tests {
         match key.get_or_read(&test.part, read) {
             Extracted::Key(value) if test.holds(&value) => {}
-            Extracted::Key(_) => return Ok(false),
+            Extracted::Key(_) => return Extracted::Key(false),
             Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-            Extracted::Exempt => return Err(Extracted::Exempt),
+            Extracted::Exempt => return Extracted::Exempt,
         }
     }
-    missing.map_or(Ok(true), |missing| Err(Extracted::Missing(missing)))
+    missing.map_or(Extracted::Key(true), Extracted::Missing)
 }
 
 /// Returns whether no part that the key has shows that a condition does not hold.

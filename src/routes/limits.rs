@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::key::{RequestKey, Rule, SubKey};
 use super::part::Source;
 use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
-use super::policy::{RouteCondition, RoutePolicies, RoutePolicy};
+use super::policy::{RouteCondition, RoutePolicies, RoutePolicy, routes_in};
 use crate::clock::Clock;
 #[cfg(feature = "redis")]
 use crate::config::limit_in_redis;
@@ -170,10 +170,10 @@ impl RoutePolicy {
     /// Returns the routes that the condition names.
     fn routes(&self) -> impl Iterator<Item = &str> {
         let parts = match &self.policy().fields().when {
-            Some(When::Parts(parts)) => parts.get("route"),
+            Some(When::Parts(parts)) => Some(parts),
             _ => None,
         };
-        parts.into_iter().flat_map(|values| values.names().0).map(String::as_str)
+        parts.into_iter().flat_map(routes_in)
     }
 }
 
@@ -212,12 +212,11 @@ fn parts_of(rule: &Arc<Rule>) -> (SubKeyFn<RequestKey, SubKey>, Conditions<Reque
     let (by, when) = (Arc::clone(rule), Arc::clone(rule));
     let has_condition = !rule.when.is_empty();
     let when = has_condition.then(|| Arc::new(move |key: &RequestKey| when.applies(key)) as _);
-    let kept_free = rule.kept_free.iter().enumerate().map(|(index, kept_free)| {
-        let rule = Arc::clone(rule);
-        (Arc::new(move |key: &RequestKey| rule.keeps_free(index, key)) as _, kept_free.units)
+    let kept_free = rule.kept_free.iter().cloned().map(|kept_free| {
+        let units = kept_free.units;
+        (Arc::new(move |key: &RequestKey| kept_free.applies(key)) as _, units)
     });
-    let kept_free = (!rule.kept_free.is_empty()).then(|| kept_free.collect());
-    (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free })
+    (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free: kept_free.collect() })
 }
 
 impl<C: Clock> RouteStore for InMemory<C> {

@@ -122,9 +122,9 @@ where
         let mut read = |part: &Part| self.read(request, part, &plan);
         for rule in &plan.rules {
             match rule.read(&mut key, &mut read) {
-                Ok(()) => {}
-                Err(Extracted::Missing(reason)) => missing = Some(worse(missing, reason)),
-                Err(_) => return Extracted::Exempt,
+                Extracted::Key(()) => {}
+                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
+                Extracted::Exempt => return Extracted::Exempt,
             }
         }
         missing.map_or(Extracted::Key(key), Extracted::Missing)

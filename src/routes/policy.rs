@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -35,8 +36,13 @@ impl<'de> Deserialize<'de> for RouteCondition {
 impl RouteCondition {
     /// Returns the routes that the condition names.
     pub(super) fn routes(&self) -> impl Iterator<Item = &str> {
-        self.0.get("route").into_iter().flat_map(|values| values.names().0).map(String::as_str)
+        routes_in(&self.0)
     }
+}
+
+/// Returns the routes among the parts of a condition.
+pub(super) fn routes_in(parts: &BTreeMap<String, Values>) -> impl Iterator<Item = &str> {
+    parts.get("route").into_iter().flat_map(|values| values.names().0).map(String::as_str)
 }
 
 /// The configuration of one limit on requests: a [`Policy`] that names parts of requests.
@@ -71,7 +77,8 @@ impl RoutePolicy {
                     known.join(", ")
                 )));
             };
-            rule.kept_free.push(KeptFree { tests: tests_of("conditions", &condition.0, pepper)?, units });
+            let tests = tests_of("conditions", &condition.0, pepper)?;
+            rule.kept_free.push(Arc::new(KeptFree { tests, units }));
         }
         Ok(rule)
     }

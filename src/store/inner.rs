@@ -8,13 +8,14 @@
 //! | read each state | `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
+//! | hold, and settle | `HeldEntry`, `HeldCharge`, `HoldStore`, `ReleaseOnDrop` |
 //! | hold by an id | `Remember` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
 //! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
 //! | machinery below all limits | `sync`, `runtime`, `with_scratch`, `BoxFuture` |
 
-/// A state of a few words, for which the table decides without a lock.
+/// The argument of `Algorithm::decide_in_line`, the common case of a decision.
 pub(crate) use crate::algorithm::InLine;
 /// The end of a span of time, up to the latest time that a state can store.
 pub(crate) use crate::clock::latest_end;

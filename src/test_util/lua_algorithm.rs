@@ -6,7 +6,7 @@ use super::Violation;
 use crate::algorithm::LuaAlgorithm;
 use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, LimitStatus};
-use crate::limiter::{Limiter, LimiterFuture, Outcome};
+use crate::limiter::Limiter;
 use crate::random::Random;
 use crate::store::{Memory, Redis, RedisServer};
 
@@ -49,8 +49,7 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
             let options = options.max_delay([None, Some(Duration::ZERO), Some(delay)][random.index(3)]);
             let options = if random.below(4) == 0 { options.hold() } else { options };
             steps.push(format!("at {:?}: {options:?}", clock.now()));
-            let [in_memory, in_redis] =
-                [answer(memory.acquire("key", options)).await?, answer(redis.acquire("key", options)).await?];
+            let [in_memory, in_redis] = [memory.acquire("key", options).await?, redis.acquire("key", options).await?];
             if in_memory.decision != in_redis.decision {
                 return Err(Violation::new(format!(
                     "the decision in Redis differs: {:?}\nin memory: {:?}\nafter these requests:\n{}",
@@ -72,8 +71,4 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
         }
     }
     Ok(decided)
-}
-
-async fn answer(acquired: LimiterFuture<Outcome>) -> Result<Outcome, Violation> {
-    Ok(acquired.await?)
 }

@@ -66,7 +66,7 @@ where
                     Ok(waiting) => return start(waiting, arrived_at).await,
                     Err(JoinError::Refused { rejection, .. }) => return denied(rejection),
                     // The queue has ended.
-                    Err(JoinError::NoQueue(_)) => {}
+                    Err(JoinError::NoQueue) => {}
                 }
             }
             let acquired = acquired.unwrap_or_else(|| ask.acquire(options));
@@ -77,7 +77,7 @@ where
             match queues().join(queue_of(&*ask, &decision), arrival(), Asked::Denied(decision), Bounds::NONE) {
                 Ok(waiting) => start(waiting, arrived_at).await,
                 Err(JoinError::Refused { rejection, .. }) => denied(rejection),
-                Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
+                Err(JoinError::NoQueue) => unreachable!("a decided request creates its queue"),
             }
         })
     }

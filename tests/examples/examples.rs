@@ -6,7 +6,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::process::{Process, example, request};
+use crate::process::{Process, example, get, request};
 
 fn start(name: &str) -> (Process, SocketAddr) {
     let process = Process::start(&mut example(name));
@@ -213,8 +213,4 @@ fn in_flight_example_rejects_the_third_stream_and_frees_the_place_of_a_dropped_c
             "stream 4: 200 OK",
         ]
     );
-}
-
-fn get(address: SocketAddr, path: &str) -> String {
-    request(address, "GET", path, "")
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::process::{Process, example, request};
+use crate::process::{Process, example, field, request, status};
 
 /// Starts an example whose output includes its errors.
 fn start(name: &str, arguments: &[&Path]) -> Process {
@@ -17,16 +17,6 @@ fn start(name: &str, arguments: &[&Path]) -> Process {
 fn run(name: &str, arguments: &[&Path]) -> (bool, Vec<String>) {
     let (status, printed) = start(name, arguments).output();
     (status.success(), printed)
-}
-
-fn status(answer: &str) -> u16 {
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
-}
-
-/// The value of a required header.
-fn field<'a>(answer: &'a str, name: &str) -> &'a str {
-    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
 }
 
 const ALICE: &str = "authorization: Bearer secret-of-alice\r\n";

@@ -1,20 +1,9 @@
-//! What the tests of examples with a file of limits share: the file, and the parts of an answer.
+//! The file of the tests of examples with a file of limits.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::process::Folder;
-
-/// Returns the status of an answer.
-pub(crate) fn status(answer: &str) -> u16 {
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
-}
-
-/// Returns the value of a required field.
-pub(crate) fn field<'a>(answer: &'a str, name: &str) -> &'a str {
-    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
-}
 
 /// A file that is deleted at the end of the test.
 pub(crate) struct File {

@@ -167,6 +167,22 @@ pub(crate) fn request(address: SocketAddr, method: &str, path: &str, fields: &st
     response
 }
 
+/// Sends a request without a body or fields of its own, and returns the response.
+pub(crate) fn get(address: SocketAddr, path: &str) -> String {
+    request(address, "GET", path, "")
+}
+
+/// Returns the status of a response.
+pub(crate) fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// Returns the value of a required field.
+pub(crate) fn field<'a>(answer: &'a str, name: &str) -> &'a str {
+    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
+}
+
 /// A temporary folder, removed when dropped.
 pub(crate) struct Folder(PathBuf);
 

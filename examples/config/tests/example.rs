@@ -8,8 +8,8 @@ mod process;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use self::limits_file::{File, field, status};
-use self::process::{Process, listening, request};
+use self::limits_file::File;
+use self::process::{Process, field, listening, request, status};
 
 fn example() -> Command {
     listening(env!("CARGO_BIN_EXE_example-config"))

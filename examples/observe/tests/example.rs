@@ -3,17 +3,12 @@
 #[path = "../../../tests/servers/process.rs"]
 mod process;
 
-use std::net::SocketAddr;
 use std::process::Command;
 
-use self::process::{Process, listening, request};
+use self::process::{Process, get, listening};
 
 fn example() -> Command {
     listening(env!("CARGO_BIN_EXE_example-observe"))
-}
-
-fn get(address: SocketAddr, path: &str) -> String {
-    request(address, "GET", path, "")
 }
 
 /// `tests/http/observe/dashboard.rs` tests the example's page in a browser.

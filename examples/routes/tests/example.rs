@@ -11,8 +11,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Stdio;
 
-use self::limits_file::{File, field, status};
-use self::process::{Process, listening, request};
+use self::limits_file::File;
+use self::process::{Process, field, listening, request, status};
 
 /// The file beside the example, changed while the server runs.
 #[test]

@@ -13,6 +13,6 @@ pub(super) fn parse(text: &str) -> Option<IpAddr> {
 /// its /64 network.
 pub(super) fn counted(text: &str) -> Option<String> {
     // Most texts have no colon, and no other text is an IPv6 address.
-    let address = parse(text).filter(|_| text.contains(':'))?;
+    let address = Some(text).filter(|text| text.contains(':')).and_then(parse)?;
     Some(PeerIp::new().key_of(address).to_string())
 }

@@ -178,14 +178,12 @@ impl LogParser {
             None | Some("") => 1,
             Some(text) => text.parse().map_err(|_| format!("{text:?} is no cost"))?,
         };
-        let values = fields.all_up_to(self.columns).map_err(missing)?;
-        let counted = values.iter().map(|text| address::counted(text));
-        if counted.clone().any(|counted| counted.is_some()) {
-            let values: Vec<_> = counted.zip(values).map(|(own, text)| own.unwrap_or_else(|| text.clone())).collect();
-            traffic.push(time, &values, cost);
-        } else {
-            traffic.push(time, values, cost);
+        for index in 0..self.columns {
+            if let Some(own) = self.fields.get(index).and_then(address::counted) {
+                self.fields.set(index, &own);
+            }
         }
+        traffic.push(time, self.fields.all_up_to(self.columns).map_err(missing)?, cost);
         Ok(ReadLine::Arrival)
     }
 }

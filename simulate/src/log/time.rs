@@ -10,7 +10,7 @@ pub(super) fn parse_access_time(text: &str) -> Option<Timestamp> {
 
 /// The years 2000 to 2100, in seconds since the Unix epoch.
 const YEARS: std::ops::Range<u64> = 946_684_800..4_102_444_800;
-/// Fewer seconds are those of a trace that starts at 0.
+/// Fewer seconds: a trace that starts at 0.
 const LONGEST_TRACE: u64 = 100_000_000;
 
 /// Parses a number of seconds, milliseconds, microseconds or nanoseconds since the Unix epoch with an optional fraction, or
@@ -28,13 +28,9 @@ pub(super) fn parse_time(text: &str) -> Option<Timestamp> {
     let in_second = [1, 1_000, 1_000_000, 1_000_000_000_u64];
     let is_in_years = |unit: &&u64| YEARS.contains(&(number / **unit));
     let unit = if number < LONGEST_TRACE { 1 } else { *in_second.iter().find(is_in_years)? };
-    let micros_of_unit = 1_000_000 / unit;
-    // The digits of the fraction that are whole microseconds.
-    let digits =
-        fraction.bytes().chain(std::iter::repeat(b'0')).take(micros_of_unit.checked_ilog10().unwrap_or(0) as usize);
-    let micros = digits.fold(0, |micros, digit| micros * 10 + u64::from(digit - b'0'));
-    let whole = if micros_of_unit > 0 { number * micros_of_unit } else { number / (unit / 1_000_000) };
-    Some(Timestamp::from_micros(whole + micros))
+    let digits = fraction.bytes().chain(std::iter::repeat(b'0')).take(9);
+    let billionths = digits.fold(u128::from(number), |sum, digit| sum * 10 + u128::from(digit - b'0'));
+    u64::try_from(billionths / u128::from(unit) / 1_000).ok().map(Timestamp::from_micros)
 }
 
 fn from_micros(micros: i64) -> Option<Timestamp> {

@@ -1,4 +1,4 @@
--- The fast path for a limiter with one bucket: decisions without a delay, on states of the current quota, with a
+-- The fast paths for a limiter with one bucket. First decisions without a delay, on states of the current quota, with a
 -- clock that did not step back. For any other batch it sets `fast` to 0, and the general script decides the whole
 -- batch. It writes nothing itself: new values are written by fast_reply.lua, after all operations were decided.
 -- Without that, the general script would charge operations twice.
@@ -82,7 +82,7 @@ if fast == 2 then
   local HEAD, COST, IDS = 4, 15, 15
   local floor, max, min = math.floor, math.max, math.min
 
-  -- Charges a cost at a time, at which the state's rate is that of the parameters: see `charge` in bucket.lua.
+  -- Charges a cost at a time, at which the state has the parameters' rate: see `charge` in bucket.lua.
   local function charge(tat, fraction, at, cost, tokens, ticks)
     if tat <= at then
       tat, fraction = at, 0
@@ -241,15 +241,6 @@ if fast == 2 then
       templates[index] = p
     end
     local keys = #KEYS
-    if keys > 1 then
-      values = call('MGET', table_unpack(KEYS))
-    else
-      local value = redis.pcall('GET', KEYS[1])
-      if type(value) == 'table' then
-        return
-      end
-      values = { value }
-    end
     local states, reported = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
     for index = 1, keys do
       -- MGET returns none for a key of another type, too.

@@ -13,7 +13,7 @@ pub enum Windows {
     Several(Box<WindowWords>),
 }
 
-/// The only window of a key. The first words are those of [`WindowWords`].
+/// The only window of a key: the first words of [`WindowWords`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(unnameable_types, reason = "stores know it by its trait")]
 pub struct OneWindow {

@@ -65,7 +65,7 @@ pub(crate) enum Asked {
 /// Why a request did not join a queue.
 pub(crate) enum JoinError {
     /// There is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
-    NoQueue(Box<Arrival>),
+    NoQueue,
     /// The request does not wait.
     Refused {
         rejection: Rejection,
@@ -79,8 +79,7 @@ impl Queues {
     ///
     /// # Errors
     ///
-    /// Returns the arrival if there is no such queue and the limiter was not asked; otherwise why the request does not
-    /// wait.
+    /// Returns `NoQueue` if there is no such queue and the limiter was not asked; otherwise why the request does not wait.
     pub(crate) fn join(
         self: &Arc<Self>,
         id: u64,
@@ -99,7 +98,7 @@ impl Queues {
             // A cost of zero does not wait, and one above the limit never starts: the limiter answers at once.
             let fits = |queue: &Queue| arrival.class.cost > 0 && !queue.forecast.exceeds_limit(arrival.class.cost);
             if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
-                return Err(JoinError::NoQueue(Box::new(arrival)));
+                return Err(JoinError::NoQueue);
             }
             let queue = self.find_or_create(&mut shard, id);
             let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);

@@ -123,17 +123,16 @@ fn arrival(slots: &Slots) -> Arrival {
 /// A request that the layer forwards: it asks the limiter, unless others wait, and joins the queue if it is denied.
 /// Returns `None` if it starts at once, and releases its slot then.
 fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
-    let mut request = arrival(slots);
     if queues.is_active() && queues.exists(QUEUE) {
-        match queues.join(QUEUE, request, Asked::No, BOUNDS) {
+        match queues.join(QUEUE, arrival(slots), Asked::No, BOUNDS) {
             Ok(waiting) => return Some(waiting),
-            Err(JoinError::NoQueue(arrival)) => request = *arrival,
+            Err(JoinError::NoQueue) => {}
             Err(_) => unreachable!("the queue is not full"),
         }
     }
     let outcome = slots.take();
     let Some(held) = outcome.held else {
-        let joined = queues.join(QUEUE, request, Asked::Denied(outcome.decision), BOUNDS);
+        let joined = queues.join(QUEUE, arrival(slots), Asked::Denied(outcome.decision), BOUNDS);
         return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
     };
     drop(held);

@@ -141,7 +141,9 @@ impl<Key: ?Sized> StoreLimits<Key> {
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             self.limits.iter().for_each(|limit| visit(limit.name(), limit.0.facts().denies()));
         };
-        let units = || self.limits.iter().filter_map(|limit| limit.0.unit());
+        let units = |visit: &mut dyn FnMut(&'static str)| {
+            self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit);
+        };
         if !limits.add_units(units) && !limits.add_all(add_all) {
             self.limits.iter().for_each(|limit| limit.0.name_limit(key, limits));
         }

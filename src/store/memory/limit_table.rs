@@ -24,7 +24,9 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     pub(super) limit: Limit<C, P>,
     /// Shared with the limits that replace this one.
     pub(super) table: Table<C::Algorithm>,
-    capacity: Capacity,
+    /// What a full table does. A shadow limit never denies, so its table evicts. An evicted sub-key of a share would have
+    /// its whole share again, or lose a part of it: without a slot, a request borrows.
+    pub(super) when_full: WhenFull,
     pub(super) has_mark: bool,
     /// The limit is no shadow, and has no mark.
     pub(super) is_plain: bool,
@@ -86,7 +88,12 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let has_mark = limit.warn_keys().is_some();
         let is_plain = !limit.is_shadow() && !has_mark;
-        Ok(Self { limit, table, capacity, has_mark, is_plain })
+        let when_full = match capacity.when_full {
+            WhenFull::Deny if limit.is_shadow() => WhenFull::Evict,
+            _ if limit.share() == ShareRole::Share => WhenFull::Deny,
+            when_full => when_full,
+        };
+        Ok(Self { limit, table, when_full, has_mark, is_plain })
     }
 }
 
@@ -106,17 +113,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         algorithm: &'a C::Algorithm,
         now: Timestamp,
     ) -> Eviction<'a, C::Algorithm> {
-        Eviction { algorithm: Some(algorithm), now, when_full: self.when_full() }
-    }
-
-    /// A shadow limit never denies, so its table evicts instead.
-    pub(super) fn when_full(&self) -> WhenFull {
-        match self.capacity.when_full {
-            WhenFull::Deny if self.limit.is_shadow() => WhenFull::Evict,
-            // An evicted sub-key would have its whole share again, or lose a part of it. Without a slot, a request borrows.
-            _ if self.limit.share() == ShareRole::Share => WhenFull::Deny,
-            when_full => when_full,
-        }
+        Eviction { algorithm: Some(algorithm), now, when_full: self.when_full }
     }
 
     /// Returns the record of a hold, which has a number and a deadline, or zeros.

@@ -349,7 +349,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         // Released if nothing is decided, or if an algorithm panics.
         let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
         self.shared.end_due();
-        if let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut()) {
+        // A request without a guard has had this case above.
+        if not_decided != NotDecided::Uncommon
+            && let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut())
+        {
             return Ok(match held.into_held() {
                 Some(held) => self.outcome(options, decision, held, None),
                 None => decision.into(),
@@ -504,12 +507,6 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
-fn units_of<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables) -> Vec<&'static str> {
-    let mut units = Vec::new();
-    visit_units::<Key, L, S>(tables, &mut |unit| units.push(unit));
-    units
-}
-
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
     L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
 }
@@ -553,7 +550,7 @@ where
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
         };
-        if limits.add_units(|| units_of::<Key, L, S>(&self.shared.tables)) || limits.add_all(add_all) {
+        if limits.add_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit)) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());

@@ -1,7 +1,7 @@
 //! The store in this process's memory.
 //!
-//! A decision locks what it reads, decides and writes: see `table`. Limits whose types are known, and that only their states
-//! determine, take the plain case. All else is a `transaction`.
+//! A decision locks what it reads, decides and writes: see `table`. What the states alone determine is a `plain` case. All
+//! else is a `transaction`.
 
 mod builder;
 mod hasher;

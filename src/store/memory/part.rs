@@ -22,8 +22,6 @@ use crate::store::inner::{
 #[allow(private_interfaces, reason = "named by a hidden trait only")]
 pub trait Part {
     fn name(&self) -> &Name;
-    fn is_shadow(&self) -> bool;
-    fn share(&self) -> ShareRole;
     /// The identity of the limit's table. Locks are taken in this order, whatever the order of the limits is.
     fn table_id(&self) -> u64;
     /// Locks the key's shard until the part is dropped. Returns the time of the last decision there.
@@ -187,7 +185,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
             held.add(self.limit.entry(self.hash, cost, hold, 0));
         }
         let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
-        // A hold starts now, that of a shadow, too.
+        // A hold starts now, also for a shadow.
         let (name, supports_scheduling, near) = (limit.name_handle(), false, NearLimit::NONE);
         chain.add(Charged { name, snapshot, is_shadow: limit.is_shadow(), supports_scheduling, near }, remaining);
         true
@@ -249,14 +247,6 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for LimitPart<'_, Key, C, P> {
     fn name(&self) -> &Name {
         self.limit.limit.name_handle()
-    }
-
-    fn is_shadow(&self) -> bool {
-        self.limit.limit.is_shadow()
-    }
-
-    fn share(&self) -> ShareRole {
-        self.limit.limit.share()
     }
 
     fn table_id(&self) -> u64 {
@@ -368,7 +358,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     fn is_full(&self) -> Result<(), TableFull> {
         let is_full = self.with_locked(|Locked { keys, now, .. }| {
-            keys.is_full_for(self.hash, *now, self.limit.when_full(), self.limit.table.info())
+            keys.is_full_for(self.hash, *now, self.limit.when_full, self.limit.table.info())
         });
         is_full.unwrap_or(Ok(()))
     }

@@ -1,4 +1,5 @@
-//! The plain cases: limits that only their states determine, of one type each. All else is a transaction.
+//! The plain cases: limits that only their states determine, of one type each; and, by `PlainChain`, limits of any types
+//! with holds, marks and units that are kept free, if all allow at once. All else is a transaction.
 //!
 //! Rows "hot key" and "three limits" of benches/figures.md: the transaction takes 6.5 and 9.3 times as long.
 

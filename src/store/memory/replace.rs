@@ -99,16 +99,12 @@ where
 
 type DynLimitTable<Key, S> = Arc<dyn TransactionLimit<Key, S>>;
 
-struct DynTables<Key: ?Sized, S> {
-    tables: Vec<DynLimitTable<Key, S>>,
-}
-
 /// The present limits.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct DynLimits<Key: ?Sized, S> {
-    now: ArcSwap<DynTables<Key, S>>,
+    now: ArcSwap<Vec<DynLimitTable<Key, S>>>,
     /// Serialises replacements: each takes over the tables of the one before.
-    pub(super) replace_lock: Mutex<()>,
+    replace_lock: Mutex<()>,
     capacity: Capacity,
 }
 
@@ -116,7 +112,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynLimits<Key, S> {
     /// Replaces the limits. A limit with the name and the type of a previous one takes over its table.
     pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
         let _one = self.replace_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let tables = build(limits, self.capacity, &self.now.load_full().tables)?;
+        let tables = build(limits, self.capacity, &self.now.load_full())?;
         // Decisions under way finish with the limits that they have loaded. Kept tables are shared, so their charges
         // count.
         self.now.store(Arc::new(tables));
@@ -128,14 +124,14 @@ fn build<Key: ?Sized, S: BuildHasher>(
     limits: Vec<DynLimit<Key, S>>,
     capacity: Capacity,
     previous: &[DynLimitTable<Key, S>],
-) -> Result<DynTables<Key, S>, Error> {
+) -> Result<Vec<DynLimitTable<Key, S>>, Error> {
     let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
     let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
     let build = |limit: DynLimit<Key, S>| {
         let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
-    Ok(DynTables { tables: limits.into_iter().map(build).collect::<Result<_, Error>>()? })
+    limits.into_iter().map(build).collect()
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for Vec<DynLimit<Key, S>> {
@@ -151,7 +147,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     #[inline]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
-        match &*tables.now.load().tables {
+        match tables.now.load().as_slice() {
             [one] => one.try_acquire(context),
             _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
             tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
@@ -163,7 +159,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         context: AcquireContext<'_, Key, S>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
-        match &*tables.now.load().tables {
+        match tables.now.load().as_slice() {
             [one] => one.try_complete(&context, held),
             tables if is_uncommon(&context.options) => try_parts(tables, &context, held),
             _ => None,
@@ -175,11 +171,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         context: &AcquireContext<'_, Key, S>,
         f: &mut dyn FnMut(Option<&PartList<'_>>),
     ) {
-        with_parts_of(&tables.now.load().tables, context, None, f);
+        with_parts_of(&tables.now.load(), context, None, f);
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
-        tables.now.load().tables.iter().for_each(|table| f(&**table));
+        tables.now.load().iter().for_each(|table| f(&**table));
     }
 }
 

@@ -204,7 +204,7 @@ impl<'a> Transaction<'a> {
 /// Locks all parts in the order of their tables: two lists of limits may have the same tables in another order, after a
 /// replacement. Returns the time of the last decision in any of them.
 #[inline]
-pub(super) fn lock_all(parts: &[&dyn Part]) -> u64 {
+fn lock_all(parts: &[&dyn Part]) -> u64 {
     if parts.is_sorted_by_key(|part| part.table_id()) {
         return parts.iter().map(|part| part.lock()).max().unwrap_or(0);
     }

@@ -253,7 +253,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
             return LimiterFuture::ready(Ok(state.exempt_decision(options)));
         }
         match state.decide(Operation::Peek, key, options) {
-            Ok(decided) => decided.map(|outcome| outcome.decision),
+            Ok(decided) => decided,
             Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
@@ -263,7 +263,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             state.limits().iter().for_each(|limit| visit(limit.facts.name.as_str(), limit.facts.denies()));
         };
-        if !limits.add_units(|| state.units()) && !limits.add_all(add_all) {
+        if !limits.add_units(|visit| state.units().for_each(visit)) && !limits.add_all(add_all) {
             state.name_limits(key, limits);
         }
     }

@@ -309,12 +309,12 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Submits a decision that charges, or a peek.
-    pub(super) fn decide(
+    pub(super) fn decide<T: From<Decision> + Send + 'static>(
         &self,
         operation: Operation,
         key: &Key,
         mut options: AcquireOptions,
-    ) -> Result<LimiterFuture<Outcome>, Error> {
+    ) -> Result<LimiterFuture<T>, Error> {
         if options.hold || self.holds_until_end(key) {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{sleep, timeout};
 
-use super::connect::{Connection, Connector, CredentialsProvider, Failure};
+use super::connect::{Connection, Connector, Failure};
 use super::{Lease, Redis, RedisServer};
 use crate::store::RedisLimit;
 use crate::store::inner::BoxFuture;
@@ -128,15 +128,6 @@ impl Connector for AnyServer {
 
     fn describe(&self) -> &'static str {
         "any replies"
-    }
-
-    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Err(Error::config("not supported"))
-    }
-
-    #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, _tls: &super::connect::RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Err(Error::config("not supported"))
     }
 }
 

@@ -30,6 +30,13 @@ fn libraries(name: &str) -> Vec<PathBuf> {
     found
 }
 
+/// The newest library of each of the [`CRATES`].
+fn dependencies() -> &'static [PathBuf; CRATES.len()] {
+    static LIBRARIES: OnceLock<[PathBuf; CRATES.len()]> = OnceLock::new();
+    let newest = |name: &str| libraries(name).into_iter().next();
+    LIBRARIES.get_or_init(|| CRATES.map(|name| newest(name).unwrap_or_else(|| panic!("cargo has not built {name}"))))
+}
+
 /// Compiles a program with this version of the crate, and returns whether it compiles, and the messages.
 fn compile_with(library: &Path, name: &str, body: &str) -> (bool, String) {
     let scratch = std::env::temp_dir().join(format!("tower-ratelimit-messages-{}-{name}", std::process::id()));
@@ -44,8 +51,7 @@ fn compile_with(library: &Path, name: &str, body: &str) -> (bool, String) {
     rustc.args(["--edition", "2024", "--crate-type", "lib", "--emit", "metadata", "--out-dir"]).arg(&scratch);
     rustc.arg("-L").arg(format!("dependency={}", folder().display()));
     rustc.arg("--extern").arg(format!("tower_ratelimit={}", library.display()));
-    for name in CRATES {
-        let library = libraries(name).into_iter().next().unwrap_or_else(|| panic!("cargo has not built {name}"));
+    for (name, library) in CRATES.iter().zip(dependencies()) {
         rustc.arg("--extern").arg(format!("{name}={}", library.display()));
     }
     let output = rustc.arg(&file).output().expect("rustc");

@@ -79,7 +79,7 @@ async fn lookup_result_is_the_key_and_an_error_the_response() {
 type LookupResult = Result<Option<User>, &'static str>;
 
 /// Returns a service that is ready and has reserved the one permit of its inner service; and what ends its one lookup.
-#[allow(clippy::type_complexity, reason = "the type of the service is that of a closure")]
+#[allow(clippy::type_complexity, reason = "the service is a closure")]
 fn ready_service() -> (
     mock::Spawn<impl Service<Get, Response = &'static str, Error = BoxError>>,
     mock::Handle<Get, &'static str>,

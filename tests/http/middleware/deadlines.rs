@@ -16,13 +16,9 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
-use crate::support::{NOTIFICATIONS, spawn};
+use crate::support::{NOTIFICATIONS, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn one_per_second() -> Memory<(), Gcra, TokioClock> {
     Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")

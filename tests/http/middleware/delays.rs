@@ -25,13 +25,9 @@ use tower_ratelimit::{
     RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
-use crate::support::spawn;
+use crate::support::{ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// One request each 100 ms.
 const TEN_A_SECOND: Quota = Quota::per_second(10);

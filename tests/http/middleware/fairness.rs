@@ -18,13 +18,9 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
-use crate::support::{NOTIFICATIONS, spawn};
+use crate::support::{NOTIFICATIONS, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tenants

@@ -48,6 +48,11 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<u64> {
     number(headers, "retry-after")
 }
 
+/// Whether any rate limit field or `Retry-After` is present.
+pub(crate) fn has_fields(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().contains("ratelimit") || name == "retry-after")
+}
+
 /// Reads a field of one line that holds only digits.
 fn number(headers: &HeaderMap, field: &str) -> Option<u64> {
     let lines: Vec<_> = headers.get_all(field).iter().collect();

@@ -16,13 +16,9 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow, TokioClock,
 };
 
-use crate::support::spawn;
+use crate::support::{ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn memory<Key: std::hash::Hash + 'static>(algorithm: impl Algorithm) -> BoxLimiter<Key> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().expect("a limit"))

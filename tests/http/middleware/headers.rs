@@ -23,7 +23,6 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tower::{Layer as _, ServiceExt, service_fn};
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
@@ -35,7 +34,7 @@ use tower_ratelimit::{
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};
-use crate::support::spawn;
+use crate::support::{serve, spawn};
 
 type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>, ManualClock>, R>;
 
@@ -43,14 +42,6 @@ fn layer<K, Key: Hash>(key: K, name: &'static str, limit: u64, responder: Http) 
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
     let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
     RateLimitLayer::new(key, limiter).responder(responder)
-}
-
-async fn serve(app: Router) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    spawn(async move { axum::serve(listener, app).await });
-    address
 }
 
 /// A client of one HTTP version. It uses HTTP/2 without TLS, with prior knowledge.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
@@ -19,7 +19,7 @@ use tower_ratelimit::{
     MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
 };
 
-use crate::fields::{legacy, limits, policies, retry_after};
+use crate::fields::{has_fields, legacy, limits, policies, retry_after};
 use crate::support::{StubLimiter, per_minute};
 
 type Page = Response<Full<Bytes>>;
@@ -60,11 +60,6 @@ async fn problem(response: Page) -> Value {
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     serde_json::from_slice(&body).unwrap_or_else(|error| panic!("{body:?}: {error}"))
-}
-
-/// Whether any rate limit field or `Retry-After` is present.
-fn has_fields(headers: &HeaderMap) -> bool {
-    headers.keys().any(|name| name.as_str().contains("ratelimit") || name == "retry-after")
 }
 
 #[tokio::test]

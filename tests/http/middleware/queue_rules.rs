@@ -16,13 +16,9 @@ use tower_ratelimit::{
 
 use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::goodput::{Remote, open_loop, per_span, recorder};
-use crate::support::spawn;
+use crate::support::{ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit")

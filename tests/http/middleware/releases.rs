@@ -17,13 +17,9 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
-use crate::support::{NOTIFICATIONS, spawn};
+use crate::support::{NOTIFICATIONS, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Call {

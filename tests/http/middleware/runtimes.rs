@@ -20,13 +20,9 @@ use tower_ratelimit::{
 
 use crate::goodput::Remote;
 use crate::random::Random;
-use crate::support::spawn;
+use crate::support::{ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// How much later than due a request starts or ends if its queue's driver does not run.
 const GRACE: Duration = Duration::from_millis(101);

@@ -1,14 +1,17 @@
-//! Test doubles: an inner service with counted permits, and limiters with fixed or deferred decisions.
+//! Test doubles: an inner service with counted permits, and limiters with fixed or deferred decisions. A server.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use axum::Router;
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::{Layer, Service};
@@ -69,6 +72,19 @@ pub(crate) static NOTIFICATIONS: tokio::sync::Mutex<()> = tokio::sync::Mutex::co
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
     tokio::spawn(future)
+}
+
+/// Serves `app` until the runtime of the test ends.
+pub(crate) async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
 }
 
 /// A service behind a limiter, with rejections as errors.

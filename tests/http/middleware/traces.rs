@@ -1,7 +1,5 @@
 //! The trace on the page of the queue (`src/middleware/queue/mod.rs`), and ten more. Each follows from the rules there.
 
-use std::time::Duration;
-
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::response::{BoxError, RejectWithError};
@@ -10,11 +8,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::Remote;
-use crate::support::spawn;
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+use crate::support::{ms, spawn};
 
 #[derive(Clone, Copy)]
 struct Request {

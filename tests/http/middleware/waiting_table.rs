@@ -18,12 +18,9 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::Remote;
+use crate::support::ms;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 #[derive(Clone, Copy)]
 struct Request {

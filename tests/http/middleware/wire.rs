@@ -10,7 +10,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::HeaderMap;
 use axum::response::AppendHeaders;
 use axum::routing::get;
 use bytes::Bytes;
@@ -26,19 +25,10 @@ use tower_ratelimit::{
     FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog,
 };
 
-use crate::fields::{legacy, limits, policies, retry_after};
-use crate::support::spawn;
+use crate::fields::{has_fields, legacy, limits, policies, retry_after};
+use crate::support::{serve, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Serves `app` until the runtime of the test ends.
-async fn serve(app: Router) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    spawn(async move { axum::serve(listener, app).await });
-    address
-}
 
 /// Returns a page that is limited by the address of the client, and a page without a limit.
 fn site<A>(limiter: A, responder: Http) -> Router
@@ -86,10 +76,6 @@ fn problem(response: &Response<Bytes>) -> Value {
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     assert_eq!(response.headers()["content-length"], response.body().len().to_string().as_str());
     serde_json::from_slice(response.body()).expect("JSON")
-}
-
-fn has_fields(headers: &HeaderMap) -> bool {
-    headers.keys().any(|name| name.as_str().contains("ratelimit") || name == "retry-after")
 }
 
 #[tokio::test]

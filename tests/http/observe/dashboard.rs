@@ -10,11 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::process::{Folder, Process, example, request};
-
-fn get(address: SocketAddr, path: &str) -> String {
-    request(address, "GET", path, "")
-}
+use crate::process::{Folder, Process, example, get};
 
 /// Opens a page, runs its scripts for some seconds of virtual time, and returns the output of the arguments `act`.
 fn chromium(folder: &Folder, act: &[&str], page: &str) -> String {

@@ -75,10 +75,7 @@ impl Subject {
     }
 
     pub(crate) fn acquire(&mut self, options: AcquireOptions) -> Decision {
-        let Ok(outcome) = self.limiter.acquire("key", options).try_ready() else {
-            panic!("memory decides immediately")
-        };
-        let Outcome { decision, held, .. } = outcome.expect("memory never fails");
+        let Outcome { decision, held, .. } = ready(self.limiter.acquire("key", options));
         self.guards.extend(held);
         decision
     }
@@ -163,7 +160,7 @@ pub(crate) fn fixed_window(spec: Spec) -> FixedWindow {
     if is_aligned { aligned(quota) } else { FixedWindow::new(quota) }
 }
 
-/// Creates windows at multiples of the period. Days, and weeks from the weekday of the epoch, are those of a calendar.
+/// Creates windows at multiples of the period. Days, and weeks from the weekday of the epoch, are a calendar's.
 pub(crate) fn aligned(quota: Quota) -> FixedWindow {
     let calendar = match quota.period() {
         DAY => Calendar::daily(),

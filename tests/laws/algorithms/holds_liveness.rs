@@ -39,10 +39,7 @@ impl<A: Algorithm> Traffic<A> {
     }
 
     fn hold(&self, cost: u64) -> Option<Held> {
-        let Ok(outcome) = self.limiter.hold("key", AcquireOptions::cost(cost)).try_ready() else {
-            panic!("memory answers immediately")
-        };
-        outcome.expect("memory never fails").held
+        ready(self.limiter.hold("key", AcquireOptions::cost(cost))).held
     }
 
     /// Starts a request of this duration. Returns false if it is denied.

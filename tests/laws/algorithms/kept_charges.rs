@@ -189,10 +189,7 @@ impl<L: Limiter<Caller>> Run<'_, L> {
 
     fn acquire(&mut self, caller: Caller, options: AcquireOptions) {
         let now = self.clock.now().as_micros();
-        let Ok(outcome) = self.limiter.acquire(&caller, options).try_ready() else {
-            panic!("memory answers immediately")
-        };
-        let Outcome { decision, held, .. } = outcome.expect("memory never fails");
+        let Outcome { decision, held, .. } = ready(self.limiter.acquire(&caller, options));
         assert_eq!(held.is_some(), decision.is_allowed() && options.hold);
         if decision.is_allowed() {
             let request = self.requests.len();

@@ -312,7 +312,7 @@ pub(crate) fn window() -> impl Strategy<Value = Spec> {
     (quota, any::<bool>()).prop_map(|(quota, aligned)| Spec::FixedWindow { quota, aligned })
 }
 
-/// Generates quotas of days and weeks, whose aligned windows are those of a calendar.
+/// Generates quotas of days and weeks, whose aligned windows are a calendar's.
 pub(crate) fn calendar_quota() -> impl Strategy<Value = Quota> {
     (1u64..25, select(vec![DAY, WEEK])).prop_map(|(limit, period)| Quota::new(limit, period))
 }

@@ -12,6 +12,8 @@ use tower_ratelimit::{
     Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
+use crate::harness::ready;
+
 /// The fields of a decision, as the model expects them.
 #[derive(Debug, PartialEq)]
 struct Expected {
@@ -259,11 +261,7 @@ fn assert_agrees<A: Algorithm>(
             Step::UntilReset(ticks) => off(model.idle_at(), ticks),
             Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
             Step::Acquire(cost) | Step::Hold(cost) => {
-                let peeked = limiter
-                    .peek("key", AcquireOptions::cost(cost))
-                    .try_ready()
-                    .expect("memory is ready")
-                    .expect("it peeks");
+                let peeked = ready(limiter.peek("key", AcquireOptions::cost(cost)));
                 let counted = model.with_held(now, held);
                 let verdict = counted.verdict(now, cost);
                 prop_assert_eq!(reported(&peeked), counted.expected(now, verdict), "peek at {} for {}", now, cost);
@@ -273,8 +271,7 @@ fn assert_agrees<A: Algorithm>(
                 } else {
                     AcquireOptions::cost(cost)
                 };
-                let Ok(outcome) = limiter.acquire("key", options).try_ready() else { unreachable!("memory is ready") };
-                let outcome = outcome.expect("memory decides");
+                let outcome = ready(limiter.acquire("key", options));
                 prop_assert_eq!(outcome.held.is_some(), options.hold && verdict.is_allowed());
                 if let Some(guard) = outcome.held {
                     held += cost;
@@ -293,12 +290,12 @@ fn assert_agrees<A: Algorithm>(
                     if actual > 0 {
                         model.charge(now, actual);
                     }
-                    guard.settle(actual).try_ready().expect("ready").expect("it settles");
+                    ready(guard.settle(actual));
                 }
                 0
             }
             Step::Reset => {
-                limiter.reset("key").try_ready().expect("ready").expect("it resets");
+                ready(limiter.reset("key"));
                 model.hits().iter_mut().for_each(|hit| *hit = (0, 0));
                 0
             }

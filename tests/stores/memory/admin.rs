@@ -25,6 +25,7 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 
+use crate::immediate;
 use crate::random::Random;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -59,17 +60,11 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
 }
 
 fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
-    let Ok(outcome) = limiter.acquire(key, options).try_ready() else {
-        panic!("the memory store returns ready results")
-    };
-    outcome.unwrap().decision
+    immediate::acquire(limiter, key, options).decision
 }
 
 fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
-    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold()).try_ready() else {
-        panic!("the memory store returns ready results")
-    };
-    outcome.unwrap().held.expect("a guard")
+    immediate::acquire(limiter, key, AcquireOptions::cost(cost).hold()).held.expect("a guard")
 }
 
 fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
@@ -1037,10 +1032,7 @@ fn wrappers_return_the_inner_limiters_guard() {
     }
     // A decision that `FailOpen` made without the store holds nothing.
     let open = FailOpen::new(RecordingLimiter::default());
-    let Ok(outcome) = open.hold("alice", AcquireOptions::default()).try_ready() else {
-        panic!("the decision is ready")
-    };
-    let Outcome { decision, held, .. } = outcome.unwrap();
+    let Outcome { decision, held, .. } = immediate::ready(open.hold("alice", AcquireOptions::default()));
     assert!(decision.is_allowed() && held.is_none());
 }
 

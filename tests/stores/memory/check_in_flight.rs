@@ -4,16 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock,
     Memory, Quota, Timestamp, per_key,
 };
 
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory is ready") };
-    outcome.expect("a decision")
-}
+use crate::immediate::acquire;
 
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Decision {
     let options = AcquireOptions::cost(cost).detail(Detail::All);

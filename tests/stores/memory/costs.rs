@@ -7,6 +7,8 @@ use tower_ratelimit::{
     Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
 };
 
+use crate::immediate::acquire;
+
 const SECOND: Duration = Duration::from_secs(1);
 const MICROSECOND: Duration = Duration::from_micros(1);
 const TEN: Quota = Quota::per_minute(10);
@@ -40,11 +42,6 @@ fn every_limiter(clock: &ManualClock) -> Vec<BoxLimiter<str>> {
     ]
 }
 
-fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> tower_ratelimit::limiter::Outcome {
-    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
-}
-
 fn content(decision: &Decision) -> String {
     format!("{decision:?}")
 }
@@ -54,15 +51,15 @@ fn content(decision: &Decision) -> String {
 fn request_that_charges_nothing_changes_no_later_decision() {
     type Nothing = fn(&BoxLimiter<str>);
     let nothings: [Nothing; 4] = [
-        |limiter| drop(acquire(limiter, AcquireOptions::cost(0))),
-        |limiter| drop(acquire(limiter, AcquireOptions::cost(0).hold())),
+        |limiter| drop(acquire(limiter, "alice", AcquireOptions::cost(0))),
+        |limiter| drop(acquire(limiter, "alice", AcquireOptions::cost(0).hold())),
         |limiter| {
-            if let Some(held) = acquire(limiter, AcquireOptions::cost(1).hold()).held {
+            if let Some(held) = acquire(limiter, "alice", AcquireOptions::cost(1).hold()).held {
                 held.release().try_ready().expect("ready").expect("released");
             }
         },
         |limiter| {
-            if let Some(held) = acquire(limiter, AcquireOptions::cost(1).hold()).held {
+            if let Some(held) = acquire(limiter, "alice", AcquireOptions::cost(1).hold()).held {
                 held.settle(0).try_ready().expect("ready").expect("settled");
             }
         },
@@ -77,7 +74,8 @@ fn request_that_charges_nothing_changes_no_later_decision() {
                 // A pause, in which every usage ends.
                 if !(20..30).contains(&step) {
                     let options = AcquireOptions::cost(step % 4);
-                    let [plain, tested] = [plain, tested].map(|limiter| content(&acquire(limiter, options).decision));
+                    let [plain, tested] =
+                        [plain, tested].map(|limiter| content(&acquire(limiter, "alice", options).decision));
                     assert_eq!(plain, tested, "limiter {index} at step {step}");
                 }
             }
@@ -93,7 +91,7 @@ fn request_that_charges_nothing_changes_no_later_decision() {
 fn surcharge_of_one_on_an_absent_key_is_charged() {
     let clock = ManualClock::new();
     for limiter in every_limiter(&clock) {
-        let held = acquire(&limiter, AcquireOptions::cost(0).hold()).held.expect("the key is idle");
+        let held = acquire(&limiter, "alice", AcquireOptions::cost(0).hold()).held.expect("the key is idle");
         held.settle(1).try_ready().expect("ready").expect("settled");
         let untouched = limiter.peek("bob", 0.into()).try_ready().expect("ready").expect("a decision").reset();
         let charged = limiter.peek("alice", 0.into()).try_ready().expect("ready").expect("a decision").reset();
@@ -116,7 +114,7 @@ fn decision_of_several_limits_lists_those_that_the_options_ask_for() {
         let dynamic = Memory::<str, _>::builder(dynamic).clock(clock.clone()).build();
         for limiter in [BoxLimiter::new(fixed.expect("limits")), BoxLimiter::new(dynamic.expect("limits"))] {
             for expected in [when_allowed, when_denied] {
-                let decision = acquire(&limiter, AcquireOptions::default().detail(detail)).decision;
+                let decision = acquire(&limiter, "alice", AcquireOptions::default().detail(detail)).decision;
                 assert_eq!(decision.limits().len(), expected, "{detail:?}");
                 assert_eq!(decision.most_restrictive().map(LimitStatus::name), Some("second"));
             }
@@ -169,7 +167,7 @@ fn enforced_limit_is_never_reported_as_a_shadow() {
     let clock = ManualClock::new();
     for limiter in every_limiter(&clock) {
         for _ in 0..20 {
-            let decision = acquire(&limiter, AcquireOptions::default()).decision;
+            let decision = acquire(&limiter, "alice", AcquireOptions::default()).decision;
             assert!(decision.most_restrictive().is_some());
             assert!(!decision.limits().iter().any(LimitStatus::is_shadow), "{decision:?}");
             assert_eq!(decision.shadow_denials().count(), 0);

@@ -7,9 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use http::StatusCode;
-use tower_ratelimit::limiter::{
-    AdminOperation, Chained, DeniedCache, Escalating, Escalation, FailOpen, Fallback, LimiterFuture, Outcome,
-};
+use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Escalating, Escalation, FailOpen, Fallback};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Problem, Rejection};
 use tower_ratelimit::{
@@ -17,22 +15,14 @@ use tower_ratelimit::{
     ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, Timestamp,
 };
 
+use crate::immediate::{self, ready};
 use crate::random::Random;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
 fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    acquire_with(limiter, key, AcquireOptions::default()).decision
-}
-
-fn acquire_with<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
+    immediate::acquire(limiter, key, AcquireOptions::default()).decision
 }
 
 /// What the documentation says of one key: a limit with a window, and its escalation.
@@ -386,9 +376,9 @@ fn escalating_passes_holds_on_and_does_not_count_excessive_costs() {
     let limiter = Memory::new(Limit::new("api", FixedWindow::new(Quota::per_hour(2))));
     let limiter = Escalating::new(limiter, Memory::new(escalation.limits()), escalation);
     for _ in 0..20 {
-        assert!(acquire_with(&limiter, "alice", AcquireOptions::cost(3)).decision.exceeds_limit());
+        assert!(immediate::acquire(&limiter, "alice", AcquireOptions::cost(3)).decision.exceeds_limit());
     }
-    let held = acquire_with(&limiter, "alice", AcquireOptions::cost(2).hold()).held.expect("allowed");
+    let held = immediate::acquire(&limiter, "alice", AcquireOptions::cost(2).hold()).held.expect("allowed");
     assert_eq!(acquire(&limiter, "alice").block_reason(), None);
     ready(held.release());
     assert!(acquire(&limiter, "alice").is_allowed());

@@ -11,7 +11,7 @@ use tower_ratelimit::{
     Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
-use crate::immediate::ready;
+use crate::immediate::{acquire, ready};
 use crate::random::Random;
 use crate::shares::{self, Call};
 
@@ -76,11 +76,6 @@ fn options(random: &mut Random) -> AcquireOptions {
         2 => Some(Duration::from_micros(1 + random.below(3))),
         _ => Some(Duration::from_micros(random.below(9_000_000))),
     })
-}
-
-fn acquire(limiter: &Limiters, caller: Caller, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(&caller, options).try_ready() else { panic!("memory decides at once") };
-    outcome.expect("memory never fails")
 }
 
 fn peek<Key: Copy>(limiter: &impl Limiter<Key>, caller: Key, options: AcquireOptions) -> Decision {
@@ -164,7 +159,7 @@ fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
             kind => {
                 let options = options(&mut random);
                 let options = if holds && kind < 6 && guards.len() < 6 { options.hold() } else { options };
-                let Outcome { decision, held, .. } = acquire(&limiter, caller, options);
+                let Outcome { decision, held, .. } = acquire(&limiter, &caller, options);
                 guards.extend(held);
                 denials.check(&limiter, &clock, caller, options, &decision, !guards.is_empty());
             }
@@ -201,7 +196,7 @@ fn run_cached(limits: Vec<DynLimit<Call>>, tenants: u64, when_full: WhenFull, co
         let options = AcquireOptions::cost(1 + random.below(costs)).keep_guard().detail(Detail::All);
         let id = (costs > 1 && random.below(4) == 0).then(|| format!("{}", random.below(3)));
         let with_id = id.map_or(options, |id| options.once(&id, 100, Duration::from_secs(60)));
-        let decision = crate::immediate::acquire(&cached, &call, with_id).decision;
+        let decision = acquire(&cached, &call, with_id).decision;
         if decision.is_allowed() {
             last_charge = step;
         } else if decision.source() != DecisionSource::Cache && with_id == options {

@@ -287,10 +287,7 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
 }
 
 fn hold(limiter: &Memory<u64, Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
-    let Ok(outcome) = limiter.hold(&key, AcquireOptions::cost(cost)).try_ready() else {
-        panic!("the memory store returns ready results")
-    };
-    outcome.unwrap().held
+    ready(limiter.hold(&key, AcquireOptions::cost(cost))).unwrap().held
 }
 
 /// A hold of cost zero takes no slot, but its surcharge needs one.

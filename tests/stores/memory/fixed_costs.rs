@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, Held, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::limiter::{Chained, Held, Reservation};
 use tower_ratelimit::{
     AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory,
     Quota, TokenBucket,
 };
+
+use crate::immediate::{acquire, ready};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -18,17 +20,8 @@ fn tokens(limit: u64) -> Limit<TokenBucket> {
     Limit::new("tokens", TokenBucket::new(Quota::per_minute(limit)))
 }
 
-fn ready<T>(future: LimiterFuture<T>) -> T {
-    future.try_ready().expect("memory decides immediately").expect("memory never fails")
-}
-
-fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
-}
-
 fn hold(limiter: &impl Limiter<str>, cost: u64) -> Held {
-    acquire(limiter, AcquireOptions::cost(cost).hold()).held.expect("the limits allow the hold")
+    acquire(limiter, "alice", AcquireOptions::cost(cost).hold()).held.expect("the limits allow the hold")
 }
 
 /// What each limit has left.
@@ -99,7 +92,7 @@ fn fixed_cost_drains_while_the_cost_of_the_request_is_held() {
     let mut streams = Vec::new();
     for _ in 0..3 {
         streams.extend((0..10).map(|_| hold(&limiter, 10)));
-        assert!(!acquire(&limiter, AcquireOptions::cost(10).hold()).decision.is_allowed());
+        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(10).hold()).decision.is_allowed());
         clock.advance(SECOND);
     }
     assert_eq!(remaining(&limiter), [10, 700]);
@@ -109,9 +102,9 @@ fn fixed_cost_drains_while_the_cost_of_the_request_is_held() {
 fn hold_of_a_queue_with_a_fixed_cost_starts_now() {
     let queue = Limit::new("requests", LeakyQueue::new(Quota::per_second(10))).fixed_cost(1);
     let limiter = Memory::builder((queue, tokens(1000))).clock(ManualClock::new()).build().unwrap();
-    let first = acquire(&limiter, AcquireOptions::cost(10).hold());
+    let first = acquire(&limiter, "alice", AcquireOptions::cost(10).hold());
     assert_eq!(first.decision.delay(), Duration::ZERO);
-    let second = acquire(&limiter, AcquireOptions::cost(10).hold());
+    let second = acquire(&limiter, "alice", AcquireOptions::cost(10).hold());
     assert_eq!(second.decision.retry_after(), Some(SECOND / 10));
     assert!(second.held.is_none());
 }
@@ -144,12 +137,12 @@ fn chained_limiters_charge_fixed_costs_of_allowed_requests_only() {
     let of = |limits| Memory::builder(limits).clock(clock.clone()).build().unwrap();
     let global = Memory::builder(FixedWindow::new(Quota::per_minute(3))).clock(clock.clone()).build().unwrap();
     let limiter = Chained::new(of((requests(9), tokens(1000))), of((requests(8), tokens(500)))).and(global);
-    assert!(acquire(&limiter, AcquireOptions::cost(1)).decision.is_allowed());
+    assert!(acquire(&limiter, "alice", AcquireOptions::cost(1)).decision.is_allowed());
     assert_eq!(remaining(&limiter), [8, 999, 7, 499, 2]);
     // The second limiter denies, then the third.
-    assert!(!acquire(&limiter, AcquireOptions::cost(501)).decision.is_allowed());
-    assert!(!acquire(&limiter, AcquireOptions::cost(3)).decision.is_allowed());
-    assert!(!acquire(&limiter, AcquireOptions::cost(3).hold()).decision.is_allowed());
+    assert!(!acquire(&limiter, "alice", AcquireOptions::cost(501)).decision.is_allowed());
+    assert!(!acquire(&limiter, "alice", AcquireOptions::cost(3)).decision.is_allowed());
+    assert!(!acquire(&limiter, "alice", AcquireOptions::cost(3).hold()).decision.is_allowed());
     assert_eq!(remaining(&limiter), [8, 999, 7, 499, 2]);
 
     let held = hold(&limiter, 2);

@@ -14,15 +14,12 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, RateLimitLayer, TokenBucket, WhenFull,
 };
 
+use crate::immediate::acquire;
+
 const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny];
 
 /// The same places in each run.
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
-
-fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(&key, options).try_ready() else { panic!("memory is ready") };
-    outcome.expect("a decision")
-}
 
 fn peek(limiter: &impl Limiter<u64>, key: u64) -> Decision {
     let options = AcquireOptions::default().detail(Detail::All);
@@ -60,7 +57,7 @@ fn shadow_never_denies_when_full() {
             for key in 0..500_u64 {
                 assert!(peek(&limiter, key).is_allowed(), "{when_full:?}, key {key}");
                 let options = AcquireOptions::default().hold().detail(Detail::All);
-                let Outcome { decision, held, .. } = acquire(&limiter, key, options);
+                let Outcome { decision, held, .. } = acquire(&limiter, &key, options);
                 assert!(decision.is_allowed(), "{when_full:?}, key {key}: {decision:?}");
                 assert_eq!(decision.source(), DecisionSource::Store);
                 assert!(decision.limits().iter().all(|status| status.limit() > 0), "{decision:?}");
@@ -120,7 +117,7 @@ fn held_keys_below_the_capacity_deny_no_new_key() {
         let limiter = memory(streams, 10_000, when_full, &clock);
         let mut guards = Vec::new();
         for key in 0..30_000 {
-            let held = acquire(&limiter, key, AcquireOptions::default().keep_guard()).held;
+            let held = acquire(&limiter, &key, AcquireOptions::default().keep_guard()).held;
             assert!(held.is_some() || guards.len() >= 10_000, "{when_full:?}: {} keys", guards.len());
             guards.extend(held);
         }
@@ -145,7 +142,7 @@ fn held_keys_in_a_table_of_live_keys_deny_new_keys_as_often_as_documented() {
             let slots = limiter.usage()[0].live_keys;
             let (mut guards, mut key) = (Vec::new(), 100_000);
             while guards.len() < slots * tenths / 10 {
-                guards.extend(acquire(&limiter, key, AcquireOptions::default().hold()).held);
+                guards.extend(acquire(&limiter, &key, AcquireOptions::default().hold()).held);
                 key += 1;
             }
             let mut denied = 0;
@@ -172,7 +169,7 @@ fn set_usage_names_the_cause_of_a_full_table() {
         let mut guards = Vec::new();
         let mut denied = None;
         for key in 0..500_u64 {
-            let outcome = acquire(&limiter, key, AcquireOptions::default().hold());
+            let outcome = acquire(&limiter, &key, AcquireOptions::default().hold());
             denied = denied.or((!outcome.decision.is_allowed()).then_some(key));
             guards.extend(outcome.held);
         }

@@ -14,6 +14,8 @@ use tower_ratelimit::{
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
 };
 
+use crate::immediate::acquire;
+
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
@@ -46,18 +48,8 @@ fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + u
         .filter_map(move |(index, limiter)| (index != queue).then_some(limiter))
 }
 
-fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(key, options).try_ready() else {
-        panic!("the memory store returns ready results")
-    };
-    outcome.unwrap()
-}
-
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Ok(outcome) = limiter.acquire(key, AcquireOptions::cost(cost).hold()).try_ready() else {
-        panic!("the memory store returns ready results")
-    };
-    outcome.unwrap().held.expect("the limit allows the hold")
+    acquire(limiter, key, AcquireOptions::cost(cost).hold()).held.expect("the limit allows the hold")
 }
 
 fn settle(held: Held, actual: u64) {
@@ -127,15 +119,15 @@ fn held_cost_counts_in_decisions_and_holds() {
     let clock = ManualClock::new();
     for limiter in with_bursts(&clock) {
         let first = hold(&limiter, "alice", 6);
-        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(5).max_delay(Duration::ZERO)).decision.is_allowed());
-        let denied = outcome(&limiter, "alice", AcquireOptions::cost(5).hold());
+        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(5).max_delay(Duration::ZERO)).decision.is_allowed());
+        let denied = acquire(&limiter, "alice", AcquireOptions::cost(5).hold());
         assert!(!denied.decision.is_allowed() && denied.held.is_none());
         assert_eq!(remaining(&limiter, "alice"), 4, "a denied hold holds nothing");
         let second = hold(&limiter, "alice", 4);
         assert_eq!(remaining(&limiter, "alice"), 0);
         // Regardless of the accepted delay, because the end of a hold is unknown.
         clock.advance(20 * MINUTE);
-        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(1).max_delay(Duration::ZERO)).decision.is_allowed());
+        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(1).max_delay(Duration::ZERO)).decision.is_allowed());
         settle(second, 0);
         assert_eq!(remaining(&limiter, "alice"), 4);
         settle(first, 0);
@@ -151,10 +143,10 @@ fn queue_holds_for_one_request_at_a_time() {
     let limiter = memory(LeakyQueue::new(TEN).max_waiting(9), &clock);
     let held = hold(&limiter, "alice", 1);
     clock.advance(MINUTE);
-    let Outcome { decision, held: none, .. } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
+    let Outcome { decision, held: none, .. } = acquire(&limiter, "alice", AcquireOptions::cost(1).hold());
     assert!(!decision.is_allowed() && decision.is_estimate() && none.is_none());
     settle(held, 1);
-    assert_eq!(outcome(&limiter, "alice", AcquireOptions::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
+    assert_eq!(acquire(&limiter, "alice", AcquireOptions::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
     clock.advance(6 * SECOND);
     settle(hold(&limiter, "alice", 1), 0);
     settle(hold(&limiter, "alice", 1), 0);
@@ -167,9 +159,9 @@ fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
         let at_once = |cost| AcquireOptions::cost(cost).max_delay(Duration::ZERO);
         let held = hold(&limiter, "alice", 10);
         for denied in [
-            outcome(&limiter, "alice", at_once(1)).decision,
-            outcome(&limiter, "alice", at_once(10)).decision,
-            outcome(&limiter, "alice", AcquireOptions::cost(1).hold()).decision,
+            acquire(&limiter, "alice", at_once(1)).decision,
+            acquire(&limiter, "alice", at_once(10)).decision,
+            acquire(&limiter, "alice", AcquireOptions::cost(1).hold()).decision,
             peek(&limiter, "alice", at_once(1)),
         ] {
             assert!(
@@ -179,11 +171,11 @@ fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
             assert!(denied.is_estimate() && denied.source() == DecisionSource::Store, "{denied:?}");
         }
         // A cost above the limit is denied permanently, whatever is held.
-        assert!(outcome(&limiter, "alice", at_once(11)).decision.exceeds_limit());
+        assert!(acquire(&limiter, "alice", at_once(11)).decision.exceeds_limit());
         settle(held, 10);
-        let denied = outcome(&limiter, "alice", at_once(1)).decision;
+        let denied = acquire(&limiter, "alice", at_once(1)).decision;
         assert!(!denied.is_allowed() && !denied.is_estimate(), "{denied:?}");
-        assert!(!outcome(&limiter, "bob", at_once(1)).decision.is_estimate());
+        assert!(!acquire(&limiter, "bob", at_once(1)).decision.is_estimate());
     }
 }
 
@@ -194,7 +186,7 @@ fn hold_is_never_scheduled_for_later() {
     for limiter in every_algorithm(&clock) {
         limiter.set_usage("default", "alice", 10).try_ready().unwrap().unwrap();
         for options in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
-            let Outcome { decision, held, .. } = outcome(&limiter, "alice", options);
+            let Outcome { decision, held, .. } = acquire(&limiter, "alice", options);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
             assert!(!decision.supports_scheduling());
         }
@@ -207,7 +199,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
     for limiter in every_algorithm(&clock) {
         let held = hold(&limiter, "alice", 2);
         limiter.block("default", "alice", MINUTE).try_ready().unwrap().unwrap();
-        let Outcome { decision, held: none, .. } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
+        let Outcome { decision, held: none, .. } = acquire(&limiter, "alice", AcquireOptions::cost(1).hold());
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
         limiter.unblock("default", "alice").try_ready().unwrap().unwrap();
@@ -232,7 +224,7 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
     let alice = hold(&limiter, "alice", 6);
     assert_eq!((remaining("alice"), remaining("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
     // The log denies, so no limit holds anything.
-    let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().detail(Detail::All)).decision;
+    let denied = acquire(&limiter, "alice", AcquireOptions::cost(3).hold().detail(Detail::All)).decision;
     assert_eq!(denied.most_restrictive().unwrap().name(), "log");
     assert!(denied.is_estimate());
     assert_eq!(remaining("alice"), [4, 94, 2, 14]);
@@ -448,7 +440,7 @@ fn new_key_is_denied_while_its_slots_are_held() {
         let limiter = small(when_full, &clock);
         let mut guards = VecDeque::new();
         let denied = (0..1000_u64).find_map(|key| {
-            let Outcome { decision, held, .. } = outcome(&limiter, &key, AcquireOptions::cost(1).hold());
+            let Outcome { decision, held, .. } = acquire(&limiter, &key, AcquireOptions::cost(1).hold());
             guards.extend(held);
             (!decision.is_allowed()).then_some((key, decision))
         });

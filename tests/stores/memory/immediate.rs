@@ -7,7 +7,10 @@ pub(crate) fn ready<T>(future: LimiterFuture<T>) -> T {
     future.try_ready().expect("memory decides immediately").expect("memory never fails")
 }
 
-pub(crate) fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire(key, options).try_ready() else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
+pub(crate) fn acquire<Key: ?Sized>(
+    limiter: &(impl Limiter<Key> + ?Sized),
+    key: &Key,
+    options: AcquireOptions,
+) -> Outcome {
+    ready(limiter.acquire(key, options))
 }

@@ -5,15 +5,13 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::{AcquireOptions, InFlight, Limit, Limiter, ManualClock, Memory, WhenFull, per_key};
 
+use crate::immediate;
 use crate::random::Random;
 
 const MAX_DURATION: Duration = Duration::from_secs(60);
 
 fn acquire(limiter: &impl Limiter<u64>, key: u64, cost: u64) -> Outcome {
-    let Ok(outcome) = limiter.acquire(&key, AcquireOptions::cost(cost).keep_guard()).try_ready() else {
-        panic!("memory is ready")
-    };
-    outcome.expect("a decision")
+    immediate::acquire(limiter, &key, AcquireOptions::cost(cost).keep_guard())
 }
 
 /// The law, against a list of requests: whatever else is overdue, a decision counts the requests of its key that are not.

@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Held, Outcome};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock, Decision, DynLimit, FixedWindow, Limit, Limiter, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, TokenBucket, per_key,
 };
+
+use crate::immediate::acquire;
 
 const TWO: Quota = Quota::per_second(2);
 
@@ -51,13 +53,8 @@ fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
     ]
 }
 
-fn acquire(limiter: &impl Limiter<str>, options: AcquireOptions) -> Outcome {
-    let Ok(outcome) = limiter.acquire("alice", options).try_ready() else { panic!("memory decides immediately") };
-    outcome.expect("memory never fails")
-}
-
 fn hold(limiter: &impl Limiter<str>) -> Held {
-    acquire(limiter, AcquireOptions::default().hold()).held.expect("the limits allow the hold")
+    acquire(limiter, "alice", AcquireOptions::default().hold()).held.expect("the limits allow the hold")
 }
 
 fn peek(limiter: &impl Limiter<str>) -> Decision {
@@ -70,11 +67,11 @@ fn late_decision_counts_charges_of_a_later_time() {
     let clock = ReadingsClock::default();
     for (index, limiter) in limiters(&clock).into_iter().enumerate() {
         clock.set(&[20]);
-        assert!(acquire(&limiter, AcquireOptions::cost(2)).decision.is_allowed());
+        assert!(acquire(&limiter, "alice", AcquireOptions::cost(2)).decision.is_allowed());
         // The limiter reads the clock again under the lock.
         for options in [AcquireOptions::default(), AcquireOptions::default().hold()] {
             clock.set(&[10, 20]);
-            let late = acquire(&limiter, options).decision;
+            let late = acquire(&limiter, "alice", options).decision;
             assert!(!late.is_allowed(), "limiter {index}");
             assert_eq!(late.decided_at(), Timestamp::from_micros(20_000_000), "limiter {index}");
         }
@@ -91,7 +88,7 @@ fn late_settlement_keeps_charges_of_a_later_time() {
         clock.set(&[10]);
         let held = hold(&limiter);
         clock.set(&[20]);
-        assert!(acquire(&limiter, AcquireOptions::default()).decision.is_allowed());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).decision.is_allowed());
         clock.set(&[10, 20]);
         held.settle(1).try_ready().expect("ready").expect("settled");
         clock.set(&[20]);

@@ -340,15 +340,16 @@ fn no_key_exceeds_its_rate_in_real_time() {
     }
 }
 
-/// Admits a fixed count. Panics before the lock or under it if the cost is one of the two below.
+/// Admits a fixed count. Panics under the lock of the key's shard if the cost is one of the two below.
 #[derive(Debug, Clone, Copy)]
 struct Panicking<S>(u64, std::marker::PhantomData<fn() -> S>);
 
-const PANICS_IN_PEEK: u64 = 101;
-const PANICS_UNDER_LOCK: u64 = 102;
+const PANICS_IN_DECIDE: u64 = 101;
+/// In the snapshot of the charged state, or before, if the algorithm decides once more.
+const PANICS_IN_SNAPSHOT: u64 = 102;
 
 thread_local! {
-    /// The count after the request that must panic under the lock, between its decision and its charge.
+    /// The count after the request that has been decided, and must panic in a snapshot of that count.
     static PANIC_AT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -395,10 +396,10 @@ impl<S: Count> Algorithm for Panicking<S> {
     type State = S;
 
     fn decide(&self, state: &S, _now: Timestamp, options: ChargeOptions) -> Step<S> {
-        assert_ne!(options.cost, PANICS_IN_PEEK, "intended panic");
+        assert_ne!(options.cost, PANICS_IN_DECIDE, "intended panic");
         let decided_before = PANIC_AT.take().is_some();
-        if options.cost == PANICS_UNDER_LOCK {
-            // The transaction decides once more under the lock. A forced charge is always under the lock.
+        if options.cost == PANICS_IN_SNAPSHOT {
+            // The transaction decides once more before it charges, or forces the charge. Both panic here.
             assert!(!decided_before && !options.is_forced(), "intended panic");
             PANIC_AT.set(Some(state.get() + 1));
         }
@@ -409,7 +410,7 @@ impl<S: Count> Algorithm for Panicking<S> {
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
-        // The fast path takes the snapshot of a state that is edited in place under the lock, and any other before it.
+        // The plain cases take the snapshot of a state that is edited in place after the edit, and any other before it.
         if PANIC_AT.get() == Some(state.get()) {
             PANIC_AT.set(None);
             panic!("intended panic");
@@ -442,7 +443,7 @@ fn check_decisions_after_a_panic<S: Count>() {
     let calm = || FixedWindow::new(hourly(1000));
     let (before, after) = (|| Limit::new("before", calm()), || Limit::new("after", calm()));
     let fragile = || Limit::new("fragile", panicking::<S>(10));
-    // The fast path decides a tuple. The transaction decides dynamic limits, and decides again under the lock.
+    // A tuple and a list of dynamic limits have plain cases of their own. All others are transactions.
     let tuple = Memory::builder((before(), fragile(), after()));
     let dynamic = vec![DynLimit::new(before()), DynLimit::new(fragile()), DynLimit::new(after())];
     check_decisions_after_a_panic_of(&tuple.max_keys(1).clock(ManualClock::new()).build().expect("valid limits"));
@@ -453,13 +454,13 @@ fn check_decisions_after_a_panic<S: Count>() {
 fn check_decisions_after_a_panic_of(limiter: &(impl Limiter<str> + Clone)) {
     for key in ["new", "present"] {
         assert!(key == "new" || admits(limiter, key, 1));
-        assert_panics(|| admits(limiter, key, PANICS_IN_PEEK));
-        assert_panics(|| admits(limiter, key, PANICS_UNDER_LOCK));
+        assert_panics(|| admits(limiter, key, PANICS_IN_DECIDE));
+        assert_panics(|| admits(limiter, key, PANICS_IN_SNAPSHOT));
         let limiter = limiter.clone();
         with_timeout(move || {
             assert!(admits(&limiter, key, 1));
             assert!(admits(&limiter, "another", 0));
-            // 200 keys occupy every set, so a set that is still locked would block.
+            // 200 keys use every shard, so a shard that is still locked would block.
             assert!((0..200).all(|other| admits(&limiter, &*format!("{key} {other}"), 1)));
         });
     }
@@ -476,7 +477,7 @@ fn panic_in_an_algorithm_releases_every_lock() {
 fn panic_while_settling_releases_every_lock() {
     let limiter = Memory::builder(panicking::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
     let held = hold(&limiter, "key", 1).expect("ten are available");
-    assert_panics(|| held.settle(PANICS_IN_PEEK).try_ready());
+    assert_panics(|| held.settle(PANICS_IN_DECIDE).try_ready());
     let left = with_timeout(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
@@ -619,7 +620,7 @@ fn check_panicking_threads(limit: u64, limiter: impl Limiter<str>) {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);
             for number in numbers(thread).take(1000) {
-                let cost = if number % 100 == 0 { PANICS_UNDER_LOCK } else { 1 };
+                let cost = if number % 100 == 0 { PANICS_IN_SNAPSHOT } else { 1 };
                 match catch_unwind(AssertUnwindSafe(|| admits(&limiter, "key", cost))) {
                     Ok(was_admitted) => admitted += u64::from(was_admitted),
                     Err(_) => panicked += 1,

@@ -11,6 +11,7 @@ use tower_ratelimit::{
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
+use crate::immediate::acquire;
 use crate::random::Random;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -38,9 +39,7 @@ fn ready<T>(future: LimiterFuture<T>) -> Result<T, Error> {
 }
 
 fn try_acquire(limiter: &impl Limiter<str>, options: impl Into<AcquireOptions>) -> Result<Outcome, Error> {
-    let acquired = limiter.acquire("alice", options.into());
-    let Ok(outcome) = acquired.try_ready() else { panic!("memory decides immediately") };
-    outcome
+    ready(limiter.acquire("alice", options.into()))
 }
 
 fn hold(limiter: &impl Limiter<str>, costs: impl Into<AcquireOptions>) -> Held {
@@ -272,8 +271,7 @@ impl Separate {
             return (peeked, None);
         }
         let outcomes = self.limiters.iter().map(|(unit, one)| {
-            let Ok(outcome) = one.acquire(&key, options(*unit)).try_ready() else { panic!("memory") };
-            let Outcome { decision, held, .. } = outcome.expect("memory");
+            let Outcome { decision, held, .. } = acquire(one, &key, options(*unit));
             (decision, held)
         });
         let (decisions, held): (Vec<_>, Vec<_>) = outcomes.unzip();
@@ -344,10 +342,8 @@ fn random_costs_decide_as_separate_limiters_that_must_all_allow() {
             }
             let (key, hold) = (random.below(2), random.below(2) == 0);
             let options = AcquireOptions::from(costs).detail(Detail::All).max_delay(Duration::ZERO).keep_guard();
-            let Ok(outcome) = together.acquire(&key, if hold { options.hold() } else { options }).try_ready() else {
-                panic!("memory")
-            };
-            let Outcome { decision, held: guard, .. } = outcome.expect("known units");
+            let options = if hold { options.hold() } else { options };
+            let Outcome { decision, held: guard, .. } = acquire(&together, &key, options);
             let (expected, guards) = separate.acquire(key, costs, hold);
             let verdicts = expected.iter().map(Decision::verdict);
             let strictest = verdicts.fold(Verdict::Allowed, |strictest, verdict| match (strictest, verdict) {

@@ -16,6 +16,7 @@ mod example;
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::random::Random;
 use crate::server::Server;
+use crate::ttl::scripts;
 
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 
@@ -133,7 +134,7 @@ async fn wrong_clock_of_a_process_takes_one_more_round_trip() {
         let window = Calendar::monthly_on(15).utc_offset_minutes(120).window_at(clock.now());
         let denied = acquire(&limiter, "key", AcquireOptions::default()).await.expect("an answer").decision;
         assert_eq!(denied.retry_after(), Some(window.end.saturating_since(clock.now())), "{name}");
-        assert_eq!(script_calls(&server), 4 + more, "{name}");
+        assert_eq!(scripts(&server), 4 + more, "{name}");
     }
 }
 
@@ -149,9 +150,4 @@ async fn month_that_ends_is_the_one_of_the_guide() {
         .build()
         .expect("a limit");
     assert_eq!(example::call(&limiter, &clock).await.expect("answers"), block.lines().collect::<Vec<_>>());
-}
-
-fn script_calls(server: &Server) -> u64 {
-    let calls = crate::ttl::calls(server).into_iter();
-    calls.filter(|(name, _)| ["EVAL", "EVALSHA"].contains(&name.to_uppercase().as_str())).map(|(_, count)| count).sum()
 }

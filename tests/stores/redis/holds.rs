@@ -20,6 +20,7 @@ use crate::leases::until_leased;
 use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
+use crate::ttl::scripts;
 
 const HUNDRED: Quota = Quota::per_day(100);
 /// A short hold expiry.
@@ -46,18 +47,11 @@ async fn used<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
 /// Lets three times the expiry pass on the server's clock, in steps between which the process renews its holds.
 pub(crate) fn pass_expiries(server: &Server, clock: &ManualClock, expiry: Duration) {
     for _ in 0..6 {
-        let before = script_calls(server);
+        let before = scripts(server);
         // The first one may have been sent before the last step.
-        wait_until("the next renewals", || script_calls(server) >= before + 2);
+        wait_until("the next renewals", || scripts(server) >= before + 2);
         clock.advance(expiry / 2);
     }
-}
-
-fn script_calls(server: &Server) -> u64 {
-    let statistics = server.command(&["INFO", "commandstats"]);
-    let calls = statistics.lines().filter(|line| line.starts_with("cmdstat_eval"));
-    let count = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
-    calls.map(|line| count(line).expect("a number of calls")).sum()
 }
 
 /// Waits until this much of the hundred is used, held costs included.

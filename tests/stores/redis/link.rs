@@ -71,16 +71,6 @@ impl Link {
         });
         Self { address, state }
     }
-
-    /// Returns a function that stops the server for a time.
-    #[allow(dead_code, reason = "the load tool does not use it")]
-    pub(crate) fn stall_handle(&self) -> impl Fn(Duration) + Send + 'static {
-        let state = Arc::clone(&self.state);
-        move |span| {
-            let mut busy_until = state.busy_until.lock().expect("no panic");
-            *busy_until = (*busy_until).max(Instant::now()) + span;
-        }
-    }
 }
 
 impl State {

@@ -265,7 +265,8 @@ async fn only_documented_commands_are_called() {
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
-fn scripts(server: &Server) -> u64 {
+/// The number of script calls of the server.
+pub(crate) fn scripts(server: &Server) -> u64 {
     calls(server).into_iter().filter(|(name, _)| name.starts_with("EVAL")).map(|(_, count)| count).sum()
 }
 

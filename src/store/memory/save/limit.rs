@@ -88,7 +88,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         };
         let done = match self.limit.algorithm().fixed() {
             Some(algorithm) => charge(algorithm),
-            None => self.table.lock(fingerprint).with_held_algorithm(fingerprint, charge).flatten(),
+            None => self.table.lock(fingerprint).held_algorithm(fingerprint).and_then(charge),
         };
         // The hold has ended since the reading, which charged less than it held.
         if done.is_none() {
@@ -103,7 +103,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns an error if a state is not one of the algorithm, or does not fit, or finds no slot.
     pub(in crate::store::memory) fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
         let algorithm = self.limit.algorithm().fixed();
-        let policy = Eviction { algorithm, now, when_full: self.when_full() };
+        let policy = Eviction { algorithm, now, when_full: self.when_full };
         let zero = self.table.info().zero.clone();
         let mut all_debts = zero.clone();
         let same_sets = saved.limit.sets == self.table.set_count();

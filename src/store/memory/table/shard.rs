@@ -412,13 +412,9 @@ impl<A: Algorithm> Keys<A> {
         ended
     }
 
-    /// Runs `f` on the algorithm of a key's hold, if it has one of its own.
-    pub(in crate::store::memory) fn with_held_algorithm<R>(
-        &self,
-        fingerprint: u64,
-        f: impl FnOnce(&A) -> R,
-    ) -> Option<R> {
-        self.extras.as_ref()?.algorithm_of(fingerprint).map(f)
+    /// Returns the algorithm of a key's hold, if it has one of its own.
+    pub(in crate::store::memory) fn held_algorithm(&self, fingerprint: u64) -> Option<&A> {
+        self.extras.as_ref()?.algorithm_of(fingerprint)
     }
 
     /// Returns the number of keys with a held amount, and the sum of these amounts.

@@ -60,7 +60,7 @@ fn table_below_its_capacity_keeps_every_key() {
     }
 }
 
-/// The bytes of a table grow with its keys, up to those of its capacity.
+/// The bytes of a table grow with its keys, until it has all slots of its capacity.
 #[test]
 fn table_takes_bytes_for_the_keys_that_it_has() {
     let table = Table::<FixedWindow>::with_capacity(100_000, 1, WhenFull::Evict);

@@ -8,8 +8,9 @@ use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
 use super::config::ClientConfig;
+use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::{LimiterFuture, Outcome};
+use crate::limiter::LimiterFuture;
 use crate::store::inner::runtime::Sleep;
 
 /// The result of a queued operation, or an error at the deadline.
@@ -30,7 +31,7 @@ impl PendingReply {
     /// Returns the decision of the reply.
     ///
     /// If the future is dropped before the decision was sent, nothing is charged. After that it may have been charged.
-    pub(super) fn into_decision(self) -> LimiterFuture<Outcome> {
+    pub(super) fn into_decision<T: From<Decision> + Send + 'static>(self) -> LimiterFuture<T> {
         LimiterFuture::pending(async move {
             match self.await? {
                 Completion::Decided(decision, _) => Ok(decision.into()),

@@ -54,8 +54,9 @@ pub(crate) use self::reservation::{ReserveOperation, SettleOperation};
 use self::worker::run_worker;
 use super::connect::{Connection, no_runtime};
 use super::health::NodeState;
+use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::{LimiterFuture, Outcome};
+use crate::limiter::LimiterFuture;
 use crate::store::inner::runtime::sleep;
 
 /// The queues and worker tasks of a limiter. They outlive a replacement of the limits.
@@ -84,10 +85,10 @@ impl Client {
     }
 
     /// Queues a decision.
-    pub(crate) fn submit_decision(
+    pub(crate) fn submit_decision<T: From<Decision> + Send + 'static>(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
-    ) -> Result<LimiterFuture<Outcome>, Error> {
+    ) -> Result<LimiterFuture<T>, Error> {
         self.submit(operation, true).map(PendingReply::into_decision)
     }
 

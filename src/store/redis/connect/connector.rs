@@ -41,7 +41,7 @@ pub(crate) trait Connector: Send + Sync {
         Ok(())
     }
 
-    /// The same connector with these certificates.
+    /// The same connector with these certificates. By default the error of a pool, whose own client has them.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
         Err(Error::config(
@@ -49,7 +49,7 @@ pub(crate) trait Connector: Send + Sync {
         ))
     }
 
-    /// The same connector with this provider of user and password.
+    /// The same connector with this provider of user and password. By default the error of a pool, whose manager has them.
     fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
         Err(Error::config(
             "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \

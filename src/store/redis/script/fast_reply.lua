@@ -1,4 +1,4 @@
--- The end of the fast path: writes the changed values, and replies. driver.lua documents the reply.
+-- The end of the fast path of decisions: writes the changed values, and replies. driver.lua documents the reply.
 
 local KEYS, keys = KEYS, #KEYS
 

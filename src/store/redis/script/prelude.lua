@@ -36,23 +36,29 @@ if is_plain then
   operation_count = #KEYS
 end
 
--- The fast path reads `values`, and leaves the rest for fast_reply.lua. By key index: the values before and after the
--- batch, and the expiry of keys whose TTL must change. By operation: the results other than 0, which are denials. The fast
--- path writes nothing before it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver
--- starts afresh, with the values that were read.
+-- There are two fast paths, of a kernel: 1 for decisions, 2 for holds and their updates. Both decide on `values`, by key
+-- index. A fast path writes nothing before it knows that it supports the whole batch; otherwise the driver starts afresh,
+-- with the values that were read.
+--
+-- That of decisions leaves the rest for fast_reply.lua. By key index: the values after the batch, and the expiry of keys
+-- whose TTL must change. By operation: the results other than 0, which are denials. That of holds writes and replies.
 local values, new_values, expiries, results
 local result_count, has_denials = 0, false
-if fast == 1 then
-  -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
+if fast > 0 then
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
-    new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
-    results = { nil, nil, nil, nil, nil, nil, nil, nil }
   else
-    values, new_values, expiries, results = { redis.pcall('GET', KEYS[1]) }, { nil }, { nil }, { nil }
+    values = { redis.pcall('GET', KEYS[1]) }
     -- The key has another type, or the user must not call GET. The driver reads by MGET.
     if type(values[1]) == 'table' then
       fast, values = 0, nil
     end
   end
+end
+-- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
+if fast == 1 and #KEYS > 1 then
+  new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
+  results = { nil, nil, nil, nil, nil, nil, nil, nil }
+elseif fast == 1 then
+  new_values, expiries, results = { nil }, { nil }, { nil }
 end

@@ -72,7 +72,7 @@ impl Script {
     }
 
     /// Returns the number of the fast path that may support all of these templates: 1 for decisions, 2 for holds and their
-    /// updates, 0 if none does.
+    /// updates, 0 if none does. A kernel without a path of holds leaves them to the driver.
     pub(crate) fn fast_path<'a>(&self, mut templates: impl Iterator<Item = &'a OperationTemplate> + Clone) -> usize {
         let holds = |template: &OperationTemplate| matches!(template.operation, Operation::Hold | Operation::Update);
         if templates.clone().next().is_none() {

@@ -181,11 +181,10 @@ impl Broken<'_> {
     /// Whether an earlier call on the connection had been answered shortly before this one was sent, so that the client knows
     /// how long a reply takes, and the server's clock; and no other decision was asked once more, perhaps in the same call.
     fn knows_the_clock(&self, call: CallRecord) -> bool {
-        let has_clock_fault = || self.run.scenario.faults.iter().any(|fault| fault.kind.is_of_clock());
         let is_recent = |at: u64| at < call.sent_at && at + 3 * self.run.scenario.deadline * 1000 > call.sent_at;
         let is_earlier =
             |other: &CallRecord| other.connection == call.connection && other.answered_at.is_some_and(is_recent);
-        !has_clock_fault() && self.run.calls.iter().any(is_earlier)
+        !self.run.scenario.has_clock_fault() && self.run.calls.iter().any(is_earlier)
     }
 
     /// The latest deadline of a call's decisions.

@@ -15,8 +15,7 @@ impl Broken<'_> {
     pub(super) fn leases_keep_the_limits(&mut self) {
         let run = self.run;
         // Usage drains by the server's clock.
-        let has_clock_fault = run.scenario.faults.iter().any(|fault| fault.kind.is_of_clock());
-        if has_clock_fault || run.has_lost_data {
+        if run.scenario.has_clock_fault() || run.has_lost_data {
             return;
         }
         let by_server = run.executions.iter().filter(|done| done.kind == "decide" && done.verdict == Verdict::Allowed);

@@ -144,6 +144,10 @@ impl Scenario {
     /// The time between two trials of an open circuit breaker, at most.
     const TRIAL_INTERVAL: u64 = 300;
 
+    pub(super) fn has_clock_fault(&self) -> bool {
+        self.faults.iter().any(|fault| fault.kind.is_of_clock())
+    }
+
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let deadline = random.between(10, 60);

@@ -64,7 +64,7 @@ impl Window {
     /// Returns until when each usage counts for the present terms, and the usage.
     fn counting(&self, now: u64) -> Vec<(u64, u128)> {
         let (open, at) = self.open_at(now);
-        // Aligned days and weeks are those of a calendar, in which other windows count until the window of the last charge
+        // Aligned days and weeks are a calendar's, in which other windows count until the window of the last charge
         // ends.
         let is_calendar = self.aligned && [DAY, WEEK].contains(&self.quota.period());
         let latest = if is_calendar { self.window_at(self.newest).1 } else { u64::MAX };

@@ -8,6 +8,7 @@ use tower_ratelimit::{
 };
 
 use super::world::{Counts, Op, World, limits};
+use crate::immediate::{acquire, ready};
 use crate::random::Random;
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -111,10 +112,7 @@ fn snapshot_settles_holds_of_each_tier() {
     let clock = ManualClock::new();
     let tiers = || per_key(|key: &u64| FixedWindow::new(Quota::per_hour(10 * (1 + key))));
     let before = Memory::builder(tiers()).clock(clock.clone()).build().expect("limits");
-    let hold = |key: u64, cost: u64| {
-        let Ok(outcome) = before.hold(&key, AcquireOptions::cost(cost)).try_ready() else { panic!("ready") };
-        outcome.expect("a decision").held.expect("a guard")
-    };
+    let hold = |key: u64, cost: u64| ready(before.hold(&key, AcquireOptions::cost(cost))).held.expect("a guard");
     let save = || {
         let mut file = Vec::new();
         before.save(&mut file).expect("saved");
@@ -138,9 +136,7 @@ fn snapshot_settles_holds_of_each_tier() {
 fn snapshot_contains_no_requests_in_flight() {
     let limits = || (Limit::new("rate", Gcra::new(HOURLY)), Limit::new("in flight", InFlight::new(2)));
     let before = Memory::<u64, _>::new(limits());
-    let options = AcquireOptions::default().keep_guard();
-    let Ok(first) = before.acquire(&1, options).try_ready() else { panic!("ready") };
-    let first = first.expect("a decision");
+    let first = acquire(&before, &1, AcquireOptions::default().keep_guard());
     assert!(first.held.is_some());
     let mut file = Vec::new();
     before.save(&mut file).expect("saved");

@@ -8,6 +8,7 @@ use tower_ratelimit::{
     Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
+use crate::immediate::ready;
 use crate::random::Random;
 
 pub(super) type Limits = Vec<DynLimit<u64>>;
@@ -119,8 +120,7 @@ impl World {
             }
             Op::Hold { key, cost } => {
                 let options = AcquireOptions::cost(cost).detail(Detail::All);
-                let Ok(outcome) = self.limiter.hold(&key, options).try_ready() else { panic!("memory is ready") };
-                let outcome = outcome.expect("a decision");
+                let outcome = ready(self.limiter.hold(&key, options));
                 self.open.extend(outcome.held);
                 return format!("{:?}", outcome.decision);
             }
