@@ -318,7 +318,7 @@ async fn operation_fails_while_the_first_limiter_is_unavailable() {
         let limiter = Chained::new(FailingStore { is_pending }, team.clone());
         assert!(limiter.set_usage("team", &ALICE, 5).await.expect_err("unknown limits").is_unavailable());
         assert!(limiter.block("team", &ALICE, HOUR).await.expect_err("unknown limits").is_unavailable());
-        assert!(limiter.unblock("team", &ALICE).await.expect_err("unknown limits").is_unavailable());
+        assert!(limiter.block("team", &ALICE, Duration::ZERO).await.expect_err("unknown limits").is_unavailable());
         assert!(acquire(&team, ALICE, AcquireOptions::cost(0)).await.decision.is_allowed());
         assert_eq!(remaining_of(&team, ALICE).await, 6);
         // An operation fails also if the second limiter is the unavailable one, unless the first has the limit.

@@ -236,7 +236,7 @@ fn replaced_limits_count_as_the_model() {
                             counts.blocked.insert(sub_key, true);
                         }
                         _ => {
-                            ready(limiter.unblock(spec.name, &key));
+                            ready(limiter.block(spec.name, &key, Duration::ZERO));
                             counts.blocked.insert(sub_key, false);
                         }
                     }

@@ -341,7 +341,7 @@ fn administer(limiter: &BoxLimiter<Call>, model: &Model, call: &Call, random: &m
         0 => run(limiter.reset(key)),
         1 => run(limiter.set_usage(&name, key, used)),
         2 => run(limiter.block(&name, key, span)),
-        _ => run(limiter.unblock(&name, key)),
+        _ => run(limiter.block(&name, key, Duration::ZERO)),
     };
     let done = operate(limiter, call);
     if operation == 0 {
