@@ -89,6 +89,12 @@ for line in io.lines() do
 end
 ";
 
+/// The fast paths of a bucket.
+pub(crate) const FAST_BUCKET: &str = concat!(
+    include_str!("../../../src/algorithm/bucket/bucket_fast.lua"),
+    include_str!("../../../src/algorithm/fast_holds.lua")
+);
+
 /// The script of a limiter with one limit, assembled as by the store.
 pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
     assemble(&[kernel], short, false)
@@ -248,7 +254,7 @@ fn bucket_replies_equal_under_both_lua_versions() {
         vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
     };
     let kernel = include_str!("../../../src/algorithm/bucket/bucket.lua");
-    check_equal_replies(kernel, Some(include_str!("../../../src/algorithm/bucket/bucket_fast.lua")), &params);
+    check_equal_replies(kernel, Some(FAST_BUCKET), &params);
     check_equal_replies(kernel, None, &params);
 }
 
