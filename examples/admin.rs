@@ -80,7 +80,7 @@ async fn block(
 
 async fn reset(State(limiter): State<Clients>, Path(address): Path<IpAddr>) -> Result<String, Failure> {
     let key = CLIENT.key_of(address);
-    limiter.unblock(LIMIT, &key).await?;
+    limiter.block(LIMIT, &key, Duration::ZERO).await?;
     limiter.reset(&key).await?;
     Ok(format!("{address}: reset\n"))
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::routing::get;
-use tower_ratelimit::key::{ApiKey, Either, Fingerprint, TrustedProxies};
+use tower_ratelimit::key::{Credential, Either, Fingerprint, TrustedProxies};
 use tower_ratelimit::{ClientIp, FixedWindow, Limit, Memory, Quota, RateLimitLayer, per_key};
 
 /// The API key, or the client's address if there is no API key; and the client's address.
@@ -42,7 +42,7 @@ async fn hello(State(client): State<ClientIp>, request: Request) -> String {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let trusted = env::var("TRUSTED").unwrap_or_else(|_| "127.0.0.0/8,::1".to_owned());
     let client = ClientIp::x_forwarded_for(TrustedProxies::parse(trusted.split(','))?);
-    let key = (ApiKey::from_static("x-api-key").or(client.clone()), client.clone());
+    let key = (Credential::api_key("x-api-key").or(client.clone()), client.clone());
 
     let quota = |caller: &Caller| match caller.0 {
         Either::Left(_) => per_ten_seconds(6),

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -41,8 +40,8 @@ use crate::scratch::with_scratch;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be encoded as a key of a shared store",
     note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a sub-key with `Limit::keyed_by`",
-    note = "a `Fingerprint` differs between processes: set `.pepper(Pepper::new(..)?)` on `Bearer`, `ApiKey`, \
-            `BasicUser` or `Cookie`, whose key is then a `Fingerprint<Pepper>`"
+    note = "a `Fingerprint` differs between processes: set `.pepper(Pepper::new(..)?)` on the \
+            `Credential`, whose key is then a `Fingerprint<Pepper>`"
 )]
 pub trait EncodeKey {
     /// Appends the encoding of `self` to `key`.
@@ -369,7 +368,7 @@ macro_rules! pointers {
     )+};
 }
 
-pointers!(&T, Box<T>, Rc<T>, Arc<T>);
+pointers!(&T, Box<T>, Arc<T>);
 
 impl<T: EncodeKey + ToOwned + ?Sized> EncodeKey for Cow<'_, T> {
     fn encode(&self, key: &mut KeyWriter) {

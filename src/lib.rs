@@ -29,7 +29,7 @@
 //! request
 //!    │
 //!    v
-//! key extractor   PeerIp, ClientIp, ApiKey, ..     ── no key ──> 400
+//! key extractor   PeerIp, ClientIp, Credential, .. ── no key ──> 400
 //!    │
 //!    v
 //! limiter         Memory or Redis, any algorithm   ── denied ──> 429, Retry-After
@@ -148,7 +148,7 @@ mod encode;
 mod error;
 mod escalation;
 pub mod key;
-pub mod limit;
+mod limit;
 pub mod limiter;
 mod middleware;
 pub mod observe;
@@ -189,9 +189,14 @@ pub use crate::decision::{
 pub use crate::error::Error;
 pub use crate::key::extract::ExtractKey;
 pub use crate::key::ip::{ClientIp, PeerIp};
-#[doc(inline)]
 pub use crate::limit::Limit;
+// Bounds and types of the methods of `Limit`: nameable for generic code, not documented.
 pub use crate::limit::per_key::per_key;
+#[doc(hidden)]
+pub use crate::limit::{
+    AlgorithmSelector, IntoLimit, KeepFree, KeyedBy, KeyedByRef, KeyedBySome, OnlyIf, PerKey, SelectAlgorithm,
+    SubKeyOf, WholeKey,
+};
 pub use crate::limiter::boxed::BoxLimiter;
 pub use crate::limiter::contract::Limiter;
 pub use crate::middleware::{

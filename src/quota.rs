@@ -103,43 +103,7 @@ impl Quota {
         unwrap(Self::try_new(limit, period))
     }
 
-    /// Works as [`per_second`](Self::per_second), and returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `limit` is over 2^53.
-    pub const fn try_per_second(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_micros(limit, SECOND)
-    }
-
-    /// Works as [`per_minute`](Self::per_minute), and returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `limit` is over 2^53.
-    pub const fn try_per_minute(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_micros(limit, MINUTE)
-    }
-
-    /// Works as [`per_hour`](Self::per_hour), and returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `limit` is over 2^53.
-    pub const fn try_per_hour(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_micros(limit, HOUR)
-    }
-
-    /// Works as [`per_day`](Self::per_day), and returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `limit` is over 2^53.
-    pub const fn try_per_day(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_micros(limit, DAY)
-    }
-
-    /// Works as [`new`](Self::new), and returns an error instead of panicking.
+    /// Works as [`new`](Self::new), and returns an error instead of panicking: for limits that are known at run time.
     ///
     /// # Errors
     ///

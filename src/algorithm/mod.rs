@@ -237,21 +237,6 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Returns the maximum time until a state within the limit is idle.
     fn max_reset(&self) -> Duration;
 
-    /// Returns the verdict on a request without charging it.
-    fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
-        self.decide(state, now, options.into()).verdict()
-    }
-
-    /// Charges `cost` unconditionally, for a request that starts after `delay`.
-    fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
-        if cost == 0 {
-            return;
-        }
-        if let Step::Allow { next, .. } = self.decide(state, now, ChargeOptions::forced(cost, delay)) {
-            state.apply(next);
-        }
-    }
-
     /// Returns the verdict and the snapshot as if `held` were charged at `now`: for a key with
     /// [held](crate::limiter::Held) costs.
     ///
@@ -330,6 +315,26 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         None
     }
 }
+
+/// What stores need of all algorithms, by [`decide`](Algorithm::decide).
+pub(crate) trait AlgorithmExt: Algorithm {
+    /// Returns the verdict on a request without charging it.
+    fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
+        self.decide(state, now, options.into()).verdict()
+    }
+
+    /// Charges `cost` unconditionally, for a request that starts after `delay`.
+    fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        if let Step::Allow { next, .. } = self.decide(state, now, ChargeOptions::forced(cost, delay)) {
+            state.apply(next);
+        }
+    }
+}
+
+impl<A: Algorithm + ?Sized> AlgorithmExt for A {}
 
 mod sealed {
     /// The argument of [`Algorithm::decide_in_line`](super::Algorithm::decide_in_line).

@@ -114,15 +114,7 @@ impl PartialEq for Decision {
 impl Decision {
     /// Creates a decision of one limit.
     pub fn from_limit(decided_at: Timestamp, status: LimitStatus) -> Self {
-        Self {
-            verdict: status.verdict,
-            source: DecisionSource::Store,
-            supports_scheduling: false,
-            flags: DecisionFlags::NONE,
-            decided_at,
-            most_restrictive: Some(status),
-            all_limits: StatusList::EMPTY,
-        }
+        Self::from_store(decided_at, false, status)
     }
 
     /// Creates a decision of one limit in a store.
@@ -144,11 +136,10 @@ impl Decision {
         Self {
             verdict: self.verdict.aged_by(elapsed),
             source: DecisionSource::Cache,
-            supports_scheduling: self.supports_scheduling,
-            flags: self.flags,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.map(|status| status.aged_by(elapsed)),
+            ..*self
         }
     }
 

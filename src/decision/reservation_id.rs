@@ -66,20 +66,8 @@ impl ReservationId {
     }
 }
 
-impl From<&str> for ReservationId {
-    fn from(id: &str) -> Self {
-        Self::new(id)
-    }
-}
-
-impl From<&String> for ReservationId {
-    fn from(id: &String) -> Self {
-        Self::new(id)
-    }
-}
-
-impl From<&[u8]> for ReservationId {
-    fn from(id: &[u8]) -> Self {
+impl<T: AsRef<[u8]> + ?Sized> From<&T> for ReservationId {
+    fn from(id: &T) -> Self {
         Self::new(id)
     }
 }

@@ -86,9 +86,13 @@ pub struct LimitStatus {
 impl LimitStatus {
     #[inline]
     pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
-        let verdict = PackedVerdict::pack(verdict);
-        let near = NearLimit::NONE;
-        Self { name, verdict, snapshot, shadow, block: None, is_uncounted: false, is_borrowing: false, near }
+        Self { shadow, ..Self::of_verdict(name, PackedVerdict::pack(verdict), snapshot) }
+    }
+
+    #[inline]
+    const fn of_verdict(name: Name, verdict: PackedVerdict, snapshot: LazySnapshot) -> Self {
+        let (shadow, is_uncounted, is_borrowing, near) = (false, false, false, NearLimit::NONE);
+        Self { name, verdict, snapshot, shadow, block: None, is_uncounted, is_borrowing, near }
     }
 
     /// Sets the reason of the key's block under the limit, if the key is blocked.
@@ -107,10 +111,7 @@ impl LimitStatus {
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
-        let verdict = PackedVerdict::from_wait(wait);
-        let near = NearLimit::NONE;
-        let (shadow, is_uncounted, is_borrowing) = (false, false, false);
-        Self { name, verdict, snapshot, shadow, block: None, is_uncounted, is_borrowing, near }
+        Self::of_verdict(name, PackedVerdict::from_wait(wait), snapshot)
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
@@ -203,11 +204,8 @@ impl LimitStatus {
             name: self.name.clone(),
             verdict: self.verdict.aged_by(elapsed),
             snapshot: snapshot.into(),
-            shadow: self.shadow,
-            block: self.block,
-            is_uncounted: self.is_uncounted,
-            is_borrowing: self.is_borrowing,
             near: self.near.level_only(),
+            ..*self
         }
     }
 

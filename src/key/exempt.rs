@@ -64,12 +64,6 @@ impl<Request, F: Fn(&Request) -> bool> Predicate<Request> for F {
 pub struct Preflight;
 
 impl Preflight {
-    /// Creates the predicate: the same as the value `Preflight`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-
     /// Whether `request` is a CORS preflight request, for closures that combine conditions.
     #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool {

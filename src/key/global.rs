@@ -4,14 +4,6 @@ use super::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Global;
 
-impl Global {
-    /// Creates an extractor of one key for all requests: the same as the value `Global`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 impl<Request> ExtractKey<Request> for Global {
     type Key = ();
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`PeerIp`] | the address of the connection's peer; IPv6 by /64 |
 //! | [`ClientIp`] | the client's address behind [trusted proxies](TrustedProxies) |
-//! | [`Bearer`], [`ApiKey`], [`Cookie`], [`BasicUser`] | the [fingerprint](Fingerprint) of a token, an API key, a cookie, a user name |
+//! | [`Credential`] | the [fingerprint](Fingerprint) of a bearer token, an API key, a cookie or a `Basic` user name |
 //! | [`Header`] | the value of a header |
 //! | [`Host`], [`Method`], [`Path`] | a part of the request line |
 //! | `MatchedPath` | axum's route (feature `axum`) |
@@ -23,10 +23,10 @@
 //!
 //! | Extractor | Absent | Unusable |
 //! |---|---|---|
-//! | [`Header`], [`ApiKey`] | the header is missing | the header is empty or repeated |
-//! | [`Bearer`] | no `Authorization` header, or another scheme (`Basic ...`) | the header is empty, malformed (`Bearer` alone, a token without a scheme) or repeated |
-//! | [`BasicUser`] | no `Authorization` header, or another scheme (`Bearer ...`) | the header is empty, malformed (no base64, no colon, no user name) or repeated |
-//! | [`Cookie`] | no cookie of the name | the cookie is empty, repeated, or not UTF-8 when decoded |
+//! | [`Header`], [`Credential::api_key`] | the header is missing | the header is empty or repeated |
+//! | [`Credential::bearer`] | no `Authorization` header, or another scheme (`Basic ...`) | the header is empty, malformed (`Bearer` alone, a token without a scheme) or repeated |
+//! | [`Credential::basic_user`] | no `Authorization` header, or another scheme (`Bearer ...`) | the header is empty, malformed (no base64, no colon, no user name) or repeated |
+//! | [`Credential::cookie`] | no cookie of the name | the cookie is empty, repeated, or not UTF-8 when decoded |
 //! | [`Host`] | neither `:authority` (or an absolute URI) nor the `Host` header | one of the two is malformed, both differ, `Host` is empty or repeated |
 //! | [`PeerIp`], [`ClientIp`] | the peer's address is missing (status 500) | with `trust_absent_peer`: the header is missing, or holds no address |
 //! | [`FromExtension`] | the extensions hold no such value (status 500) | never: the function of a [`LookupLayer`] returns the response |
@@ -68,7 +68,7 @@ pub use self::request::MatchedPath;
 pub(crate) use self::request::NO_ROUTE;
 pub(crate) use self::request::path_of;
 pub use self::request::{Header, Host, Method, Path};
-pub use self::secret::{ApiKey, BasicUser, Bearer, Cookie, Fingerprint, Pepper, ProcessPepper};
+pub use self::secret::{Credential, Fingerprint, Pepper, ProcessPepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};
 // Bounds and default types of the items above: nameable for generic code, not documented. Closures implement those

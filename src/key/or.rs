@@ -35,14 +35,14 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 /// ```
 /// use std::net::IpAddr;
 ///
-/// use tower_ratelimit::key::{ApiKey, Either, Fingerprint};
+/// use tower_ratelimit::key::{Credential, Either, Fingerprint};
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::per_key(|caller: &Either<Fingerprint, IpAddr>| match caller {
 ///     Either::Left(_) => Gcra::new(Quota::per_second(100)),
 ///     Either::Right(_) => Gcra::new(Quota::per_second(5)),
 /// });
-/// let layer = RateLimitLayer::new(ApiKey::from_static("x-api-key").or(PeerIp::new()), limiter);
+/// let layer = RateLimitLayer::new(Credential::api_key("x-api-key").or(PeerIp::new()), limiter);
 /// ```
 ///
 /// # Invented keys
@@ -95,11 +95,8 @@ macro_rules! has_or {
 }
 
 has_or! {
-    [P] super::ApiKey<P>,
-    [P] super::BasicUser<P>,
-    [P] super::Bearer<P>,
     [P, H] super::ClientIp<P, H>,
-    [P] super::Cookie<P>,
+    [P] super::Credential<P>,
     [T] super::FromExtension<T>,
     [] super::Header,
     [] super::Host,

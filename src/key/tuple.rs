@@ -35,7 +35,6 @@ macro_rules! tuple {
     };
 }
 
-tuple!(A a);
 tuple!(A a, B b);
 tuple!(A a, B b, C c);
 tuple!(A a, B b, C c, D d);

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use super::{AlgorithmSelector, Limit};
-use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, AlgorithmExt as _, ChargeOptions, State, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{
     AcquireOptions, BlockReason, Costs, Counting, LazySnapshot, LimitReading, NearLimit, ShareRole, Verdict, WarnAt,

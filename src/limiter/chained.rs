@@ -68,7 +68,7 @@ use crate::error::Error;
 /// # Administrative operations
 ///
 /// [`reset`](Self::reset) runs on both limiters concurrently, and returns an error if one of them fails.
-/// [`set_usage`](Self::set_usage), [`block`](Self::block) and [`unblock`](Self::unblock) run on the first limiter that
+/// [`set_usage`](Self::set_usage) and [`block`](Self::block) run on the first limiter that
 /// has a limit of that name.
 #[derive(Clone, Debug)]
 pub struct Chained<A, B> {

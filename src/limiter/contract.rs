@@ -178,7 +178,7 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
 
     /// Runs an administrative operation on a key, or settles a hold by its id.
     ///
-    /// Callers call `set_usage`, `block`, `unblock`, `reset`, `settle` and `release`, which call this method.
+    /// Callers call `set_usage`, `block`, `reset`, `settle` and `release`, which call this method.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let _ = key;
         LimiterFuture::unsupported(match operation {
@@ -193,7 +193,7 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     ///
     /// A limit that was not named has the name `default`. `key` is the key that the layer's extractor returns: see
     /// [`PeerIp::key_of`](crate::PeerIp::key_of), [`ClientIp::key_of`](crate::ClientIp::key_of),
-    /// [`ApiKey::key_of`](crate::key::ApiKey::key_of) and [`KeyText`](crate::key::KeyText).
+    /// [`Credential::key_of`](crate::key::Credential::key_of) and [`KeyText`](crate::key::KeyText).
     ///
     /// # Errors
     ///
@@ -204,23 +204,15 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
 
     /// Blocks a key under one limit: the limit denies the key for `duration`, whatever its usage.
     ///
-    /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. The usage of the
-    /// key does not change. `limit` and `key` are as in [`set_usage`](Self::set_usage).
+    /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one, and a block of
+    /// [`Duration::ZERO`] unblocks the key. The usage of the key does not change. `limit` and `key` are as in
+    /// [`set_usage`](Self::set_usage).
     ///
     /// # Errors
     ///
     /// If there is no limit with this name, or the store cannot record the block.
     fn block(&self, limit: &str, key: &Key, duration: Duration) -> LimiterFuture<()> {
         self.administer(key, AdminOperation::Block { limit, duration, reason: BlockReason::Administrator })
-    }
-
-    /// Lifts the block of a key under one limit. The usage of the key does not change.
-    ///
-    /// # Errors
-    ///
-    /// If there is no limit with this name, or the store cannot be changed.
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.block(limit, key, Duration::ZERO)
     }
 
     /// Resets the usage of a key under all limits to the usage of a never-seen key. Blocks stay.

@@ -30,7 +30,7 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 ///
 /// A cached denial is stale if the limiter would allow the key earlier than at `retry_after`:
 ///
-/// - `set_usage`, `block`, `unblock` and `reset` of the same key through this limiter remove the denial.
+/// - `set_usage`, `block` and `reset` of the same key through this limiter remove the denial.
 /// - The cache does not see the same operations in another process, or on another key with the same sub-key.
 ///   [`max_age`](Self::max_age) bounds how long a stale denial lasts.
 /// - The cache does not see a raised quota: [`per_key`](crate::per_key) that selects a higher tier, or limits that were

@@ -57,8 +57,8 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// A block applies to the sub-key of its limit. Each block needs its own denials: they count from the start of the last
 /// block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
-/// counts, too. `unblock` keeps them, and the next denials can block the key again. Of denials that are decided concurrently, one blocks the key. The others then
-/// count for the next block.
+/// counts, too. A block of zero keeps them, and the next denials can block the key again. Of denials that are decided
+/// concurrently, one blocks the key. The others then count for the next block.
 ///
 /// # What a denial costs
 ///

@@ -14,7 +14,7 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource};
 /// Costs in [units](crate::Limit::cost_of) may name the units of both limiters. Each limiter charges those that its limits
 /// name.
 ///
-/// `set_usage`, `block`, `unblock` and `reset` run on both limiters and return the result of the primary.
+/// `set_usage`, `block` and `reset` run on both limiters and return the result of the primary.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Fallback;

@@ -10,7 +10,7 @@
 //! | [`Escalating`] | blocks keys that are denied again and again, for longer each time |
 //! | [`Observed`] | emits the events of decisions, for code without the layer |
 //!
-//! All of these are a [`Limiter`], which has the methods `check`, `hold`, `set_usage`, `block`, `unblock` and `reset`:
+//! All of these are a [`Limiter`], which has the methods `check`, `hold`, `set_usage`, `block` and `reset`:
 //! import it. `usage`, `report_usage`, `key_id` and `top_keys` read the tables of [`Memory`](crate::Memory), so only it
 //! has them: keep a clone of it. Redis has no list of a limiter's keys.
 //!

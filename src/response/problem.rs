@@ -46,12 +46,6 @@ where
 pub struct Problem;
 
 impl Problem {
-    /// Creates the renderer: the same as the value `Problem`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-
     /// Returns the response to a rejected request, for closures that render some rejections themselves.
     #[must_use]
     pub fn render<B: From<Bytes>>(&self, rejection: &Rejection) -> Response<B> {

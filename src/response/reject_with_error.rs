@@ -58,14 +58,6 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectWithError;
 
-impl RejectWithError {
-    /// Creates the responder: the same as the value `RejectWithError`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 /// An error type that can hold a [`Rejected`]: any type that implements `From<Rejected>`.
 #[diagnostic::on_unimplemented(
     message = "the error type `{Self}` cannot hold a rejection of the rate limiter",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use crate::key::{ApiKey, BasicUser, Cookie, KeyText, NO_ROUTE, Pepper};
+use crate::key::{Credential, KeyText, NO_ROUTE, Pepper};
 
 /// A part of a request, with its name in a file. Parts of one name are equal.
 #[derive(Clone, Debug)]
@@ -22,9 +22,9 @@ pub(super) enum Source {
     Host,
     Address,
     User,
-    BasicUser(BasicUser<Pepper>),
-    Header(ApiKey<Pepper>),
-    Cookie(Cookie<Pepper>),
+    BasicUser(Credential<Pepper>),
+    /// A header or a cookie.
+    Named(Credential<Pepper>),
 }
 
 /// The number of sources of one part each.
@@ -46,19 +46,19 @@ impl Part {
                 "host" => Source::Host,
                 "address" => Source::Address,
                 "user" => Source::User,
-                "basic-user" => Source::BasicUser(BasicUser::new().pepper(pepper.clone())),
+                "basic-user" => Source::BasicUser(Credential::basic_user().pepper(pepper.clone())),
                 _ => return Err(unknown(name)),
             },
             Some(("header", header)) => {
                 let Ok(header) = HeaderName::from_str(header) else {
                     return Err(format!("invalid name of a header {header:?}; write it as in \"header:x-api-key\""));
                 };
-                let (name, key) = (format!("header:{header}").into(), ApiKey::new(header).pepper(pepper.clone()));
-                return Ok(Self { name, source: Source::Header(key) });
+                let name = format!("header:{header}").into();
+                return Ok(Self { name, source: Source::Named(Credential::header(header).pepper(pepper.clone())) });
             }
             Some(("cookie", cookie)) => {
-                let cookie = Cookie::try_new(cookie).map_err(|error| error.to_string())?;
-                Source::Cookie(cookie.pepper(pepper.clone()))
+                let cookie = Credential::try_cookie(cookie).map_err(|error| error.to_string())?;
+                Source::Named(cookie.pepper(pepper.clone()))
             }
             Some(_) => return Err(unknown(name)),
         };
@@ -75,21 +75,19 @@ impl Part {
             Source::Address => ADDRESS,
             Source::User => USER,
             Source::BasicUser(_) => 6,
-            Source::Header(_) | Source::Cookie(_) => PLAIN_PARTS,
+            Source::Named(_) => PLAIN_PARTS,
         }
     }
 
     /// Returns whether the value of the part is a keyed hash.
     pub(super) fn is_hashed(&self) -> bool {
-        matches!(self.source, Source::BasicUser(_) | Source::Header(_) | Source::Cookie(_))
+        matches!(self.source, Source::BasicUser(_) | Source::Named(_))
     }
 
     /// Returns the value that a request with a text of the configuration has.
     pub(super) fn value_of(&self, text: &str) -> KeyText {
         let fingerprint = match &self.source {
-            Source::BasicUser(user) => user.key_of(text),
-            Source::Header(key) => key.key_of(text),
-            Source::Cookie(cookie) => cookie.key_of(text),
+            Source::BasicUser(credential) | Source::Named(credential) => credential.key_of(text),
             Source::Host => return KeyText::from(&*text.to_ascii_lowercase()),
             _ => return KeyText::from(text),
         };

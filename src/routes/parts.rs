@@ -157,9 +157,9 @@ impl<A, U> ExtractParts<A, U> {
             Source::Host => Host::new().extract(request),
             Source::Address => self.parts.address.extract(request).map(|address| text_of(&address)),
             Source::User => self.parts.user.extract(request).map(|user| text_of(&user)),
-            Source::BasicUser(user) => user.extract(request).map(|user| text_of(&user)),
-            Source::Header(key) => key.extract(request).map(|key| text_of(&key)),
-            Source::Cookie(cookie) => cookie.extract(request).map(|key| text_of(&key)),
+            Source::BasicUser(credential) | Source::Named(credential) => {
+                credential.extract(request).map(|credential| text_of(&credential))
+            }
         }
     }
 }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | build: check the limits together, and place their shares | `check_limits`, `LimitFacts`, `Shares`, `Name`, `impl_into_limits` |
 //! | prepare: what each limit costs | `LimitCost` |
-//! | read each state | `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
+//! | read each state | `AlgorithmExt`, `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
 //! | hold, and settle | `HeldEntry`, `HeldCharge`, `HoldStore`, `ReleaseOnDrop` |
@@ -15,6 +15,8 @@
 //! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
 //! | machinery below all limits | `sync`, `runtime`, `with_scratch`, `BoxFuture` |
 
+/// Peeks at a state, and charges it.
+pub(crate) use crate::algorithm::AlgorithmExt;
 /// The argument of `Algorithm::decide_in_line`, the common case of a decision.
 pub(crate) use crate::algorithm::InLine;
 /// The end of a span of time, up to the latest time that a state can store.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::algorithm::State;
+use crate::algorithm::{AlgorithmExt as _, State};
 
 /// A charge: whether the first window makes it, the number of half blocks since the charge before, and the cost.
 type Charge = (bool, i64, i64, u64);

@@ -1,10 +1,8 @@
-use std::borrow::Cow;
-
 use http::{HeaderMap, HeaderName, Request};
 
 use crate::key::KeyText;
 use crate::key::MissingKey;
-use crate::key::canonical::{Canonical, canonical_setter};
+use crate::key::canonical::Canonical;
 use crate::key::{ExtractKey, Extracted};
 
 /// The value of a header.
@@ -49,15 +47,21 @@ impl Header {
         Self::new(lower_case_name(name))
     }
 
-    canonical_setter! {
-        /// The key is [`KeyText::new`] of the canonical form.
-        ///
-        /// ```
-        /// use tower_ratelimit::key::Header;
-        ///
-        /// // If your application compares tenants without regard to case.
-        /// let key = Header::from_static("x-tenant").canonical(|tenant| Some(tenant.to_lowercase()));
-        /// ```
+    /// Counts by the canonical form of the value, so that all spellings of one value have one key.
+    ///
+    /// The key is [`KeyText::new`] of the canonical form. When a value has none, says
+    /// [`Credential::canonical`](crate::key::Credential::canonical).
+    ///
+    /// ```
+    /// use tower_ratelimit::key::Header;
+    ///
+    /// // If your application compares tenants without regard to case.
+    /// let key = Header::from_static("x-tenant").canonical(|tenant| Some(tenant.to_lowercase()));
+    /// ```
+    #[must_use]
+    pub fn canonical<T: Into<Vec<u8>>>(mut self, f: impl Fn(&str) -> Option<T> + Send + Sync + 'static) -> Self {
+        self.canonical = Canonical::new(f);
+        self
     }
 }
 
@@ -79,25 +83,18 @@ impl<B> ExtractKey<Request<B>> for Header {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        let found = canonical_value(request.headers(), &self.name, &self.canonical).map(|value| KeyText::new(&value));
+        let found = only_value(request.headers(), &self.name).and_then(|value| {
+            let value = self.canonical.of(value);
+            Ok(KeyText::new(&value.ok_or_else(|| MissingKey::unusable_header(&self.name, "is malformed"))?))
+        });
         found.map_or_else(Extracted::Missing, Extracted::Key)
     }
-}
-
-/// Returns the canonical form of a header's [only value](only_value).
-pub(in crate::key) fn canonical_value<'a>(
-    headers: &'a HeaderMap,
-    name: &HeaderName,
-    canonical: &Canonical,
-) -> Result<Cow<'a, [u8]>, MissingKey> {
-    let value = only_value(headers, name)?;
-    canonical.of(value).ok_or_else(|| MissingKey::unusable_header(name, "is malformed"))
 }
 
 /// Returns the trimmed value of a header that is neither empty nor repeated.
 ///
 /// HTTP/2 servers do not trim values.
-pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
+pub(in crate::key) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(|value| value.as_bytes().trim_ascii()), values.next()) {
         (Some([]), None) => Err(MissingKey::unusable_header(name, "is empty")),

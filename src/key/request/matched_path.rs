@@ -23,14 +23,6 @@ use crate::key::{ExtractKey, Extracted, NO_ROUTE};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchedPath;
 
-impl MatchedPath {
-    /// Creates an extractor of the route: the same as the value `MatchedPath`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 impl<B> ExtractKey<Request<B>> for MatchedPath {
     type Key = KeyText;
 

@@ -24,14 +24,6 @@ use crate::key::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Method;
 
-impl Method {
-    /// Creates an extractor of the method: the same as the value `Method`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 impl<B> ExtractKey<Request<B>> for Method {
     type Key = KeyText;
 

@@ -8,7 +8,7 @@ mod method;
 mod path;
 
 pub use self::header::Header;
-pub(in crate::key) use self::header::{canonical_value, lower_case_name};
+pub(in crate::key) use self::header::{lower_case_name, only_value};
 pub use self::host::Host;
 #[cfg(feature = "axum")]
 pub use self::matched_path::MatchedPath;

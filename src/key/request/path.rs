@@ -23,14 +23,6 @@ use crate::key::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path;
 
-impl Path {
-    /// Creates an extractor of the path: the same as the value `Path`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 impl<B> ExtractKey<Request<B>> for Path {
     type Key = KeyText;
 

@@ -15,10 +15,10 @@ use crate::encode::{EncodeKey, KeyWriter};
 /// [`Pepper`](super::Pepper).
 ///
 /// ```
-/// use tower_ratelimit::key::ApiKey;
+/// use tower_ratelimit::key::Credential;
 /// use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 ///
-/// const KEY: ApiKey = ApiKey::from_static("x-api-key");
+/// const KEY: Credential = Credential::api_key("x-api-key");
 ///
 /// let fingerprint = KEY.key_of("31d4d96e407aad42");
 /// assert!(!format!("{fingerprint} {fingerprint:?}").contains("31d4"));

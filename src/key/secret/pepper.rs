@@ -14,10 +14,10 @@ use crate::error::Error;
 /// process need no pepper: the default is the process's own [`ProcessPepper`].
 ///
 /// ```
-/// use tower_ratelimit::key::{Bearer, Pepper};
+/// use tower_ratelimit::key::{Credential, Pepper};
 ///
 /// # let from_configuration = [7; 32];
-/// let key = Bearer::new().pepper(Pepper::new(&from_configuration)?);
+/// let key = Credential::bearer().pepper(Pepper::new(&from_configuration)?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone)]

@@ -23,22 +23,6 @@ pub struct OnlyFailures;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnlySuccesses;
 
-impl OnlyFailures {
-    /// Creates the rule: the same as the value `OnlyFailures`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
-impl OnlySuccesses {
-    /// Creates the rule: the same as the value `OnlySuccesses`.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
 impl<B, E> Settle<Response<B>, E> for OnlyFailures {
     fn settle(&self, held: Costs, result: Result<&Response<B>, &E>) -> Costs {
         if is_failure(result) { held } else { Costs::from(0) }

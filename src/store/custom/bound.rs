@@ -13,8 +13,8 @@ use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    LimitFacts, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition, hash_if_long,
-    limit_id,
+    AlgorithmExt as _, LimitFacts, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition,
+    hash_if_long, limit_id,
 };
 
 /// A limit on keys of type `Key`.

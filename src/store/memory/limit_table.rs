@@ -16,7 +16,9 @@ use crate::decision::{BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::{Held, LimitsOfKey};
-use crate::store::inner::{HeldEntry, InLine, LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor};
+use crate::store::inner::{
+    AlgorithmExt as _, HeldEntry, InLine, LimitOfKey, ShareRole, capacity_released, limit_id, micros_floor,
+};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]

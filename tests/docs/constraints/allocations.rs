@@ -17,9 +17,7 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
-use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
-};
+use tower_ratelimit::key::{Credential, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
@@ -160,13 +158,13 @@ fn key_extractors_allocate_nothing() {
     check("one field", real_ip, &[("x-real-ip", "198.51.100.#")]);
 
     // The process secret is generated once, which may allocate.
-    let _ = Bearer::new().key_of("any");
+    let _ = Credential::bearer().key_of("any");
     let given = Pepper::new(&[7; 32]).expect("long enough");
-    check("a token", Bearer::new(), &[("authorization", "Bearer token-#")]);
-    check("an API key", ApiKey::from_static("x-api-key").pepper(given), &[("x-api-key", "key-#")]);
-    check("a cookie", Cookie::new("id"), &[("cookie", "a=b; id=\"session-#\"; c=d")]);
-    check("a key or another one", ApiKey::from_static("x-api-key").or(PeerIp::new()), &[("x-api-key", "key-#")]);
-    let anyone = ApiKey::from_static("x-api-key").or(Bearer::new()).or(Cookie::new("id"));
+    check("a token", Credential::bearer(), &[("authorization", "Bearer token-#")]);
+    check("an API key", Credential::api_key("x-api-key").pepper(given), &[("x-api-key", "key-#")]);
+    check("a cookie", Credential::cookie("id"), &[("cookie", "a=b; id=\"session-#\"; c=d")]);
+    check("a key or another one", Credential::api_key("x-api-key").or(PeerIp::new()), &[("x-api-key", "key-#")]);
+    let anyone = Credential::api_key("x-api-key").or(Credential::bearer()).or(Credential::cookie("id"));
     check("the last of many", anyone.or(Host::new()), &[("host", "host-#")]);
     check("the request target", (Host::new().with_port(), Method, Path), &[("host", "Host-#.Example.:80")]);
 }

@@ -6,12 +6,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::ExtractKey;
-use tower_ratelimit::key::{Cookie, Extracted, Fingerprint};
+use tower_ratelimit::key::{Credential, Extracted, Fingerprint};
 
 use crate::support::Get;
 
-fn session() -> Cookie {
-    Cookie::new("session")
+fn session() -> Credential {
+    Credential::cookie("session")
 }
 
 fn with_lines<L: AsRef<[u8]>>(lines: &[L]) -> Get {
@@ -144,7 +144,7 @@ fn cookie_spellings_that_are_not_text_are_unusable() {
 /// Some applications decode names: a name with a percent sign is found in both spellings.
 #[test]
 fn cookie_spellings_of_a_name_with_a_percent_sign_have_one_key() {
-    let key = Cookie::new("a%62");
+    let key = Credential::cookie("a%62");
     for line in ["a%62=x", "a%2562=x"] {
         assert_eq!(key.extract(&with_lines(&[line])), Extracted::Key(key.key_of("x")), "{line}");
     }

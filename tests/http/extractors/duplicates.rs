@@ -8,8 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, BasicUser, Bearer, Cookie, Extracted, FromExtension, Global, Header, Host, InNetworks, LookupLayer,
-    MissingKey, Or, TrustedProxies,
+    Credential, Extracted, FromExtension, Global, Header, Host, InNetworks, LookupLayer, MissingKey, Or, TrustedProxies,
 };
 use tower_ratelimit::{
     AcquireOptions, ClientIp, ExtractKey, FixedWindow, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota,
@@ -120,7 +119,7 @@ fn duplicate_credential_of_a_field_is_unusable() {
         &[("x-api-key", ""), ("x-api-key", "a")],
     ];
     let usable = with(&[("x-api-key", "a")]);
-    check("ApiKey", &ApiKey::from_static("x-api-key"), &all(absent), &all(unusable), &usable);
+    check("api key", &Credential::api_key("x-api-key"), &all(absent), &all(unusable), &usable);
     check("Header", &Header::from_static("x-api-key"), &all(absent), &all(unusable), &usable);
 }
 
@@ -151,7 +150,7 @@ fn duplicate_credential_of_authorization_is_unusable() {
         &[("authorization", ""), ("authorization", "Bearer a")],
     ];
     let usable = with(&[("authorization", "Bearer a")]);
-    check("Bearer", &Bearer::new(), &all(absent), &all(unusable), &usable);
+    check("bearer", &Credential::bearer(), &all(absent), &all(unusable), &usable);
 
     let absent: &[Fields] = &[&[], &[("x-other", "Basic YTpi")], &[("authorization", "Bearer a")]];
     let unusable: &[Fields] = &[
@@ -167,7 +166,7 @@ fn duplicate_credential_of_authorization_is_unusable() {
         &[("authorization", "Bearer a"), ("authorization", "Basic YTpi")],
     ];
     let usable = with(&[("authorization", "Basic YTpi")]);
-    check("BasicUser", &BasicUser::new(), &all(absent), &all(unusable), &usable);
+    check("basic user", &Credential::basic_user(), &all(absent), &all(unusable), &usable);
 }
 
 #[test]
@@ -189,7 +188,7 @@ fn duplicate_credential_of_a_cookie_is_unusable() {
         &[("cookie", "session=a"), ("cookie", "x=y; session=b")],
     ];
     let usable = with(&[("cookie", "x=y; session=a")]);
-    check("Cookie", &Cookie::new("session"), &all(absent), &all(unusable), &usable);
+    check("cookie", &Credential::cookie("session"), &all(absent), &all(unusable), &usable);
 }
 
 /// Builds a request for this URI with these lines of `Host`.
@@ -293,7 +292,7 @@ async fn duplicate_credential_of_a_lookup_is_its_response() {
 /// A request that another predicate exempts stays exempt.
 #[test]
 fn duplicate_credential_of_an_exempt_request_is_not_read() {
-    let layer = RateLimitLayer::new(Bearer::new(), Memory::new(FixedWindow::new(Quota::per_hour(1))))
+    let layer = RateLimitLayer::new(Credential::bearer(), Memory::new(FixedWindow::new(Quota::per_hour(1))))
         .exempt_if(InNetworks::parse(PeerIp::new(), ["192.0.2.1"]).expect("an address"));
     let service = layer.layer(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
     let Ok(response) =
@@ -323,11 +322,11 @@ proptest! {
             }
             request
         };
-        prop_assert!(is_unusable(&ApiKey::from_static("x-api-key"), &with_more("x-api-key", "a")));
+        prop_assert!(is_unusable(&Credential::api_key("x-api-key"), &with_more("x-api-key", "a")));
         prop_assert!(is_unusable(&Header::from_static("x-api-key"), &with_more("x-api-key", "a")));
-        prop_assert!(is_unusable(&Bearer::new(), &with_more("authorization", "Bearer a")));
+        prop_assert!(is_unusable(&Credential::bearer(), &with_more("authorization", "Bearer a")));
         prop_assert!(is_unusable(&Host::new(), &with_more("host", "a.test")));
-        let cookie = Cookie::new("session");
+        let cookie = Credential::cookie("session");
         match cookie.extract(&with_more("cookie", "session=a")) {
             Extracted::Key(key) => prop_assert_eq!(key, cookie.key_of("a")),
             Extracted::Missing(missing) => prop_assert!(missing.is_unusable()),

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Either, Extracted, Fingerprint, Global, Header, KeyText, MissingKey, Or, TrustedProxies,
+    Credential, Either, Extracted, Fingerprint, Global, Header, KeyText, MissingKey, Or, TrustedProxies,
 };
 use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, Memory, PeerIp, Quota};
 
 use crate::support::{Get, key, missing, with};
 
-const API_KEY: ApiKey = ApiKey::from_static("x-api-key");
+const API_KEY: Credential = Credential::api_key("x-api-key");
 
 fn peer() -> IpAddr {
     IpAddr::from([192, 0, 2, 1])
@@ -102,14 +102,14 @@ fn or_keys_of_equal_values_differ_by_side() {
 
 #[test]
 fn or_can_be_chained() {
-    let either = Bearer::new().or(API_KEY).or(PeerIp::new()).or(Global);
+    let either = Credential::bearer().or(API_KEY).or(PeerIp::new()).or(Global);
     let keys = [
         key(either.extract(&with(&[("authorization", "Bearer abc"), ("x-api-key", "abc")]))),
         key(either.extract(&with(&[("authorization", "Basic abc"), ("x-api-key", "abc")]))),
         key(either.extract(&with(&[]))),
         key(either.extract(&Get::default())),
     ];
-    assert_eq!(keys[0], Either::Left(Either::Left(Either::Left(Bearer::new().key_of("abc")))));
+    assert_eq!(keys[0], Either::Left(Either::Left(Either::Left(Credential::bearer().key_of("abc")))));
     assert_eq!(keys[1], Either::Left(Either::Left(Either::Right(API_KEY.key_of("abc")))));
     assert_eq!(keys[2], Either::Left(Either::Right(peer())));
     assert_eq!(keys[3], Either::Right(()));

@@ -6,16 +6,16 @@ use std::fmt::Debug;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderName;
-use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Fingerprint, Pepper, ProcessPepper};
+use tower_ratelimit::key::{Credential, Extracted, Fingerprint, Pepper, ProcessPepper};
 use tower_ratelimit::{ExtractKey, Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
 
 const SECRET: &str = "31d4d96e407aad42";
-const API_KEY: ApiKey = ApiKey::from_static("x-api-key");
+const API_KEY: Credential = Credential::api_key("x-api-key");
 
-fn cookie() -> Cookie {
-    Cookie::new("session")
+fn cookie() -> Credential {
+    Credential::cookie("session")
 }
 
 fn pepper(byte: u8, len: usize) -> Pepper {
@@ -25,7 +25,7 @@ fn pepper(byte: u8, len: usize) -> Pepper {
 #[test]
 #[should_panic(expected = "it has an upper case letter; write it in lower case, as in \"x-api-key\"")]
 fn api_key_in_upper_case_names_the_remedy() {
-    let _ = ApiKey::from_static("X-Api-Key");
+    let _ = Credential::api_key("X-Api-Key");
 }
 
 #[test]
@@ -63,14 +63,14 @@ fn debug_output_of_keys_and_layers_contains_no_secret() {
     }
 
     let bearer = with(&[("authorization", &format!("Bearer {SECRET}"))]);
-    check(Bearer::new(), &bearer);
-    check(Bearer::new().pepper(pepper(7, 32)), &bearer);
+    check(Credential::bearer(), &bearer);
+    check(Credential::bearer().pepper(pepper(7, 32)), &bearer);
     let api_key = with(&[("x-api-key", SECRET)]);
     check(API_KEY, &api_key);
     check(API_KEY.pepper(pepper(7, 32)), &api_key);
     let user = with(&[("authorization", &format!("Basic {}", BASE64_STANDARD.encode(format!("{SECRET}:x"))))]);
-    check(BasicUser::new().canonical(|user| Some(user.to_owned())), &user);
-    check(BasicUser::new().pepper(pepper(7, 32)), &user);
+    check(Credential::basic_user().canonical(|user| Some(user.to_owned())), &user);
+    check(Credential::basic_user().pepper(pepper(7, 32)), &user);
     let session = with(&[("cookie", &format!("session={SECRET}"))]);
     check(cookie(), &session);
     check(cookie().pepper(pepper(7, 32)), &session);
@@ -80,9 +80,9 @@ fn debug_output_of_keys_and_layers_contains_no_secret() {
 fn missing_key_reason_contains_no_secret() {
     let twice = |name| with(&[(name, SECRET), (name, SECRET)]);
     let reasons = [
-        missing(Bearer::new().extract(&with(&[("authorization", SECRET)]))).0,
-        missing(Bearer::new().extract(&with(&[("authorization", &format!("Basic {SECRET}"))]))).0,
-        missing(Bearer::new().extract(&twice("authorization"))).0,
+        missing(Credential::bearer().extract(&with(&[("authorization", SECRET)]))).0,
+        missing(Credential::bearer().extract(&with(&[("authorization", &format!("Basic {SECRET}"))]))).0,
+        missing(Credential::bearer().extract(&twice("authorization"))).0,
         missing(API_KEY.extract(&twice("x-api-key"))).0,
         missing(cookie().extract(&with(&[("cookie", &format!("session={SECRET}; session={SECRET}"))]))).0,
         missing(cookie().extract(&with(&[("cookie", SECRET)]))).0,
@@ -103,7 +103,7 @@ fn fingerprint_is_the_first_half_of_an_hmac() {
         let pepper = pepper(7, len);
         [
             API_KEY.pepper(pepper.clone()).key_of("secret").to_string(),
-            Bearer::new().pepper(pepper.clone()).key_of("secret").to_string(),
+            Credential::bearer().pepper(pepper.clone()).key_of("secret").to_string(),
             cookie().pepper(pepper).key_of("secret").to_string(),
         ]
     };
@@ -123,14 +123,14 @@ fn fingerprint_is_the_first_half_of_an_hmac() {
 
 #[test]
 fn fingerprints_are_equal_when_the_pepper_is() {
-    let fingerprint = |pepper: Pepper| Bearer::new().pepper(pepper).key_of(SECRET);
+    let fingerprint = |pepper: Pepper| Credential::bearer().pepper(pepper).key_of(SECRET);
     assert_eq!(fingerprint(pepper(7, 32)), fingerprint(pepper(7, 32)), "in two processes with one pepper");
     assert_ne!(fingerprint(pepper(7, 32)), fingerprint(pepper(8, 32)));
-    let own = Bearer::new().key_of(SECRET);
+    let own = Credential::bearer().key_of(SECRET);
     assert_ne!(fingerprint(pepper(7, 32)).as_bytes(), own.as_bytes());
-    assert_eq!(own, Bearer::default().key_of(SECRET));
+    assert_eq!(own, Credential::bearer().key_of(SECRET));
     assert_eq!(own, ProcessPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
-    let elsewhere = std::thread::spawn(|| Bearer::new().key_of(SECRET)).join().expect("no panic");
+    let elsewhere = std::thread::spawn(|| Credential::bearer().key_of(SECRET)).join().expect("no panic");
     assert_eq!(own, elsewhere, "one pepper for all threads");
 }
 
@@ -138,7 +138,7 @@ fn fingerprints_are_equal_when_the_pepper_is() {
 #[test]
 fn each_process_draws_its_own_pepper() {
     const CHILD: &str = "PRINT_FINGERPRINT";
-    let own = Bearer::new().key_of(SECRET).to_string();
+    let own = Credential::bearer().key_of(SECRET).to_string();
     if std::env::var_os(CHILD).is_some() {
         println!("fingerprint={own}");
         return;
@@ -160,14 +160,14 @@ fn fingerprints_of_different_kinds_do_not_collide() {
     let pepper = pepper(7, 32);
     let all = [
         API_KEY.pepper(pepper.clone()).key_of("secret"),
-        ApiKey::from_static("x-api-ke").pepper(pepper.clone()).key_of("ysecret"),
-        ApiKey::from_static("authorization").pepper(pepper.clone()).key_of("secret"),
-        ApiKey::from_static("bearer").pepper(pepper.clone()).key_of("secret"),
-        ApiKey::from_static("session").pepper(pepper.clone()).key_of("secret"),
-        Bearer::new().pepper(pepper.clone()).key_of("secret"),
-        BasicUser::new().pepper(pepper.clone()).key_of("secret"),
+        Credential::api_key("x-api-ke").pepper(pepper.clone()).key_of("ysecret"),
+        Credential::api_key("authorization").pepper(pepper.clone()).key_of("secret"),
+        Credential::api_key("bearer").pepper(pepper.clone()).key_of("secret"),
+        Credential::api_key("session").pepper(pepper.clone()).key_of("secret"),
+        Credential::bearer().pepper(pepper.clone()).key_of("secret"),
+        Credential::basic_user().pepper(pepper.clone()).key_of("secret"),
         cookie().pepper(pepper.clone()).key_of("secret"),
-        Cookie::new("bearer").pepper(pepper.clone()).key_of("secret"),
+        Credential::cookie("bearer").pepper(pepper.clone()).key_of("secret"),
         pepper.fingerprint("", b"secret"),
         pepper.fingerprint("x-api-key\0", b"secret"),
         pepper.fingerprint("x-api-key", b"\0secret"),
@@ -177,12 +177,12 @@ fn fingerprints_of_different_kinds_do_not_collide() {
     assert_eq!(HashSet::from(all).len(), all.len());
 }
 
-// Bearer
+// Bearer tokens
 
 #[test]
 fn bearer_token_is_parsed_as_in_the_standard() {
-    let extract = |value: &str| Bearer::new().extract(&with(&[("authorization", value)]));
-    let expected = Extracted::Key(Bearer::new().key_of("mF_9.B5f-4.1JqM=="));
+    let extract = |value: &str| Credential::bearer().extract(&with(&[("authorization", value)]));
+    let expected = Extracted::Key(Credential::bearer().key_of("mF_9.B5f-4.1JqM=="));
     for value in ["Bearer mF_9.B5f-4.1JqM==", "bearer mF_9.B5f-4.1JqM==", "BEARER   mF_9.B5f-4.1JqM== "] {
         assert_eq!(extract(value), expected, "{value}");
     }
@@ -194,19 +194,19 @@ fn bearer_token_is_parsed_as_in_the_standard() {
     }
     assert_eq!(missing(extract("")).0, "the header authorization is empty");
     assert_eq!(missing(extract("Basic mF_9")).0, "the header authorization contains no bearer token");
-    let (reason, _) = missing(Bearer::new().extract(&with(&[])));
+    let (reason, _) = missing(Credential::bearer().extract(&with(&[])));
     assert_eq!(reason, "the header authorization is missing: expected a bearer token");
     let (reason, _) =
-        missing(Bearer::new().extract(&with(&[("authorization", "Bearer a"), ("authorization", "Bearer a")])));
+        missing(Credential::bearer().extract(&with(&[("authorization", "Bearer a"), ("authorization", "Bearer a")])));
     assert_eq!(reason, "the header authorization is repeated");
 }
 
-// ApiKey
+// API keys
 
 #[test]
 fn api_key_is_missing_when_absent_empty_or_repeated() {
     assert_eq!(API_KEY.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
-    let named = ApiKey::new(HeaderName::from_static("x-api-key"));
+    let named = Credential::header(HeaderName::from_static("x-api-key"));
     assert_eq!(named.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
     let reason = |fields: &[(&'static str, &str)]| missing(API_KEY.extract(&with(fields))).0;
     assert_eq!(reason(&[("x-other", SECRET)]), "the header x-api-key is missing");
@@ -221,7 +221,7 @@ fn fingerprints_differ_for_secrets_of_all_lengths() {
     assert_eq!(keys.len(), lengths.len());
 }
 
-// Cookie
+// Cookies
 
 #[test]
 fn cookie_is_found_among_others() {
@@ -266,9 +266,9 @@ fn cookie_is_missing_when_absent_empty_or_repeated() {
 #[test]
 fn invalid_cookie_name_is_an_error() {
     for name in ["", "a b", "a=b", "a;b", "a,b", "a\"", "é", "a\n"] {
-        let error = Cookie::try_new(name).expect_err("no name");
+        let error = Credential::try_cookie(name).expect_err("no name");
         let expected = format!("invalid cookie name {name:?}; ");
         assert!(error.is_config() && error.to_string().starts_with(&expected), "{error}");
     }
-    assert!(Cookie::try_new("__Host-session.id".to_owned()).is_ok());
+    assert!(Credential::try_cookie("__Host-session.id".to_owned()).is_ok());
 }

@@ -8,7 +8,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::ExtractKey;
-use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Header, KeyText, Pepper};
+use tower_ratelimit::key::{Credential, Extracted, Header, KeyText, Pepper};
 
 use crate::support::{Get, key, missing, with};
 
@@ -51,10 +51,10 @@ proptest! {
     fn spellings_with_a_canonical_form_are_one_key(
         uuid: u128, other: u128, spellings in vec((any::<u32>(), any::<u8>()), 1..6), password in "[ -~]{0,9}",
     ) {
-        let api_key = ApiKey::from_static("x-api-key").canonical(parse_uuid);
-        let bearer = Bearer::new().canonical(parse_uuid).pepper(Pepper::new(&[7; 32]).expect("long enough"));
-        let cookie = Cookie::new("session").canonical(parse_uuid);
-        let user = BasicUser::new().canonical(parse_uuid);
+        let api_key = Credential::api_key("x-api-key").canonical(parse_uuid);
+        let bearer = Credential::bearer().canonical(parse_uuid).pepper(Pepper::new(&[7; 32]).expect("long enough"));
+        let cookie = Credential::cookie("session").canonical(parse_uuid);
+        let user = Credential::basic_user().canonical(parse_uuid);
         let tenant = Header::from_static("x-tenant").canonical(|text| parse_uuid(text).map(|id| id.to_vec()));
         let bytes = uuid.to_be_bytes();
         for (case, form) in spellings {
@@ -91,14 +91,14 @@ proptest! {
         let mut text = engine.encode(&credentials).into_bytes();
         set_unused_bits(&mut text, &engine, bits);
         let value = format!("{scheme}{spaces}{}", String::from_utf8(text).expect("ASCII"));
-        let key = BasicUser::new();
+        let key = Credential::basic_user();
         prop_assert_eq!(key.extract(&get("authorization", &value)), Extracted::Key(key.key_of(&user)), "{}", value);
     }
 
     /// What the lenient decoders of the crate `base64` reject is unusable, and nothing else is.
     #[test]
     fn malformed_basic_credentials_are_unusable(text in "[A-Za-z0-9+/_=.:-]{0,24}") {
-        let key = BasicUser::new();
+        let key = Credential::basic_user();
         let config = GeneralPurposeConfig::new()
             .with_decode_allow_trailing_bits(true)
             .with_decode_padding_mode(DecodePaddingMode::Indifferent);
@@ -128,7 +128,7 @@ fn set_unused_bits(text: &mut [u8], engine: &GeneralPurpose, bits: u8) {
 fn spellings_are_different_keys_by_default() {
     let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
     let spellings: Vec<_> = (0..128).map(|number| spell(uuid, number << 10, 7)).collect();
-    let api_key = ApiKey::from_static("x-api-key");
+    let api_key = Credential::api_key("x-api-key");
     let keys: HashSet<_> = spellings.iter().map(|text| key(api_key.extract(&get("x-api-key", text)))).collect();
     assert!(keys.len() > 1);
     let canonical = api_key.canonical(parse_uuid);
@@ -160,11 +160,14 @@ fn value_without_a_canonical_form_is_unusable() {
 
 #[test]
 fn basic_user_is_parsed_as_in_the_standard() {
-    let extract = |value: &str| BasicUser::new().extract(&get("authorization", value));
+    let extract = |value: &str| Credential::basic_user().extract(&get("authorization", value));
     // RFC 7617, section 2.
-    assert_eq!(extract("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="), Extracted::Key(BasicUser::new().key_of("Aladdin")));
-    assert_eq!(extract(&basic(b"a:b:c")), Extracted::Key(BasicUser::new().key_of("a")), "at the first colon");
-    assert_eq!(extract(&basic(b"a:")), Extracted::Key(BasicUser::new().key_of("a")), "no password");
+    assert_eq!(
+        extract("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="),
+        Extracted::Key(Credential::basic_user().key_of("Aladdin"))
+    );
+    assert_eq!(extract(&basic(b"a:b:c")), Extracted::Key(Credential::basic_user().key_of("a")), "at the first colon");
+    assert_eq!(extract(&basic(b"a:")), Extracted::Key(Credential::basic_user().key_of("a")), "no password");
     assert_ne!(extract(&basic(b"A:b")), extract(&basic(b"a:b")), "case-sensitive");
     for value in ["Basic", "Basic ", "Basic YQ==", "Basic OmI=", "Basic a b", "Basic a:b", "Basic YTpi!", "YTpi"] {
         let (reason, is_server_error) = missing(extract(value));
@@ -172,6 +175,6 @@ fn basic_user_is_parsed_as_in_the_standard() {
     }
     assert_eq!(missing(extract("")).0, "the header authorization is empty");
     assert_eq!(missing(extract("Bearer YTpi")).0, "the header authorization contains no Basic credentials");
-    let (reason, _) = missing(BasicUser::new().extract(&with(&[])));
+    let (reason, _) = missing(Credential::basic_user().extract(&with(&[])));
     assert_eq!(reason, "the header authorization is missing: expected Basic credentials");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
-use tower_ratelimit::key::{ApiKey, BasicUser, Bearer, Cookie, Extracted, Header, Host, InNetworks, TrustedProxies};
+use tower_ratelimit::key::{Credential, Extracted, Header, Host, InNetworks, TrustedProxies};
 use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
 use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, ManualClock, Memory, PeerIp, Quota, Respond};
 
@@ -113,13 +113,13 @@ fn addresses(lines: &[HeaderValue]) {
 fn other_extractors(lines: &[HeaderValue]) {
     let x_key = HeaderName::from_static("x-key");
     assert_ne!(Header::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
-    assert_ne!(ApiKey::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
-    assert_ne!(Bearer::new().extract(&request(&header::AUTHORIZATION, lines)), Extracted::Exempt);
+    assert_ne!(Credential::header(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
+    assert_ne!(Credential::bearer().extract(&request(&header::AUTHORIZATION, lines)), Extracted::Exempt);
     let sent = request(&header::AUTHORIZATION, lines);
-    let (user, bearer) = (BasicUser::new().extract(&sent), Bearer::new().extract(&sent));
+    let (user, bearer) = (Credential::basic_user().extract(&sent), Credential::bearer().extract(&sent));
     assert_ne!(user, Extracted::Exempt);
     assert!(!matches!((user, bearer), (Extracted::Key(_), Extracted::Key(_))), "one scheme");
-    let cookie = Cookie::new("session");
+    let cookie = Credential::cookie("session");
     assert_ne!(cookie.extract(&request(&header::COOKIE, lines)), Extracted::Exempt);
 
     for host in [Host::new(), Host::new().with_port()] {

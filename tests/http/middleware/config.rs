@@ -1084,7 +1084,7 @@ fn block_outlasts_a_replacement() {
     assert_eq!(limiter.check(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
     limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
     limiter.replace(user_limit("gcra", "300/h")).unwrap();
-    limiter.unblock("x", &ALICE).try_ready().unwrap().unwrap();
+    limiter.block("x", &ALICE, Duration::ZERO).try_ready().unwrap().unwrap();
     assert!(limiter.check(&ALICE, AcquireOptions::default()).is_allowed());
     assert_eq!(limiter.check(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
 }

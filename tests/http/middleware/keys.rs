@@ -323,12 +323,11 @@ fn tuple_extractor_returns_the_tuple_of_its_keys() {
     let mut request = with(&[("x-tenant", b"acme")]);
     request.extensions_mut().insert(ConnectInfo(socket("2001:db8::1")));
     let (acme, net) = (KeyText::from("acme"), ip("2001:db8::"));
-    assert_eq!((TENANT,).extract(&request), Extracted::Key((acme,)));
     assert_eq!((TENANT, PeerIp::new()).extract(&request), Extracted::Key((acme, net)));
     let four = (TENANT, Global, PeerIp::new(), |_: &Get| Some(4));
     assert_eq!(four.extract(&request), Extracted::Key((acme, (), net, 4)));
-    let nested = ((TENANT, Global), (PeerIp::new(),));
-    assert_eq!(nested.extract(&request), Extracted::Key(((acme, ()), (net,))));
+    let nested = ((TENANT, Global), PeerIp::new());
+    assert_eq!(nested.extract(&request), Extracted::Key(((acme, ()), net)));
 }
 
 /// A client cannot avoid its limit by omitting the header, even if another part would exempt the request.

@@ -355,7 +355,7 @@ async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
     };
     let operations: [(&str, Operation); 4] = [
         ("reset", |limiter| limiter.reset(&())),
-        ("unblock", |limiter| limiter.unblock("limit", &())),
+        ("unblock", |limiter| limiter.block("limit", &(), Duration::ZERO)),
         ("set usage", |limiter| limiter.set_usage("limit", &(), 0)),
         ("replace", replace),
     ];

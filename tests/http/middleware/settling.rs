@@ -297,7 +297,7 @@ async fn reset_set_and_block_keep_held_costs() {
         assert_eq!(remaining(&limiter).await, 1, "set");
         limiter.block("default", &(), MINUTE).await.unwrap();
         assert_eq!(remaining(&limiter).await, 1, "block");
-        limiter.unblock("default", &()).await.unwrap();
+        limiter.block("default", &(), Duration::ZERO).await.unwrap();
         limiter.reset(&()).await.unwrap();
         held.settle(1).await.unwrap();
         assert_eq!(remaining(&limiter).await, 9);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlySuccesses;
-use tower_ratelimit::key::{ApiKey, Extracted, Global, MissingKey};
+use tower_ratelimit::key::{Credential, Extracted, Global, MissingKey};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
@@ -330,7 +330,7 @@ async fn exemption_for_want_of_a_peer_warns_once() {
         Ok(http::Response::default())
     }
     let with_key = || http::Request::get("/").header("x-api-key", "k").body(()).expect("a request");
-    let key = ApiKey::from_static("x-api-key").or(PeerIp::new());
+    let key = Credential::api_key("x-api-key").or(PeerIp::new());
     for policy in [MissingKeyPolicy::Exempt, MissingKeyPolicy::Reject] {
         let events = RecordedEvents::default();
         let layer = RateLimitLayer::new(key.clone(), two_an_hour()).missing_key(policy).observe(events.clone());
@@ -361,7 +361,7 @@ async fn a_warning_does_not_suppress_one_of_another_kind() {
         Ok(response.body(http_body_util::Full::default()).expect("a response"))
     }
     let events = RecordedEvents::default();
-    let key = ApiKey::from_static("x-api-key").or(PeerIp::new());
+    let key = Credential::api_key("x-api-key").or(PeerIp::new());
     let layer = RateLimitLayer::new(key, two_an_hour()).missing_key(MissingKeyPolicy::Exempt).observe(events.clone());
     for _ in 0..2 {
         for with_key in [false, true] {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use http::Request;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
-use tower_ratelimit::key::{Bearer, Cookie, Extracted, Header, MissingKey};
+use tower_ratelimit::key::{Credential, Extracted, Header, MissingKey};
 use tower_ratelimit::observe::Tracing;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -89,9 +89,9 @@ async fn log_contains_no_secret_and_no_key() {
     let (log, _guard) = CapturedLog::start();
     let bearer = format!("Bearer {SECRET}");
     for _ in 0..2 {
-        send(&layer(Bearer::new(), once()), request("authorization", &bearer)).await;
-        send(&layer(Bearer::new(), FailingLimiter), request("authorization", &bearer)).await;
-        send(&layer(Cookie::new("id"), once()), request("cookie", &format!("id={SECRET}"))).await;
+        send(&layer(Credential::bearer(), once()), request("authorization", &bearer)).await;
+        send(&layer(Credential::bearer(), FailingLimiter), request("authorization", &bearer)).await;
+        send(&layer(Credential::cookie("id"), once()), request("cookie", &format!("id={SECRET}"))).await;
         send(&layer(Header::from_static("x-user"), once()), request("x-user", SECRET)).await;
         send(&layer(Header::from_static("x-user"), once()), request("x-user-2", SECRET)).await;
         send(&layer(PeerIp::new(), once()), request("x-any", SECRET)).await;

@@ -49,7 +49,7 @@ async fn peer_ip_behind_a_proxy_emits_one_warning() {
         assert_eq!(warnings(PeerIp::new(), probes).await, 1, "{peer}");
         let exempt = ExemptIf::new(PeerIp::new(), ExactPaths::new(["/health"]));
         assert_eq!(warnings(exempt, proxied.clone()).await, 1, "{peer}");
-        assert_eq!(warnings((PeerIp::new(), Method::new()), proxied.clone()).await, 1, "{peer}");
+        assert_eq!(warnings((PeerIp::new(), Method), proxied.clone()).await, 1, "{peer}");
         assert_eq!(warnings(FromExtension::<Unset>::new().or(PeerIp::new()), proxied).await, 1, "{peer}");
     }
     assert_eq!(warnings(PeerIp::new(), vec![(ip("10.1.2.3"), Some("forwarded")); 100]).await, 1);

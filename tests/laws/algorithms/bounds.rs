@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::harness::no_windows;
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, Timestamp, Verdict,

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{aligned, no_windows, sliding_window};
 use crate::options::WithDefaults;

@@ -13,6 +13,7 @@ use tower_ratelimit::{
     Timestamp, TokenBucket, Verdict,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{Subject, fixed_window, gcra};
 use crate::model::{MAX_PERIOD, Spec};

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, State, Step};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, Timestamp, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::span::{micros, ticks};
 

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Timestamp};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{Pair, Subject, no_windows};
 use crate::model::Spec;

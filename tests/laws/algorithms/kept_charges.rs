@@ -19,6 +19,7 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{aligned, ready};
 use crate::schedule::calendar_quota;

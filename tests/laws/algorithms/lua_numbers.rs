@@ -10,6 +10,7 @@ use tower_ratelimit::{
     SlidingWindow, Timestamp, TokenBucket,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::no_windows;
 use crate::span::{micros, ticks};

@@ -1,5 +1,6 @@
 //! Properties of every algorithm, checked against slow and simple reference models in virtual time.
 
+mod algorithm_ext;
 mod bounds;
 mod bucket;
 mod calendar;

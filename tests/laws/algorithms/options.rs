@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Start, Step};
 use tower_ratelimit::{AcquireOptions, FixedWindow, LazySnapshot, Quota, SlidingLog, Timestamp, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::harness::no_windows;
 use crate::span::ticks;
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::extremes::{delay, word};
 use crate::harness::{Subject, no_windows};

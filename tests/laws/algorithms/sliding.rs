@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{AcquireOptions, Quota, SlidingLog, SlidingWindow, Timestamp, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{Pair, Subject};
 use crate::model::Spec;

@@ -12,6 +12,7 @@ use tower_ratelimit::{
     Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::harness::ready;
 
 /// The fields of a decision, as the model expects them.

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, State};
 use tower_ratelimit::{AcquireOptions, Decision, FixedWindow, Gcra, Quota, Timestamp, Verdict};
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{Pair, Subject};
 use crate::model::Spec;

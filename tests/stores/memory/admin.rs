@@ -192,7 +192,7 @@ fn unknown_limit_name_is_an_error_that_names_it() {
     let errors = [
         result_of(memory.set_usage("default", "alice", 1)).unwrap_err(),
         result_of(memory.block("default", "alice", MINUTE)).unwrap_err(),
-        result_of(memory.unblock("default", "alice")).unwrap_err(),
+        result_of(memory.block("default", "alice", Duration::ZERO)).unwrap_err(),
         memory.top_keys("default", 1).unwrap_err(),
         memory.key_id("default", "alice").unwrap_err(),
     ];
@@ -268,10 +268,10 @@ fn unblock_keeps_the_usage() {
     for limiter in every_algorithm(&clock) {
         let _ = acquire(&limiter, "alice", AcquireOptions::cost(6));
         result_of(limiter.block("default", "alice", MINUTE)).unwrap();
-        result_of(limiter.unblock("default", "alice")).unwrap();
+        result_of(limiter.block("default", "alice", Duration::ZERO)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
         // Unblocking a key that is not blocked succeeds.
-        result_of(limiter.unblock("default", "bob")).unwrap();
+        result_of(limiter.block("default", "bob", Duration::ZERO)).unwrap();
         assert_eq!(remaining(&limiter, "bob"), 10);
     }
 }
@@ -286,7 +286,7 @@ fn block_survives_reset_and_set() {
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         result_of(limiter.set_usage("default", "alice", 1)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        result_of(limiter.unblock("default", "alice")).unwrap();
+        result_of(limiter.block("default", "alice", Duration::ZERO)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
     }
 }
@@ -332,7 +332,7 @@ fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
         assert_eq!(remaining_of_each(&limiter, blocked), [10, 20, 30]);
     }
     assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
-    result_of(limiter.unblock("organisation", "bob@acme")).unwrap();
+    result_of(limiter.block("organisation", "bob@acme", Duration::ZERO)).unwrap();
     assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
 }
 
@@ -1039,7 +1039,7 @@ fn wrappers_return_the_inner_limiters_guard() {
 #[test]
 fn unblock_blocks_for_zero_time() {
     let limiter = RecordingLimiter::default();
-    result_of(BoxLimiter::new(limiter.clone()).unblock("api", "alice")).unwrap_err();
+    result_of(BoxLimiter::new(limiter.clone()).block("api", "alice", Duration::ZERO)).unwrap_err();
     let block = AdminOperation::Block { limit: "api", duration: Duration::ZERO, reason: BlockReason::Administrator };
     assert_eq!(limiter.recorded(), [format!("{block:?} alice")]);
 }

@@ -509,7 +509,7 @@ async fn operations_apply_to_the_limiter_that_has_the_limit() {
         assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
         assert_eq!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
-        limiter.unblock("team", &ALICE).await.expect("done");
+        limiter.block("team", &ALICE, Duration::ZERO).await.expect("done");
         let held = acquire(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
         held.release().await.expect("done");
         assert!(limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config());
@@ -543,7 +543,7 @@ async fn operation_fails_while_the_first_limiter_is_unavailable() {
         let limiter = Chained::new(FailingStore { is_pending }, team.clone());
         assert!(limiter.set_usage("team", &ALICE, 5).await.expect_err("unknown limits").is_unavailable());
         assert!(limiter.block("team", &ALICE, HOUR).await.expect_err("unknown limits").is_unavailable());
-        assert!(limiter.unblock("team", &ALICE).await.expect_err("unknown limits").is_unavailable());
+        assert!(limiter.block("team", &ALICE, Duration::ZERO).await.expect_err("unknown limits").is_unavailable());
         assert!(acquire(&team, ALICE, AcquireOptions::cost(0)).await.decision.is_allowed());
         assert_eq!(remaining_of(&team, ALICE).await, 6);
         // An operation fails also if the second limiter is the unavailable one, unless the first has the limit.

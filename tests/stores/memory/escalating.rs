@@ -132,7 +132,7 @@ fn escalating_decides_as_the_model() {
                         Some((now.saturating_add(duration), BlockReason::Administrator));
                 }
                 1 => {
-                    ready(limiter.unblock("api", &key));
+                    ready(limiter.block("api", &key, Duration::ZERO));
                     let known = model.keys.entry(key).or_default();
                     (known.blocked, known.is_lifted) = (None, true);
                 }
@@ -465,7 +465,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
         ("other", "quota-exceeded", "blocked under the rate limit \"other\", retry after 120s"),
     ] {
         let rejection = Rejection::from(acquire(&restored, key));
-        let response: http::Response<bytes::Bytes> = Problem::new().render(&rejection);
+        let response: http::Response<bytes::Bytes> = Problem.render(&rejection);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         let problem = std::str::from_utf8(response.body()).expect("JSON");
         let reason = if key == "api" { "escalation" } else { "administrator" };
@@ -479,7 +479,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
     }
     clock.advance(3 * MINUTE);
     assert!(acquire(&restored, "api").is_allowed());
-    let denied: http::Response<bytes::Bytes> = Problem::new().render(&acquire(&restored, "api").into());
+    let denied: http::Response<bytes::Bytes> = Problem.render(&acquire(&restored, "api").into());
     assert!(!std::str::from_utf8(denied.body()).expect("JSON").contains("block-reason"));
 }
 

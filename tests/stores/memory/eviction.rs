@@ -13,6 +13,7 @@ use tower_ratelimit::{
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
 use crate::random::Random;
 
 /// The number of new keys for each slot is 100.

@@ -202,7 +202,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
         let Outcome { decision, held: none, .. } = acquire(&limiter, "alice", AcquireOptions::cost(1).hold());
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
-        limiter.unblock("default", "alice").try_ready().unwrap().unwrap();
+        limiter.block("default", "alice", Duration::ZERO).try_ready().unwrap().unwrap();
         assert_eq!(remaining(&limiter, "alice"), 7, "a block does not prevent the charge");
     }
 }

@@ -1,6 +1,8 @@
 //! The in-memory store and the limiters that are built from other limiters.
 
 mod admin;
+#[path = "../../laws/algorithms/algorithm_ext.rs"]
+mod algorithm_ext;
 mod chained;
 mod check_in_flight;
 mod conditions;

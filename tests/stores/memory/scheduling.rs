@@ -10,6 +10,8 @@ use tower_ratelimit::{
     AcquireOptions, Clock, Detail, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
 };
 
+use crate::algorithm_ext::AlgorithmExt as _;
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Advances the clock, in hundredths of a token's time.

@@ -80,7 +80,7 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
     bucket.block("default", &0, std::time::Duration::from_secs(9)).await?;
     // A new key, not on the fast path.
     bucket.set_usage("default", &9, 1).await?;
-    bucket.unblock("default", &0).await?;
+    bucket.block("default", &0, Duration::ZERO).await?;
     bucket.reset(&0).await
 }
 

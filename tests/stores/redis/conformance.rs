@@ -401,7 +401,7 @@ async fn reset_set_block_and_unblock_change_the_key() {
         fixture.limiter.reset(&ALICE).await.expect("done");
         fixture.clock.advance(Duration::from_secs(299));
         assert!(!fixture.allows(ALICE, 1).await, "{}: a reset does not lift a block", fixture.name);
-        fixture.limiter.unblock("default", &ALICE).await.expect("done");
+        fixture.limiter.block("default", &ALICE, Duration::ZERO).await.expect("done");
         assert!(fixture.allows(ALICE, 1).await, "{}", fixture.name);
         fixture.limiter.block("default", &ALICE, Duration::from_secs(5)).await.expect("done");
         fixture.clock.advance(Duration::from_secs(5));
@@ -420,7 +420,7 @@ async fn largest_limit_cost_and_delay_are_supported() {
         assert!(!fixture.allows(ALICE, 1).await, "{}", fixture.name);
         fixture.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
         assert!(!fixture.allows(BOB, 1).await, "{}", fixture.name);
-        fixture.limiter.unblock("default", &BOB).await.expect("done");
+        fixture.limiter.block("default", &BOB, Duration::ZERO).await.expect("done");
         let options = AcquireOptions::default().max_delay(Duration::MAX).detail(Detail::All);
         assert!(
             acquire(&fixture.limiter, &BOB, options).await.expect("an answer").decision.is_allowed(),
@@ -440,7 +440,7 @@ async fn unknown_limit_is_a_configuration_error() {
             fixture.name
         );
         assert!(fixture.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
-        assert!(fixture.limiter.unblock("other", &ALICE).await.expect_err("no such limit").is_config());
+        assert!(fixture.limiter.block("other", &ALICE, Duration::ZERO).await.expect_err("no such limit").is_config());
     }
 }
 

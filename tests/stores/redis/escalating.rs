@@ -62,8 +62,8 @@ async fn compare(server: &RedisServer, steps: usize) {
                 process.reset(&key).await.expect("done");
             }
             1 => {
-                memory.unblock("api", &key).await.expect("done");
-                process.unblock("api", &key).await.expect("done");
+                memory.block("api", &key, Duration::ZERO).await.expect("done");
+                process.block("api", &key, Duration::ZERO).await.expect("done");
             }
             2 => {
                 memory.block("log", &key, MINUTE).await.expect("done");
@@ -203,7 +203,7 @@ async fn block_reason_of_an_escalation_stays_with_its_block() {
     }
     held.expect("allowed").settle(1).await.expect("done");
     assert_eq!(reason_of().await, Some(BlockReason::Escalation));
-    limiter.unblock("api", "alice").await.expect("done");
+    limiter.block("api", "alice", Duration::ZERO).await.expect("done");
     assert_eq!(reason_of().await, None);
     // The limit is a shadow, which denies nothing that could escalate.
     let escalation = Escalation::new("api", Quota::per_hour(5));

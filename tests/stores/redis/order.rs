@@ -54,12 +54,12 @@ async fn batched_operations_are_decided_like_single_ones() {
                 0 => limiter.reset(key),
                 1 => limiter.set_usage("default", key, 3 + cost),
                 2 => limiter.block("default", key, Duration::from_millis(200)),
-                3 => limiter.unblock("default", key),
+                3 => limiter.block("default", key, Duration::ZERO),
                 _ => limiter.set_usage("default", key, 0),
             };
             let settle = |limiter: &BoxLimiter<str>, key: &str, held: Option<Held>| match held {
                 Some(held) => held.settle(cost),
-                None => limiter.unblock("default", key),
+                None => limiter.block("default", key, Duration::ZERO),
             };
             let called: Vec<_> = {
                 let first = together.acquire("together", AcquireOptions::default());

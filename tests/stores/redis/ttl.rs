@@ -69,7 +69,7 @@ async fn ttl_of_each_key_ends_when_the_key_is_idle() {
             limiter.block("default", "erin", span).await.expect("done");
             check_ttls(&server, span + began.elapsed(), &format!("{name}, block"));
         }
-        limiter.unblock("default", "erin").await.expect("done");
+        limiter.block("default", "erin", Duration::ZERO).await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: an unblocked key is deleted");
         let _ = acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
         limiter.reset("erin").await.expect("done");
@@ -155,7 +155,7 @@ async fn denied_and_free_requests_write_no_key() {
             acquire(&limiter, "alice", AcquireOptions::cost(11)).await.expect("an answer").decision.exceeds_limit()
         );
         limiter.reset("alice").await.expect("done");
-        limiter.unblock("default", "alice").await.expect("done");
+        limiter.block("default", "alice", Duration::ZERO).await.expect("done");
         limiter.set_usage("default", "alice", 0).await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
     }

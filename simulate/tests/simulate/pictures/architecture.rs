@@ -7,7 +7,7 @@ pub(super) fn picture() -> String {
     svg((800, 330), |area| {
         frame(area, (130, 20), (670, 165), "RateLimitLayer")?;
         block(area, (10, 60), 90, INK, &["request"])?;
-        block(area, (150, 60), 130, INK, &["key extractor", "PeerIp, ApiKey, .."])?;
+        block(area, (150, 60), 130, INK, &["key extractor", "PeerIp, Credential, .."])?;
         block(area, (330, 60), 140, INK, &["limiter", "acquire(key, cost)"])?;
         block(area, (520, 60), 130, INK, &["decision", "allowed or denied"])?;
         block(area, (690, 60), 100, ALLOWED, &["inner service", "if allowed"])?;

@@ -9,6 +9,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
+use crate::store::inner::AlgorithmExt as _;
 use crate::store::memory::limit_table::{LimitTable, StateOf};
 use crate::store::memory::table::{Block, Eviction, SavedItem};
 

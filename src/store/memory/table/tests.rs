@@ -9,6 +9,7 @@ use crate::algorithm::{Counters, FixedWindow, SlidingWindow};
 use crate::clock::Timestamp;
 use crate::quota::Quota;
 use crate::random::Random;
+use crate::store::inner::AlgorithmExt as _;
 
 const HOUR: FixedWindow = FixedWindow::new(Quota::per_hour(1_000_000));
 const START: Timestamp = Timestamp::from_micros(3_600_000_000_000);

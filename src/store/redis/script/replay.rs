@@ -8,6 +8,7 @@ use crate::calendar::Calendar;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
 use crate::error::Error;
+use crate::store::inner::AlgorithmExt as _;
 
 /// A [`LuaAlgorithm`] of any type. Its states are the numbers stored in Redis.
 pub(crate) trait DynLuaAlgorithm: Send + Sync {
@@ -73,7 +74,7 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
     ) -> LazySnapshot {
         let mut state = self.decode_state(numbers);
         if let Some(delay) = charged_after {
-            Algorithm::charge(self, &mut state, now, delay, options.cost);
+            self.charge(&mut state, now, delay, options.cost);
             numbers.clear();
             self.encode_state(&state, numbers);
         }
@@ -86,7 +87,7 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
 
     fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
         let mut state = self.decode_state(numbers);
-        Algorithm::charge(self, &mut state, now, Duration::ZERO, cost);
+        self.charge(&mut state, now, Duration::ZERO, cost);
         numbers.clear();
         self.encode_state(&state, numbers);
     }
@@ -96,7 +97,7 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
         let mut state = self.decode_state(if clears { &[] } else { numbers });
         match template.operation {
             Operation::Charge | Operation::Set if template.cost > 0 => {
-                Algorithm::charge(self, &mut state, now, Duration::ZERO, template.cost);
+                self.charge(&mut state, now, Duration::ZERO, template.cost);
             }
             _ if clears => {}
             // A block changes no number.

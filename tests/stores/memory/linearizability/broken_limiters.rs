@@ -15,6 +15,7 @@ use tower_ratelimit::{
 use super::model::{Caller, Kept, Model, Rule};
 use super::order::{Explained, Unexplained, explain};
 use super::recording::{End, Event, History, Recorder, RecordingClock, Step, ready};
+use crate::algorithm_ext::AlgorithmExt as _;
 
 const THREADS: usize = 3;
 

@@ -14,6 +14,7 @@ use tower_ratelimit::algorithm::{Algorithm, State};
 use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Detail, LimitSnapshot, Timestamp, Verdict};
 
 use super::recording::Step;
+use crate::algorithm_ext::AlgorithmExt as _;
 
 /// A user and a group. A limit counts by one of them or by both.
 pub(crate) type Caller = [u64; 2];

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use tower_ratelimit::key::{ApiKey, Fingerprint, Pepper};
+use tower_ratelimit::key::{Credential, Fingerprint, Pepper};
 use tower_ratelimit::{Gcra, Limit, ManualClock, Memory, MemoryBuilder, Quota};
 
 fn limit() -> Gcra {
@@ -101,7 +101,7 @@ fn snapshot_of_fingerprints_needs_a_pepper() {
 
     let peppered = Memory::<Fingerprint<Pepper>, _>::new(limit());
     let pepper = || Pepper::new(&[7; 32]).expect("a pepper");
-    let key = |secret| ApiKey::from_static("x-api-key").pepper(pepper()).key_of(secret);
+    let key = |secret| Credential::api_key("x-api-key").pepper(pepper()).key_of(secret);
     assert!(peppered.check(&key("secret"), 3).is_allowed());
     let mut file = Vec::new();
     peppered.save(&mut file).expect("saved");
