@@ -263,7 +263,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     #[inline]
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading {
         let reading = self.with_locked(|Locked { keys, slot, .. }| {
-            let (block, held, transition) = (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
+            let (block, held, transition) =
+                (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
             if let Some(slot) = *slot {
                 return transition.read(keys.state(slot), held, block, now, mode);
             }

@@ -266,7 +266,11 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
 
     // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
     #[inline(never)]
-    pub(super) fn decide_uncommon<'k>(&self, state: &'k mut StateOf<C>, now: Timestamp) -> Option<Allowed<'k, C::Algorithm>> {
+    pub(super) fn decide_uncommon<'k>(
+        &self,
+        state: &'k mut StateOf<C>,
+        now: Timestamp,
+    ) -> Option<Allowed<'k, C::Algorithm>> {
         let algorithm: &C::Algorithm = self.chosen.borrow();
         match algorithm.decide(state, now, self.options) {
             Step::Allow { next, delay: 0 } => self.allowed::<true>(algorithm, state, next, now),
