@@ -315,7 +315,7 @@ async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
         let memory = Memory::builder(Gcra::new(quota).burst(9)).clock(ManualClock::new()).build().expect("limits");
         let module =
             RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(LONG_DEADLINE);
-        let module: RedisCell<u64> = module.build().expect("a quota");
+        let module: RedisCell = module.build().expect("a quota");
         let began = Instant::now();
         for step in 0..500 {
             let user = random.below(4);
