@@ -466,6 +466,6 @@ impl super::LuaAlgorithm for FixedWindow {
 
     fn uses_fast_path(&self, options: AcquireOptions) -> bool {
         let is_calendar = matches!(self.boundaries, Boundaries::Calendar(_));
-        !is_calendar && options.cost > 0 && options.cost <= self.quota.limit()
+        !is_calendar && !options.hold && options.cost > 0 && options.cost <= self.quota.limit()
     }
 }

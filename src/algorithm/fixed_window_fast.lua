@@ -61,7 +61,7 @@ if fast == 1 then
     for _ = admitted + 1, count do
       result_count = result_count + 1
       results[result_count] = window_end - now
-      has_denials = true
+      has_results = true
     end
   end
 end

@@ -210,9 +210,14 @@ impl Algorithm for InFlight {
 
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for InFlight {
-    const SCRIPT: super::LuaScript = super::LuaScript::new("in_flight1", include_str!("in_flight.lua"));
+    const SCRIPT: super::LuaScript = super::LuaScript::new("in_flight1", include_str!("in_flight.lua"))
+        .with_fast_path(concat!(include_str!("in_flight_fast.lua"), include_str!("fast_holds.lua")));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.max, cost]);
+    }
+
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        options.cost > 0 && options.cost <= self.max
     }
 }

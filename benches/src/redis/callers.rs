@@ -29,9 +29,15 @@ struct Round {
 pub(super) fn run(harness: &Harness) {
     let decisions: &[super::Make] =
         &[competitors::gcra, competitors::cell, competitors::plain, competitors::pooled, competitors::ping];
-    let holds: &[super::Make] = &[competitors::held, competitors::two_scripts, competitors::cell];
+    let scenarios: [(&str, &[super::Make]); 5] = [
+        ("callers", decisions),
+        ("holding callers", &[competitors::held, competitors::two_scripts, competitors::cell]),
+        ("in flight callers", &[competitors::in_flight, competitors::two_scripts]),
+        ("once callers", &[competitors::once, competitors::plain]),
+        ("cell callers", &[competitors::cell_limiter, competitors::cell]),
+    ];
     for threads in [1, std::thread::available_parallelism().map_or(2, usize::from)] {
-        for (what, makers) in [("callers", decisions), ("holding callers", holds)] {
+        for (what, makers) in scenarios {
             let wanted = CALLERS.into_iter().filter(|callers| harness.wants(&format!("redis {what} {callers}")));
             let wanted: Vec<_> = wanted.collect();
             if wanted.is_empty() {

@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
@@ -12,7 +14,8 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::DeniedCache;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow,
+    AcquireOptions, FixedWindow, Gcra, InFlight, Limit, Limiter, Memory, Quota, Redis, RedisCell, SlidingLog,
+    SlidingWindow,
 };
 
 use crate::server::Server;
@@ -54,7 +57,7 @@ pub(super) const PLENTY: Quota = Quota::per_second(1_000_000);
 
 fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) -> Option<Contestant> {
     let redis = Redis::builder(server.open(), name, limits)
-        .deadline(std::time::Duration::from_secs(5))
+        .deadline(Duration::from_secs(5))
         .build()
         .expect("limits");
     contestant(name, move |key| {
@@ -71,16 +74,51 @@ pub(super) fn gcra(server: &Server, _: &Runtime) -> Option<Contestant> {
 
 /// A hold, and its settlement.
 pub(super) fn held(server: &Server, _: &Runtime) -> Option<Contestant> {
-    let redis = Redis::builder(server.open(), "held", Gcra::new(PLENTY))
-        .deadline(std::time::Duration::from_secs(5))
-        .build()
-        .expect("limits");
+    settled(server, "held", Gcra::new(PLENTY), AcquireOptions::default().hold())
+}
+
+/// The start and the end of a request in flight.
+pub(super) fn in_flight(server: &Server, _: &Runtime) -> Option<Contestant> {
+    settled(server, "in flight", InFlight::new(1_000_000), AcquireOptions::default().keep_guard())
+}
+
+fn settled(
+    server: &Server,
+    name: &str,
+    limits: impl IntoRedisLimits<u64>,
+    options: AcquireOptions,
+) -> Option<Contestant> {
+    let redis =
+        Redis::builder(server.open(), name, limits).deadline(Duration::from_secs(5)).build().expect("limits");
     contestant("ours", move |key: u64| {
-        let held = redis.acquire(&key, AcquireOptions::default().hold());
+        let held = redis.acquire(&key, options);
         Box::pin(async move {
             let held = held.await.expect("a reply").held.expect("an allowed hold");
             held.settle(1).await.expect("a reply");
         })
+    })
+}
+
+/// A decision with an id, for the first time.
+pub(super) fn once(server: &Server, _: &Runtime) -> Option<Contestant> {
+    let redis =
+        Redis::builder(server.open(), "once", Gcra::new(PLENTY)).max_reservation_ids(10_000).deadline(Duration::from_secs(5));
+    let (redis, last) = (redis.build().expect("limits"), AtomicU64::new(0));
+    contestant("ours", move |key: u64| {
+        let id = format!("request {}", last.fetch_add(1, Ordering::Relaxed));
+        let decided = redis.acquire(&key, AcquireOptions::default().once(&id, 1, Duration::from_secs(1)));
+        Box::pin(async move { drop(decided.await.expect("a reply")) })
+    })
+}
+
+/// redis-cell by `RedisCell`.
+pub(super) fn cell_limiter(server: &Server, _: &Runtime) -> Option<Contestant> {
+    std::env::var_os("REDIS_CELL")?;
+    let limiter = RedisCell::builder(server.open(), "cell", PLENTY).deadline(Duration::from_secs(5));
+    let limiter = limiter.build().expect("a quota");
+    contestant("ours", move |key: u64| {
+        let decided = limiter.acquire(&key, AcquireOptions::default());
+        Box::pin(async move { drop(decided.await.expect("a reply")) })
     })
 }
 

@@ -5,8 +5,8 @@ use super::rate::Rate;
 use crate::algorithm::LuaScript;
 use crate::decision::AcquireOptions;
 
-pub(crate) const SCRIPT: LuaScript =
-    LuaScript::new("bucket2", include_str!("bucket.lua")).with_fast_path(include_str!("bucket_fast.lua"));
+pub(crate) const SCRIPT: LuaScript = LuaScript::new("bucket2", include_str!("bucket.lua"))
+    .with_fast_path(concat!(include_str!("bucket_fast.lua"), include_str!("../fast_holds.lua")));
 
 impl Bucket {
     /// Appends the parameters of the Lua implementation: see `bucket.lua`.

@@ -50,7 +50,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Settles a hold by its id.
     pub(super) fn settle_id(&self, key: &Key, id: ReservationId, actual: Costs) -> Result<(), Error> {
         id.check()?;
-        self.check_units(actual.into())?;
+        self.check_units(&actual.into())?;
         let (shared, now) = (self.shared(), self.now());
         let mut records = shared.reservations.lock();
         shared.end_expired(&mut records, now);
@@ -113,7 +113,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Decides for a request that is charged once, and holds nothing.
     #[cold]
     pub(super) fn check_once(&self, key: &Key, options: AcquireOptions, once: CallId) -> Decision {
-        let decided = self.check_units(options).and_then(|()| self.acquire_once(key, options, once));
+        let decided = self.check_units(&options).and_then(|()| self.acquire_once(key, options, once));
         decided.map_or_else(|_| Decision::without_limit(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
     }
 

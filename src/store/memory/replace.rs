@@ -159,12 +159,12 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     fn try_complete(
         tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key, S>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
         match tables.now.load().as_slice() {
-            [one] => one.try_complete(&context, held),
-            tables if is_uncommon(&context.options) => try_parts(tables, &context, held),
+            [one] => one.try_complete(context, held),
+            tables if is_uncommon(&context.options) => try_parts(tables, context, held),
             _ => None,
         }
     }

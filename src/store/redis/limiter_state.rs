@@ -189,11 +189,15 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.limits().iter().enumerate().map(weight).sum()
     }
 
-    fn supports_fast_path(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>], options: AcquireOptions) -> bool {
+    fn supports_fast_path(
+        &self,
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        options: AcquireOptions,
+        holds: bool,
+    ) -> bool {
         let [limit] = self.limits() else { return false };
-        let algorithm = limit.select(0, algorithms);
-        limit.script.fast_path().is_some()
-            && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.options(options)))
+        let options = limit.options(options);
+        options.hold == holds && limit.uses_fast_path(limit.select(0, algorithms), options)
     }
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
@@ -226,8 +230,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         let settings = TemplateSettings { kept_free, hold_expiry: self.client.config.holds.expiry };
         let mut template = settings.template(self.limits(), algorithms, operation, options, Vec::new());
-        template.uses_fast_path =
-            operation == Operation::Acquisition && template.arg1 == 0 && self.supports_fast_path(algorithms, options);
+        template.uses_fast_path = matches!(operation, Operation::Acquisition | Operation::Hold)
+            && template.arg1 == 0
+            && self.supports_fast_path(algorithms, options, operation == Operation::Hold);
         let template = Arc::new(template);
         if algorithms.is_empty() {
             let last = (operation, costs, options.max_delay, Arc::clone(&template));

@@ -124,7 +124,7 @@ fn work_of(
 fn work_of_a_full_batch_is_bounded() {
     let quota = Quota::per_minute(u64::from(LIMIT));
     let bucket = (include_str!("../../../src/algorithm/bucket/bucket.lua"), None);
-    let fast_bucket = (bucket.0, Some(include_str!("../../../src/algorithm/bucket/bucket_fast.lua")));
+    let fast_bucket = (bucket.0, Some(lua::FAST_BUCKET));
     let fixed = include_str!("../../../src/algorithm/fixed_window.lua");
     let fast_fixed = (fixed, Some(include_str!("../../../src/algorithm/fixed_window_fast.lua")));
     let sliding = (include_str!("../../../src/algorithm/sliding_window/sliding_window.lua"), None);

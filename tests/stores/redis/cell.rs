@@ -19,7 +19,7 @@ pub(crate) fn with_module() -> Server {
     Server::with(&["--loadmodule", &library])
 }
 
-fn limiter(server: &Server, quota: Quota) -> RedisCell<str> {
+fn limiter(server: &Server, quota: Quota) -> RedisCell {
     RedisCell::builder(server.open(), "api", quota).deadline(LONG_DEADLINE).build().expect("a quota")
 }
 
@@ -73,7 +73,7 @@ async fn cell_retry_after_is_sufficient_and_exceeds_by_at_most_a_second() {
 #[tokio::test]
 async fn cell_cost_is_charged_and_peek_is_not() {
     let server = with_module();
-    let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_hour(6))
+    let limiter = RedisCell::builder(server.open(), "api", Quota::per_hour(6))
         .burst(10)
         .deadline(LONG_DEADLINE)
         .build()
@@ -157,7 +157,7 @@ async fn key_of_another_type_fails_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_server_fails_by_deadline_and_recovers() {
     let mut server = with_module();
-    let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_second(1_000_000))
+    let limiter = RedisCell::builder(server.open(), "api", Quota::per_second(1_000_000))
         .deadline(Duration::from_millis(200))
         .build()
         .expect("a quota");
@@ -187,7 +187,7 @@ async fn stopped_server_fails_by_deadline_and_recovers() {
 fn invalid_cell_configuration_is_a_build_error() {
     let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
     let build = |name, quota, burst, deadline| {
-        RedisCell::<str>::builder(server.clone(), name, quota).burst(burst).deadline(deadline).build().map(|_| ())
+        RedisCell::builder(server.clone(), name, quota).burst(burst).deadline(deadline).build().map(|_| ())
     };
     let minute = Quota::per_minute(1);
     assert!(build("api", minute, 1, LONG_DEADLINE).is_ok());

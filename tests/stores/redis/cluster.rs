@@ -108,10 +108,7 @@ async fn limits_that_cannot_share_a_cluster_slot_are_a_build_error() {
     assert!(RedisServer::cluster(Vec::<String>::new()).expect_err("no node").is_config());
     assert!(RedisServer::cluster(["redis://127.0.0.1:1/2"]).expect_err("a database").is_config());
     assert!(
-        RedisCell::<str>::builder(cluster(), "api", AMPLE)
-            .build()
-            .expect_err("RedisCell has no cluster support")
-            .is_config()
+        RedisCell::builder(cluster(), "api", AMPLE).build().expect_err("RedisCell has no cluster support").is_config()
     );
     let gone = redis_limiter::<u64>(cluster(), "api", Gcra::new(AMPLE));
     assert!(gone.health_check().await.expect_err("no server").is_unavailable());

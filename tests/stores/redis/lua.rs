@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use bb8_redis::redis;
 
+use crate::random::Random;
 use crate::server::Server;
 
 #[allow(dead_code, reason = "the crate uses the rest")]
@@ -88,6 +89,12 @@ for line in io.lines() do
   print(('%s %d %d %d'):format(reply, commands_called, bytes, instructions))
 end
 ";
+
+/// The fast paths of a bucket.
+pub(crate) const FAST_BUCKET: &str = concat!(
+    include_str!("../../../src/algorithm/bucket/bucket_fast.lua"),
+    include_str!("../../../src/algorithm/fast_holds.lua")
+);
 
 /// The script of a limiter with one limit, assembled as by the store.
 pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
@@ -185,11 +192,16 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Runs the script under Lua 5.4 on each input, on an empty store.
 pub(crate) fn run(script: &str, inputs: &[Vec<u8>], keys: usize) -> Vec<Reply> {
+    run_each(script, &inputs.iter().map(|input| (input.clone(), keys)).collect::<Vec<_>>())
+}
+
+/// Runs the script under Lua 5.4 on each input and its number of keys, on an empty store.
+fn run_each(script: &str, inputs: &[(Vec<u8>, usize)]) -> Vec<Reply> {
     let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut lua =
         lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
     let mut stdin = lua.stdin.take().expect("piped");
-    let calls: Vec<_> = inputs.iter().map(|input| format!("{keys} {}\n", hex(input))).collect();
+    let calls: Vec<_> = inputs.iter().map(|(input, keys)| format!("{keys} {}\n", hex(input))).collect();
     let all = format!("{}\n{script}{}", script.len(), calls.concat());
     let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
     let output = lua.wait_with_output().expect("the end of lua5.4");
@@ -248,7 +260,7 @@ fn bucket_replies_equal_under_both_lua_versions() {
         vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
     };
     let kernel = include_str!("../../../src/algorithm/bucket/bucket.lua");
-    check_equal_replies(kernel, Some(include_str!("../../../src/algorithm/bucket/bucket_fast.lua")), &params);
+    check_equal_replies(kernel, Some(FAST_BUCKET), &params);
     check_equal_replies(kernel, None, &params);
 }
 
@@ -262,4 +274,207 @@ fn window_and_log_replies_equal_under_both_lua_versions() {
     check_equal_replies(include_str!("../../../src/algorithm/sliding_window/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
     check_equal_replies(include_str!("../../../src/algorithm/sliding_log.lua"), None, &log);
+}
+
+/// Random holds and updates of some sessions, and the two replies to them.
+struct HoldsOfSessions<'a> {
+    random: Random,
+    /// The number of the words of a state.
+    words: usize,
+    params: &'a dyn Fn(u64) -> Vec<f64>,
+    now: u64,
+    /// The id, the key, and the sums of the held, released and charged costs.
+    sessions: Vec<(u64, u16, [u64; 3])>,
+    last_id: u64,
+}
+
+impl HoldsOfSessions<'_> {
+    /// A hold of a new session.
+    fn new_hold(&mut self, key: u16, cost: u64) -> (bool, u16, u64, Vec<f64>) {
+        self.last_id += 1;
+        self.sessions.push((self.last_id, key, [cost, 0, 0]));
+        (true, key, cost, vec![-number(self.last_id)])
+    }
+
+    /// Whether it is a hold, the key, the cost, and the own numbers.
+    fn operation(&mut self) -> (bool, u16, u64, Vec<f64>) {
+        let (known, cost) = (self.random.index(self.sessions.len() + 1), self.random.between(1, 3));
+        if known == self.sessions.len() || self.random.percent(20) {
+            let key = u16::try_from(self.random.between(1, 3)).expect("small");
+            return self.new_hold(key, cost);
+        }
+        let (id, key, mut sums) = self.sessions.remove(known);
+        let is_hold = self.random.percent(45);
+        let (mut ends, mut numbers) = (false, vec![number(id)]);
+        if is_hold {
+            sums[0] += cost;
+        } else {
+            ends = self.random.percent(50);
+            sums[1] += self.random.below((sums[0] + 2).saturating_sub(sums[1]));
+            sums[2] += if self.words == 1 { 0 } else { self.random.below(3) };
+            let held = sums[0].saturating_sub(sums[1]);
+            numbers.extend([sums[1], sums[2], u64::from(ends), held].map(number));
+        }
+        if !ends {
+            self.sessions.push((id, key, sums));
+        }
+        (is_hold, key, if is_hold { cost } else { 0 }, numbers)
+    }
+
+    /// Returns a batch for the driver, and for the fast path, and the number of its keys.
+    fn batch(&mut self) -> ([Vec<u8>; 2], u16) {
+        self.now += self.random.choose(&[0, 1, 20_000, 70_000, 400_000]);
+        let mut operations: Vec<_> = (0..self.random.between(1, 5)).map(|_| self.operation()).collect();
+        let keys = operations.iter().map(|operation| operation.1).max().expect("an operation");
+        for key in 1..keys {
+            // The fast path supports no key without an operation.
+            if operations.iter().all(|operation| operation.1 != key) && self.random.percent(90) {
+                operations.push(self.new_hold(key, 1));
+            }
+        }
+        let (mut templates, mut steps) = (Vec::new(), Vec::new());
+        for (index, (is_hold, key, cost, numbers)) in (1..).zip(&operations) {
+            let expiry = number(self.random.choose(&[900_000, 5_000_000, 9_000_000]));
+            // The codes of a hold and of an update, and the limit.
+            let (codes, args) = if *is_hold { ([2, 0], [0.0, expiry]) } else { ([7, 1], [expiry, 0.0]) };
+            let doubles = [&args[..], &(self.params)(*cost), &[0.0, number(*cost)]].concat();
+            templates.extend([shorts(&codes), longs(&doubles)].concat());
+            steps.extend([shorts(&[index, *key, 1]), longs(numbers)].concat());
+        }
+        let count = u16::try_from(operations.len()).expect("few");
+        let batch = [0, 2].map(|path| {
+            let head = [longs(&[number(self.now), 0.0]), shorts(&[path, count, count, keys])].concat();
+            [&head[..], &templates, &steps].concat()
+        });
+        (batch, keys)
+    }
+
+    /// The words of a value, without the key's expiry. An idle state is zeros.
+    fn stored(&self, key: &str, connection: &mut redis::Connection) -> Vec<f64> {
+        let value: Vec<u8> = redis::cmd("GET").arg(key).query(connection).expect("a value");
+        let mut words = doubles(&value);
+        if !words.is_empty() {
+            words.remove(self.words);
+            if words[0] <= number(self.now) {
+                words[..self.words].fill(0.0);
+            }
+        }
+        words
+    }
+
+    /// The results of a reply without flags, and the held costs and the state of each key.
+    fn seen(&self, input: &[u8], reply: &[u8]) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let short = |bytes: &[u8], at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+        let (count, is_fast, sent) = (short(input, 18), short(reply, 8) == 1, short(reply, 10));
+        let keys = short(input, 22);
+        let all = doubles(&reply[14..14 + sent * 8]);
+        let (mut results, mut at, mut template) = (Vec::new(), 0, 24);
+        for _ in 0..count {
+            let is_hold = short(input, template) == 2;
+            template += 4 + 8 * (4 + (self.params)(1).len());
+            let own = if is_hold { 1 } else { 2 };
+            results.extend((0..own).map(|index| all.get(at + index).copied().unwrap_or(0.0)));
+            at += if is_hold && !is_fast { 2 } else { own };
+        }
+        let values = 14 + sent * 8;
+        let mut start = values + if is_fast { 0 } else { 2 * keys };
+        let states = (0..keys).map(|key| {
+            let length = if is_fast { (reply.len() - values) / keys } else { short(reply, values + 2 * key) };
+            let value = &reply[start..start + length];
+            start += length;
+            let mut words = doubles(value);
+            if length % 8 == 0 {
+                // No held costs.
+                words.insert(0, 0.0);
+            }
+            words.resize(1 + self.words, 0.0);
+            if words[1] <= number(self.now) {
+                words[1..].fill(0.0);
+            }
+            words
+        });
+        (results, states.collect())
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "at most 2^53")]
+fn number(number: u64) -> f64 {
+    number as f64
+}
+
+fn shorts(numbers: &[u16]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn longs(numbers: &[f64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn doubles(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(8).map(|word| f64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+}
+
+/// The fast path of holds replies and stores as the driver does, on keys with holds of several sessions, and it replies
+/// equally under both Lua versions.
+fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn(u64) -> Vec<f64>) {
+    let text = script(kernel, Some(fast_path));
+    let server = Server::start();
+    let mut connection = server.connect();
+    let random = Random::new(7);
+    let now = 1_790_000_000_000_000;
+    let mut holds = HoldsOfSessions { random, words, params, now, sessions: Vec::new(), last_id: 0 };
+    let (mut fast, mut inputs, mut replies) = (0, Vec::new(), Vec::new());
+    let rounds = 1_500;
+    for round in 0..rounds {
+        if holds.sessions.len() > 12 {
+            holds.sessions.truncate(4);
+        }
+        let (batch, count) = holds.batch();
+        let seen = [0, 1].map(|path| {
+            let keys: Vec<_> = (1..=count).map(|key| format!("{}{key}", ["driver", "key"][path])).collect();
+            let mut call = redis::cmd("EVAL");
+            call.arg(&text).arg(count).arg(&keys).arg(&batch[path][..]);
+            let reply: Vec<u8> = call.query(&mut connection).expect("a reply");
+            let seen = holds.seen(&batch[path], &reply);
+            if path == 1 {
+                fast += usize::from(reply[8] == 1);
+                inputs.push((batch[path].clone(), usize::from(count)));
+                replies.push(reply);
+            }
+            let stored: Vec<_> = keys.iter().map(|key| holds.stored(key, &mut connection)).collect();
+            (seen, stored)
+        });
+        assert_eq!(seen[0], seen[1], "batch {round}");
+    }
+    assert!(fast > rounds / 4 && fast < rounds, "{fast} of {rounds} batches took the fast path");
+    for (round, (here, there)) in run_each(&text, &inputs).iter().zip(&replies).enumerate() {
+        assert_eq!(here.digits, hex(there), "batch {round}");
+    }
+}
+
+#[test]
+fn fast_path_of_holds_equals_the_driver() {
+    // Forty per ten seconds.
+    let params = |cost: u64| {
+        let span = |count: u64| number(count * 250_000);
+        vec![1.0, 250_000.0, span(40 - cost), 0.0, span(cost), 0.0, span(40), number(41 - cost), 0.0]
+    };
+    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
+    // Seven per second: spans have fractions.
+    let params = |cost: u64| {
+        let span = |count: u64| {
+            let units = count * 1_000_000;
+            [number(units / 7), number(units % 7)]
+        };
+        let spans = [span(35 - cost), span(cost)].concat();
+        [&[7.0, 1_000_000.0], &spans[..], &[5_000_000.0, number(36 - cost), 0.0]].concat()
+    };
+    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
+    let in_flight = concat!(
+        include_str!("../../../src/algorithm/in_flight_fast.lua"),
+        include_str!("../../../src/algorithm/fast_holds.lua")
+    );
+    check_fast_holds(include_str!("../../../src/algorithm/in_flight.lua"), in_flight, 1, &|cost| {
+        vec![30.0, number(cost)]
+    });
 }

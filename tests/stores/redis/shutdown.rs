@@ -122,7 +122,7 @@ fn blocking_task_acquires_after_the_shutdown(redis: &str) {
 
 fn blocking_task_acquires_from_a_cell_after_the_shutdown(redis: &str) {
     let server = RedisServer::open(redis).expect("an address");
-    acquire_after_the_shutdown::<RedisCell<u64>>(RedisCell::new(server, "api", Quota::per_hour(1000)));
+    acquire_after_the_shutdown::<RedisCell>(RedisCell::new(server, "api", Quota::per_hour(1000)));
 }
 
 fn acquire_after_the_shutdown<L: Limiter<u64> + Clone + Send + 'static>(limiter: L) {

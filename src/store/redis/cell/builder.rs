@@ -1,39 +1,39 @@
 use std::fmt;
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use super::limiter::RedisCell;
+use super::link::CellLink;
 use super::rate::Rate;
 use crate::error::Error;
 use crate::quota::Quota;
+use crate::store::inner::Observers;
 use crate::store::redis::builder::{RedisBuilder, check_settings};
+use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
 /// Builds a [`RedisCell`] with other than the default settings.
 #[must_use = "a builder has no effect until `build` is called"]
-pub struct RedisCellBuilder<Key: ?Sized> {
-    pub(crate) server: RedisServer,
-    pub(crate) name: String,
+pub struct RedisCellBuilder {
+    server: RedisServer,
+    name: String,
     quota: Quota,
     burst: u64,
-    pub(crate) prefix: String,
-    pub(crate) deadline: Duration,
+    prefix: String,
+    deadline: Duration,
     secret: Option<Vec<u8>>,
-    key: PhantomData<fn(&Key)>,
 }
 
-impl<Key: ?Sized> RedisCellBuilder<Key> {
-    pub(crate) fn new(server: RedisServer, name: &str, quota: Quota) -> Self {
+impl RedisCellBuilder {
+    pub(super) fn new(server: RedisServer, name: &str, quota: Quota) -> Self {
         Self {
             server,
             name: name.to_owned(),
             quota,
             burst: quota.limit(),
-            prefix: RedisBuilder::<Key>::DEFAULT_PREFIX.to_owned(),
-            deadline: RedisBuilder::<Key>::DEFAULT_DEADLINE,
+            prefix: RedisBuilder::<str>::DEFAULT_PREFIX.to_owned(),
+            deadline: RedisBuilder::<str>::DEFAULT_DEADLINE,
             secret: None,
-            key: PhantomData,
         }
     }
 
@@ -69,7 +69,7 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
     /// - The burst is zero, or refills in more than a hundred years.
     /// - The name is empty, the deadline is zero, or the secret is too short.
     /// - The server is a cluster.
-    pub fn build(self) -> Result<RedisCell<Key>, Error> {
+    pub fn build(self) -> Result<RedisCell, Error> {
         check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
         if self.server.is_cluster() {
             return Err(Error::config(
@@ -79,19 +79,14 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
         }
         let rate = Rate::new(self.quota, self.burst)?;
         let key_format = KeyFormat::new(&self.prefix, &self.name, [("default", "cell")], self.secret.as_deref());
-        Ok(RedisCell::from_builder(self, rate, key_format))
+        let health = ServerHealth::new(self.name, self.server, Observers::default());
+        Ok(RedisCell::of_link(CellLink::new(health, self.deadline), rate, key_format))
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for RedisCellBuilder<Key> {
+impl fmt::Debug for RedisCellBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisCellBuilder")
-            .field("server", &self.server)
-            .field("name", &self.name)
-            .field("quota", &self.quota)
-            .field("burst", &self.burst)
-            .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        let Self { server, name, quota, .. } = self;
+        f.debug_tuple("RedisCellBuilder").field(server).field(name).field(quota).finish_non_exhaustive()
     }
 }

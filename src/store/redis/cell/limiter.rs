@@ -1,5 +1,4 @@
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::RedisCellBuilder;
@@ -11,9 +10,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
-use crate::store::inner::Observers;
 use crate::store::redis::connect::CONNECT_TIMEOUT;
-use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
@@ -52,20 +49,14 @@ use crate::store::redis::server::RedisServer;
 /// # Ok(())
 /// # }
 /// ```
-pub struct RedisCell<Key: ?Sized> {
-    handle: Arc<CellState>,
-    key: PhantomData<fn(&Key)>,
-}
-
-struct CellState {
+#[derive(Clone)]
+pub struct RedisCell {
     link: Arc<CellLink>,
     rate: Rate,
-    key_format: KeyFormat,
-    /// CL.THROTTLE does not reply with the server's time.
-    clock: SystemClock,
+    key_format: Arc<KeyFormat>,
 }
 
-impl<Key: ?Sized> RedisCell<Key> {
+impl RedisCell {
     /// A limiter with the default settings. `name` identifies the limiter, as in [`Redis::new`](crate::Redis::new).
     ///
     /// # Panics
@@ -75,22 +66,16 @@ impl<Key: ?Sized> RedisCell<Key> {
     #[must_use]
     #[track_caller]
     pub fn new(server: impl Into<RedisServer>, name: &str, quota: Quota) -> Self {
-        match Self::builder(server, name, quota).build() {
-            Ok(limiter) => limiter,
-            Err(error) => panic!("{error}"),
-        }
+        Self::builder(server, name, quota).build().unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Builds a limiter with other settings.
-    pub fn builder(server: impl Into<RedisServer>, name: &str, quota: Quota) -> RedisCellBuilder<Key> {
+    pub fn builder(server: impl Into<RedisServer>, name: &str, quota: Quota) -> RedisCellBuilder {
         RedisCellBuilder::new(server.into(), name, quota)
     }
 
-    pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, key_format: KeyFormat) -> Self {
-        let health = ServerHealth::new(builder.name, builder.server, Observers::default());
-        let link = Arc::new(CellLink::new(health, builder.deadline));
-        let handle = CellState { link, rate, key_format, clock: SystemClock::new() };
-        Self { handle: Arc::new(handle), key: PhantomData }
+    pub(super) fn of_link(link: CellLink, rate: Rate, key_format: KeyFormat) -> Self {
+        Self { link: Arc::new(link), rate, key_format: Arc::new(key_format) }
     }
 
     /// Connects, and checks that Redis accepts writes and has the command.
@@ -101,116 +86,80 @@ impl<Key: ?Sized> RedisCell<Key> {
     /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without
     /// timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
-        let CellState { link, rate, key_format, .. } = &*self.handle;
-        let mut name = KeyWriter::with_capacity(64);
-        key_format.append(0, None, &mut name, |writer| writer.bytes(b"health-check"));
         // A peek.
-        let reply = link.call(rate.throttle(name.into_names().as_bytes(), 0), CONNECT_TIMEOUT)?.await?;
-        ThrottleReply::read(&reply).map(drop)
+        let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
+        self.link.send(throttle, CONNECT_TIMEOUT, |reply| ThrottleReply::read(&reply).map(drop)).await
     }
-}
 
-impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// Returns the name of a key in Redis.
     #[must_use]
-    pub fn redis_key(&self, key: &Key) -> String {
-        String::from_utf8_lossy(&self.encode(key)).into_owned()
+    pub fn redis_key(&self, key: &(impl EncodeKey + ?Sized)) -> String {
+        String::from_utf8_lossy(&self.name(|writer| key.encode(writer))).into_owned()
     }
 
-    fn encode(&self, key: &Key) -> Vec<u8> {
+    fn name(&self, encode: impl FnOnce(&mut KeyWriter)) -> Vec<u8> {
         let mut name = KeyWriter::with_capacity(64);
-        self.handle.key_format.append(0, None, &mut name, |writer| key.encode(writer));
+        self.key_format.append(0, None, &mut name, encode);
         name.into_names().into_bytes()
     }
 
-    /// Returns the decision if the cost can never be allowed.
-    fn exceeds_limit(&self, options: AcquireOptions) -> Option<Decision> {
-        let CellState { rate, clock, .. } = &*self.handle;
-        let exceeds = || Decision::without_limit(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
-        (!rate.is_within_burst(options.cost)).then(exceeds)
-    }
-
-    /// Sends CL.THROTTLE. A peek sends a quantity of 0, which always succeeds.
-    fn decide(&self, key: &Key, cost: u64, is_peek: bool) -> LimiterFuture<Decision> {
-        let CellState { link, rate, .. } = &*self.handle;
-        let throttle = rate.throttle(&self.encode(key), if is_peek { 0 } else { cost });
-        let reply = match link.call(throttle, link.deadline) {
-            Ok(reply) => reply,
-            Err(error) => return LimiterFuture::ready(Err(error)),
-        };
-        let handle = Arc::clone(&self.handle);
-        LimiterFuture::pending(async move {
-            let reply = ThrottleReply::read(&reply.await?)?;
-            Ok(handle.rate.decision(handle.clock.now(), reply, cost, is_peek))
+    /// Sends CL.THROTTLE. A peek sends a quantity of 0, which always succeeds. Nothing is sent for a cost that can never be
+    /// allowed.
+    fn decide<T: From<Decision> + Send + 'static>(
+        &self,
+        key: &(impl EncodeKey + ?Sized),
+        options: AcquireOptions,
+        is_peek: bool,
+    ) -> LimiterFuture<T> {
+        let (rate, cost) = (self.rate, options.cost);
+        if let Err(error) = options.check_units(|_| ()) {
+            return LimiterFuture::ready(Err(error));
+        }
+        // CL.THROTTLE does not reply with the server's time.
+        let now = || SystemClock::new().now();
+        if !rate.is_within_burst(cost) {
+            let exceeds = Decision::without_limit(now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
+            return LimiterFuture::ready(Ok(exceeds.into()));
+        }
+        let throttle = rate.throttle(&self.name(|writer| key.encode(writer)), if is_peek { 0 } else { cost });
+        self.link.send(throttle, self.link.deadline, move |reply| {
+            Ok(rate.decision(now(), ThrottleReply::read(&reply)?, cost, is_peek).into())
         })
     }
 }
 
-impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
+impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if let Err(error) = options.check_units(|_| ()) {
-            return LimiterFuture::ready(Err(error));
-        }
         if options.hold {
-            return LimiterFuture::ready(Err(Error::unsupported(
+            return LimiterFuture::unsupported(
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
-            )));
+            );
         }
-        if let Err(error) = options.check_no_id("redis-cell") {
-            return LimiterFuture::ready(Err(error));
+        match options.check_no_id("redis-cell") {
+            Err(error) => LimiterFuture::ready(Err(error)),
+            Ok(()) => self.decide(key, options, false),
         }
-        if let Some(exceeds) = self.exceeds_limit(options) {
-            return LimiterFuture::ready(Ok(Outcome::from(exceeds)));
-        }
-        self.decide(key, options.cost, false).map(Outcome::from)
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        if let Err(error) = options.check_units(|_| ()) {
-            return LimiterFuture::ready(Err(error));
-        }
-        if let Some(exceeds) = self.exceeds_limit(options) {
-            return LimiterFuture::ready(Ok(exceeds));
-        }
-        self.decide(key, options.cost, true)
+        self.decide(key, options, true)
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        match operation {
-            AdminOperation::Reset => {
-                let mut delete = redis::cmd("DEL");
-                delete.arg(self.encode(key));
-                match self.handle.link.call(delete, self.handle.link.deadline) {
-                    Ok(reply) => LimiterFuture::pending(async move { reply.await.map(drop) }),
-                    Err(error) => LimiterFuture::ready(Err(error)),
-                }
-            }
-            AdminOperation::SetUsage { .. } => LimiterFuture::unsupported(
-                "set usage failed: redis-cell cannot set the usage of a key; use `Redis` instead of `RedisCell`",
-            ),
-            AdminOperation::Settle { .. } => LimiterFuture::unsupported(
-                "settling failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
-            ),
-            AdminOperation::Block { .. } => LimiterFuture::unsupported(
-                "block failed: redis-cell cannot block a key; use `Redis` instead of `RedisCell`",
-            ),
+        if !matches!(operation, AdminOperation::Reset) {
+            return LimiterFuture::unsupported(
+                "the operation failed: redis-cell decides on keys and resets them; use `Redis` instead of `RedisCell`",
+            );
         }
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.name(|writer| key.encode(writer)));
+        self.link.send(delete, self.link.deadline, |_| Ok(()))
     }
 }
 
-impl<Key: ?Sized> Clone for RedisCell<Key> {
-    fn clone(&self) -> Self {
-        Self { handle: Arc::clone(&self.handle), key: PhantomData }
-    }
-}
-
-impl<Key: ?Sized> fmt::Debug for RedisCell<Key> {
+impl fmt::Debug for RedisCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CellState { link, rate, .. } = &*self.handle;
-        f.debug_struct("RedisCell")
-            .field("server", &link.health.server)
-            .field("rate", rate)
-            .field("deadline", &link.deadline)
-            .finish_non_exhaustive()
+        let Self { link, rate, .. } = self;
+        f.debug_tuple("RedisCell").field(&link.health.server).field(rate).field(&link.deadline).finish()
     }
 }

@@ -1,16 +1,15 @@
-use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use redis::{Cmd, RedisError, Value};
-use tokio::sync::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::store::inner::runtime::sleep;
+use crate::limiter::LimiterFuture;
+use crate::store::inner::runtime::{Sleep, sleep};
 use crate::store::redis::connect::{Connection, Failure, no_runtime};
 use crate::store::redis::health::ServerHealth;
 
@@ -21,95 +20,84 @@ pub(super) struct CellLink {
     pub(super) health: ServerHealth,
     pub(super) deadline: Duration,
     /// Locked while the connection is checked or opened.
-    connection: Mutex<Option<Arc<dyn Connection>>>,
-    /// The commands since the last reply whose callers have gone.
-    abandoned: AtomicU32,
-}
-
-/// Counts a command whose caller goes before the reply.
-struct Abandoned<'a>(&'a AtomicU32);
-
-impl Drop for Abandoned<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
+    connection: AsyncMutex<Option<Arc<dyn Connection>>>,
+    /// When the first command was sent after the last reply.
+    silent_since: Mutex<Option<Instant>>,
 }
 
 impl CellLink {
-    /// After so many commands without a reply, the connection is replaced, although no command has reached its deadline.
-    const MAX_ABANDONED: u32 = 64;
+    /// After so many deadlines without a reply the connection is replaced, although all callers may have gone before theirs.
+    const MAX_SILENCE: u32 = 4;
 
     pub(super) fn new(health: ServerHealth, deadline: Duration) -> Self {
-        Self { health, deadline, connection: Mutex::default(), abandoned: AtomicU32::new(0) }
+        Self { health, deadline, connection: AsyncMutex::default(), silent_since: Mutex::default() }
     }
 
-    /// Sends a command, and waits for the reply. A command whose future is dropped before it was sent is not sent.
-    ///
-    /// # Errors
-    ///
-    /// At once if the circuit breaker is open, or if there is no tokio runtime with a timer.
-    pub(super) fn call(
+    /// Sends a command, and reads the reply. A command whose future is dropped before it was sent is not sent.
+    pub(super) fn send<T: Send + 'static>(
         self: &Arc<Self>,
         command: Cmd,
         within: Duration,
-    ) -> Result<impl Future<Output = Result<Value, Error>> + Send + 'static, Error> {
-        let timer = sleep(within).ok_or_else(no_runtime)?;
-        let node = self.health.node(0);
-        node.breaker.check()?;
-        let (link, started_at) = (Arc::clone(self), Instant::now());
-        Ok(async move {
-            let mut used = None;
-            let abandoned = Abandoned(&link.abandoned);
-            let replied = {
-                let calling = pin!(async {
-                    let connection = link.usable_connection().await?;
-                    let reply = used.insert(connection).call(0, Arc::new(command)).await;
-                    reply.map_err(|error| classify(error, link.health.server.describe()))
-                });
-                match select(calling, pin!(timer)).await {
-                    Either::Left((result, _)) => result,
-                    Either::Right(_) => Err(Failure::timed_out(format!(
-                        "CL.THROTTLE failed: Redis ({}) did not reply within the deadline of {within:?}, and the cost may \
-                         have been charged; raise `deadline` or check the server",
-                        link.health.server.describe()
-                    ))),
-                }
-            };
-            std::mem::forget(abandoned);
-            link.abandoned.store(0, Ordering::Relaxed);
-            let failure = match replied {
-                Ok(value) => {
-                    link.health.record_success(&node);
-                    return Ok(value);
-                }
-                Err(failure) => failure,
-            };
-            if let (true, Some(used)) = (failure.reconnect, used) {
-                used.give_up();
-                link.connection.lock().await.take_if(|current| Arc::ptr_eq(current, &used));
+        read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
+    ) -> LimiterFuture<T> {
+        let timer = sleep(within).ok_or_else(no_runtime);
+        match timer.and_then(|timer| self.health.node(0).breaker.check().map(|()| timer)) {
+            Err(error) => LimiterFuture::ready(Err(error)),
+            Ok(timer) => {
+                let link = Arc::clone(self);
+                LimiterFuture::pending(async move { read(link.call(command, timer, within).await?) })
             }
-            if failure.server_responded {
-                link.health.record_success(&node);
-            } else {
-                link.health.record_failure(&node, started_at, &failure.error);
+        }
+    }
+
+    async fn call(&self, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {
+        let (node, started_at, address) = (self.health.node(0), Instant::now(), self.health.server.describe());
+        let mut used = None;
+        let replied = {
+            let calling = pin!(async {
+                let reply = used.insert(self.usable_connection().await?).call(0, Arc::new(command)).await;
+                reply.map_err(|error| classify(error, address))
+            });
+            match select(calling, pin!(timer)).await {
+                Either::Left((replied, _)) => replied,
+                Either::Right(_) => Err(Failure::timed_out(format!(
+                    "CL.THROTTLE failed: Redis ({address}) did not reply within the deadline of {within:?}, and the cost \
+                     may have been charged; raise `deadline` or check the server"
+                ))),
             }
-            Err(failure.error)
-        })
+        };
+        let failure = replied.as_ref().err();
+        if failure.is_none_or(|failure| failure.server_responded) {
+            *self.silent_since() = None;
+            self.health.record_success(&node);
+        } else if let Some(failure) = failure {
+            self.health.record_failure(&node, started_at, &failure.error);
+        }
+        if let (Some(true), Some(used)) = (failure.map(|failure| failure.reconnect), used) {
+            used.give_up();
+            self.connection.lock().await.take_if(|current| Arc::ptr_eq(current, &used));
+        }
+        replied.map_err(|failure| failure.error)
     }
 
     /// Returns the last connection if it is still open, else a new one.
     async fn usable_connection(&self) -> Result<Arc<dyn Connection>, Failure> {
         let mut current = self.connection.lock().await;
+        let silence = self.silent_since().get_or_insert_with(Instant::now).elapsed();
         if let Some(connection) = &*current
-            && self.abandoned.load(Ordering::Relaxed) < Self::MAX_ABANDONED
+            && silence < self.deadline * Self::MAX_SILENCE
             // Another command uses it.
             && (Arc::strong_count(connection) > 1 || connection.is_open().await)
         {
             return Ok(Arc::clone(connection));
         }
         let connection = Arc::from(self.health.server.connect(0).await?);
-        self.abandoned.store(0, Ordering::Relaxed);
+        *self.silent_since() = Some(Instant::now());
         Ok(Arc::clone(current.insert(connection)))
+    }
+
+    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.silent_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,16 +106,12 @@ fn classify(error: RedisError, address: &str) -> Failure {
     let detail = error.detail().unwrap_or_default();
     let cause = if detail.contains("nknown command") {
         "this Redis has no CL.THROTTLE; load the module redis-cell, or use Dragonfly"
-    } else if detail.contains("wrong type") || error.code() == Some("WRONGTYPE") {
+    } else if detail.contains("wrong type") {
         "a key of the limiter holds another type; choose another prefix"
     } else if error.code() == Some("NOPERM") {
         "the user (ACL) may not run it on the limiter's keys; grant CL.THROTTLE and the keys"
     } else {
-        let failure = Failure::of_call(error.clone(), address);
-        if !failure.server_responded {
-            return failure;
-        }
-        "Redis returned an error; see the source of this error"
+        return Failure::of_call(error, address);
     };
     Failure::server_responded(Error::unavailable(format!("CL.THROTTLE ({address}) failed: {cause}")).with_source(error))
 }

@@ -56,48 +56,46 @@ impl Batch {
         load_sessions(&mut operations, &limits, holds);
         let limit_count = limits.limits.len();
         let (keys, key_indices) = dedup_keys(&operations, &limits);
-        // Distinct templates with the numbers of a hold, an update or a report behind them.
-        let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
+        // Distinct ones.
+        let mut templates: Vec<&Arc<OperationTemplate>> = Vec::new();
         let mut steps = StepEncoder::new(limit_count);
         let mut id_keys = Vec::new();
         for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limit_count)) {
-            let mut push = |template, extra: Vec<f64>| {
-                let is_same = |known: &(&Arc<OperationTemplate>, Vec<f64>)| {
-                    known.1 == extra && (Arc::ptr_eq(known.0, template) || known.0 == template)
-                };
+            let mut push = |template, numbers: &[f64]| {
+                let is_same = |known: &&Arc<OperationTemplate>| Arc::ptr_eq(known, template) || *known == template;
                 let index = templates.iter().rposition(is_same).unwrap_or_else(|| {
-                    templates.push((template, extra));
+                    templates.push(template);
                     templates.len() - 1
                 });
-                steps.push(index, key_indices);
+                steps.push(index, key_indices, numbers);
             };
             match &operation.kind {
                 OperationKind::Decide(_, template) => {
                     let sessions = operation.once.as_ref().map_or_else(Vec::new, |_| vec![0.0; limit_count]);
-                    push(template, operation.numbers(sessions, template, &mut id_keys));
+                    push(template, &operation.numbers(sessions, template, &mut id_keys));
                 }
                 OperationKind::Hold(_, template, Some(pending)) => {
-                    push(template, operation.numbers(pending.ids(), template, &mut id_keys));
+                    push(template, &operation.numbers(pending.ids(), template, &mut id_keys));
                 }
                 OperationKind::Hold(..) => {}
                 OperationKind::Reserve(reserve) => {
-                    push(&reserve.template, reserve.encode(&limits.limits, &mut id_keys));
+                    push(&reserve.template, &reserve.encode(&limits.limits, &mut id_keys));
                 }
-                OperationKind::Settle(settle) => push(&settle.template, settle.encode(&limits.limits, &mut id_keys)),
-                OperationKind::Record(record) => push(&record.template, record.encode(&mut id_keys)),
+                OperationKind::Settle(settle) => push(&settle.template, &settle.encode(&limits.limits, &mut id_keys)),
+                OperationKind::Record(record) => push(&record.template, &record.encode(&mut id_keys)),
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {
-                            push(&update.target.entry.template, numbers.into_numbers().to_vec());
+                            push(&update.target.entry.template, &numbers.into_numbers());
                         }
                     }
                 }
                 OperationKind::Lease(renewal) => {
-                    push(&renewal.quota.entry.template, renewal.encode().into_numbers().to_vec());
+                    push(&renewal.quota.entry.template, &renewal.encode().into_numbers());
                 }
                 OperationKind::Mutate(templates) => {
                     for template in templates {
-                        push(template, Vec::new());
+                        push(template, &[]);
                     }
                 }
             }
@@ -109,18 +107,15 @@ impl Batch {
         for time in [now, latest_start.map(|start| start.server_time)] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
-        push_u16(limits.script.fast_path(templates.iter().map(|(template, _)| &***template)), &mut input);
+        push_u16(limits.script.fast_path(templates.iter().map(|template| &***template)), &mut input);
         push_u16(templates.len(), &mut input);
         push_u16(step_count, &mut input);
         for limit in 0..limit_count {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
         let mut calendars = Vec::new();
-        for (template, extra) in templates {
+        for template in templates {
             template.encode(&mut input, &mut calendars);
-            for number in extra {
-                push_f64(number, &mut input);
-            }
         }
         input.extend_from_slice(steps);
         Self {

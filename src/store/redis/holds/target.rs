@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::decision::AcquireOptions;
 use crate::store::inner::micros_floor;
 use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, Operation};
 
@@ -23,13 +24,16 @@ impl SessionTarget {
         expiry: Duration,
     ) -> Self {
         let limit = &limits.limits[index];
+        let mut template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(expiry));
+        template.uses_fast_path =
+            limits.limits.len() == 1 && limit.uses_fast_path(Some(algorithm), AcquireOptions::cost(1).hold());
         Self {
             limits: Arc::clone(limits),
             entry: EntryTarget {
                 limit: index,
                 algorithm: own.cloned(),
                 weight: usize::from(algorithm.weight()),
-                template: Arc::new(limit.template(index, Operation::Update, algorithm, 0, micros_floor(expiry))),
+                template: Arc::new(template),
             },
             max_duration: algorithm.max_hold_duration().filter(|_| limit.held_until_end),
         }

@@ -6,18 +6,18 @@
 -- The reply is packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds
---   H  1 after the fast path of decisions, else twice the number of holds that have expired
+--   H  1 after a fast path, else twice the number of holds that have expired
 --   H  the number of results
 --   H  the number of keys
 --   d  the results
---   H  for each key the length of its value before the batch (not after that path)
+--   H  for each key the length of its value before the batch (not after a fast path)
 --      the values
 --
--- After the fast path of decisions there are no results if all of them are 0. All values have the same length, and the value of a
+-- After a fast path there are no results if all of them are 0. All values have the same length, and the value of a
 -- never-seen key is zeros.
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
--- not blocked its own verdict: not 0 if the request borrows); then (not after that path) the sum of the flags FLAG,
+-- not blocked its own verdict: not 0 if the request borrows); then (not after a fast path) the sum of the flags FLAG,
 -- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation;
 -- then, for each kernel with a list, the figures VIEW. If an id is remembered, and the client has not said what its request
 -- was charged, the results are these costs. The results of an update are UPDATED, those of a report GRANT (for a kernel
@@ -447,6 +447,9 @@ for index = 1, operation_count do
     pos = operation[operation_words + 1]
   end
   local template = templates[operation[1]]
+  if template.numbers > 0 then
+    pos = read_numbers(template, pos)
+  end
   local run = run_decision
   for l = 1, limits do
     if operation[l + 1] == 0 then

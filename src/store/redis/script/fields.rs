@@ -286,9 +286,10 @@ mod tests {
 
     use super::*;
 
-    const FILES: [(&str, &str); 7] = [
+    const FILES: [(&str, &str); 8] = [
         ("prelude", include_str!("prelude.lua")),
         ("fast_reply", include_str!("fast_reply.lua")),
+        ("fast_holds", include_str!("../../../algorithm/fast_holds.lua")),
         ("read", include_str!("read.lua")),
         ("holds", include_str!("holds.lua")),
         ("lease", include_str!("lease.lua")),

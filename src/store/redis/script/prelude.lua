@@ -37,13 +37,12 @@ if is_plain then
 end
 
 -- There are two fast paths, of a kernel: 1 for decisions, 2 for holds and their updates. Both decide on `values`, by key
--- index. A fast path writes nothing before it knows that it supports the whole batch; otherwise the driver starts afresh,
--- with the values that were read.
---
--- That of decisions leaves the rest for fast_reply.lua. By key index: the values after the batch, and the expiry of keys
--- whose TTL must change. By operation: the results other than 0, which are denials. That of holds writes and replies.
-local values, new_values, expiries, results
-local result_count, has_denials = 0, false
+-- index, and write nothing before they know that they support the whole batch; otherwise the driver starts afresh, with
+-- the values that were read. They leave the rest for fast_reply.lua. By key index: the values after the batch ('' for no
+-- value), and the expiry of keys whose TTL must change. One after the other: the results other than 0. That of holds also
+-- leaves the values for the reply.
+local values, new_values, expiries, results, reported
+local result_count, has_results = 0, false
 if fast > 0 then
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
@@ -56,9 +55,9 @@ if fast > 0 then
   end
 end
 -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
-if fast == 1 and #KEYS > 1 then
+if fast > 0 and #KEYS > 1 then
   new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
   results = { nil, nil, nil, nil, nil, nil, nil, nil }
-elseif fast == 1 then
+elseif fast > 0 then
   new_values, expiries, results = { nil }, { nil }, { nil }
 end

@@ -8,10 +8,10 @@
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
 --   d  the latest time at which decisions are made: 0 for no limit
---   H  1 if the fast path of decisions may support all templates, 2 if the fast path of holds may
+--   H  1 if the fast path of decisions supports all templates, 2 if the fast path of holds does, else 0
 --   H  the number of templates
 --   H  the number of operations; 0 if there is one limit and one template, and each key in its order has one operation.
---      The operations are then not sent
+--      Only their own numbers are then sent
 --   H  for each limit the number of its keys
 --      the templates
 --      the operations
@@ -26,6 +26,10 @@
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
 --   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
+--
+-- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
+-- operation), and a repeat count (all H). Then come its own numbers:
+--
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
 --   d  UPDATE, LEASE: the fields UPDATE and REPORT
 --   d  RESERVE: for each limit 1 if it holds, 0 if it is charged; and the fields RESERVE
@@ -36,9 +40,6 @@
 --
 -- Names in capitals are codes and lists of fields in fields.rs, which puts a number in the place of each name in the
 -- code.
---
--- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
--- operation), and a repeat count (all H).
 --
 -- # Values
 --
@@ -225,12 +226,36 @@ do
   end
 end
 
+-- Reads the own numbers of an operation into its template. Returns the position behind them.
+local function read_numbers(template, at)
+  local ids, code = { unpack(format(template.numbers), input, at) }, template.code
+  template.ids = ids
+  if code >= OPERATION.reserve then
+    -- A settlement has its record's key in the same place.
+    template.record = KEYS[key_count + ids[limits + RESERVE.record_key]]
+  end
+  if code == OPERATION.reserve or code >= OPERATION.once then
+    template.counts = KEYS[key_count + ids[limits + RESERVE.counts_key]]
+    template.lifetime, template.max_ids = ids[limits + RESERVE.lifetime], ids[limits + RESERVE.max_ids]
+    local repeats = ids[limits + RESERVE.repeats]
+    if code == OPERATION.reserve then
+      template.hold_repeats = repeats
+    else
+      template.repeats = repeats
+    end
+    if code == OPERATION.once or code == OPERATION.once_hold then
+      template.credits = { table_unpack(ids, limits + RESERVE.LENGTH + 1, 2 * limits + RESERVE.LENGTH) }
+    end
+  end
+  return ids[template.numbers + 1]
+end
+
 local templates = {}
 for index = 1, template_count do
   local op, limit, arg1, arg2
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
-  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
-  template.group, template.record = false, false
+  local template = { nil, nil, nil, nil, op = op, code = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
+  template.group, template.record, template.numbers = false, false, 0
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
@@ -259,29 +284,14 @@ for index = 1, template_count do
     end
   end
   if op == OPERATION.hold or op >= OPERATION.update then
-    local count = op == OPERATION.update and UPDATE.LENGTH or op == OPERATION.lease and REPORT.LENGTH
+    template.numbers = op == OPERATION.update and UPDATE.LENGTH or op == OPERATION.lease and REPORT.LENGTH
       or limits + (op == OPERATION.hold and 0 or op == OPERATION.settle and SETTLE.LENGTH or RESERVE.LENGTH)
       + ((op == OPERATION.once or op == OPERATION.once_hold) and limits or 0)
-    local ids = { unpack(format(count), input, pos) }
-    pos = ids[count + 1]
-    template.ids = ids
-    if op >= OPERATION.reserve then
-      -- A settlement has its record's key in the same place.
-      template.record = KEYS[key_count + ids[limits + RESERVE.record_key]]
-    end
-    if op == OPERATION.reserve or op >= OPERATION.once then
-      template.counts = KEYS[key_count + ids[limits + RESERVE.counts_key]]
-      template.lifetime, template.max_ids = ids[limits + RESERVE.lifetime], ids[limits + RESERVE.max_ids]
-    end
-    if op == OPERATION.reserve then
+    if op == OPERATION.reserve or op == OPERATION.once_hold then
       -- A hold, and the record of its id.
-      template.op, template.hold_repeats = OPERATION.hold, ids[limits + RESERVE.repeats]
-    elseif op >= OPERATION.once then
-      template.repeats = ids[limits + RESERVE.repeats]
-      if op ~= OPERATION.record then
-        template.op = op == OPERATION.once and OPERATION.acquire or OPERATION.hold
-        template.credits = { table_unpack(ids, limits + RESERVE.LENGTH + 1, 2 * limits + RESERVE.LENGTH) }
-      end
+      template.op = OPERATION.hold
+    elseif op == OPERATION.once then
+      template.op = OPERATION.acquire
     end
   end
   templates[index] = template

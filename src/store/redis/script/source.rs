@@ -71,22 +71,15 @@ impl Script {
         Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }
     }
 
-    /// Returns the number of the fast path that may support all of these templates: 1 for decisions, 2 for holds and their
-    /// updates, 0 if none does. A kernel without a path of holds leaves them to the driver.
-    pub(crate) fn fast_path<'a>(&self, mut templates: impl Iterator<Item = &'a OperationTemplate> + Clone) -> usize {
-        let holds = |template: &OperationTemplate| matches!(template.operation, Operation::Hold | Operation::Update);
-        if templates.clone().next().is_none() {
-            0
-        } else if templates.clone().all(|template| template.uses_fast_path) {
-            1
-        } else if matches!(self.kernels[..], [kernel] if kernel.fast_path().is_some())
-            && !self.has_leases
-            && templates.all(holds)
-        {
-            2
-        } else {
-            0
-        }
+    /// Returns the number of the fast path that supports all of these templates: 1 for decisions, 2 for holds and their
+    /// updates, 0 if none does.
+    pub(crate) fn fast_path<'a>(&self, templates: impl Iterator<Item = &'a OperationTemplate>) -> usize {
+        let path = |template: &OperationTemplate| match template.operation {
+            _ if !template.uses_fast_path => 0,
+            Operation::Hold | Operation::Update => 2 * usize::from(!self.has_leases),
+            _ => 1,
+        };
+        templates.map(path).reduce(|path, other| if path == other { path } else { 0 }).unwrap_or(0)
     }
 
     pub(crate) fn text(&self) -> &str {

@@ -34,7 +34,7 @@ pub(crate) struct OperationTemplate {
     pub(crate) kept_free: Vec<Option<u64>>,
     /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `OnceOperation`.
     pub(crate) credits: Vec<u64>,
-    /// Whether the script's fast path of decisions supports the operation. Not sent.
+    /// Whether a fast path of the script supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,
 }
 

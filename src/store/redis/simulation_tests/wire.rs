@@ -57,6 +57,7 @@ pub(crate) struct Input {
     pub(crate) wrong: Option<String>,
 }
 
+#[derive(Clone)]
 pub(crate) struct Template {
     pub(crate) operation: u16,
     /// The index of the limit; `None` for all limits.
@@ -97,18 +98,25 @@ impl Input {
         let key_counts: Vec<_> = (0..limits).map(|_| usize::from(input.u16())).collect();
         let mut wrong = None;
         let templates: Vec<_> = (0..templates).map(|_| Template::read(&mut input, quotas, &mut wrong)).collect();
-        let mut steps: Vec<_> = (0..steps)
-            .map(|_| Step {
-                template: usize::from(input.u16()) - 1,
-                keys: (0..limits).map(|_| usize::from(input.u16()).checked_sub(1)).collect(),
-                repeats: input.u16(),
-            })
-            .collect();
+        // Each step gets a template with its own numbers.
+        let (shared, mut templates) = (templates, Vec::new());
+        let is_plain = steps == 0 && shared.len() == 1;
+        assert!(!is_plain || limits == 1, "operations without numbers have one limit");
+        let count = if is_plain { key_counts[0] } else { usize::from(steps) };
+        let steps = (0..count).map(|index| {
+            let (shared, keys, repeats) = if is_plain {
+                (&shared[0], vec![Some(index)], 1)
+            } else {
+                let shared = &shared[usize::from(input.u16()) - 1];
+                let keys = (0..limits).map(|_| usize::from(input.u16()).checked_sub(1)).collect();
+                (shared, keys, input.u16())
+            };
+            let ids = (0..shared.id_count(limits)).map(|_| input.f64()).collect();
+            templates.push(Template { ids, ..shared.clone() });
+            Step { template: index, keys, repeats }
+        });
+        let steps = steps.collect();
         assert!(input.0.is_empty(), "the input ends with the operations");
-        if steps.is_empty() && templates.len() == 1 {
-            assert_eq!(limits, 1, "operations without numbers have one limit");
-            steps.extend((0..key_counts[0]).map(|key| Step { template: 0, keys: vec![Some(key)], repeats: 1 }));
-        }
         Self { latest_start, is_fast, key_counts, templates, steps, wrong }
     }
 }
@@ -133,18 +141,21 @@ impl Template {
             }
             costs[index] = Some(cost);
         }
-        let ids = match operation {
-            Input::HOLD => quotas.len(),
+        Self { operation, limit, arg1, arg2, costs, ids: Vec::new() }
+    }
+
+    /// The number of each step's own numbers.
+    fn id_count(&self, limits: usize) -> usize {
+        match self.operation {
+            Input::HOLD => limits,
             Input::UPDATE => 5,
             Input::LEASE => 7,
-            Input::RESERVE => quotas.len() + 5,
-            Input::SETTLE => quotas.len() + 1,
-            Input::ONCE => 2 * quotas.len() + 5,
+            Input::RESERVE => limits + 5,
+            Input::SETTLE => limits + 1,
+            Input::ONCE => 2 * limits + 5,
             Input::ACQUIRE | Input::PEEK | Input::CHARGE => 0,
             other => panic!("the operation {other} is not simulated"),
-        };
-        let ids = (0..ids).map(|_| input.f64()).collect();
-        Self { operation, limit, arg1, arg2, costs, ids }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random operations of some processes, and their encoding: see `read.lua`.
 
-use super::quota::Quota;
+use super::quota::{Form, Quota};
 use super::wire::{Input, Step, Template, to_f64};
 use super::{Keys, whole};
 use crate::random::Random;
@@ -22,8 +22,11 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether the client lets the fast path decide: see `LuaAlgorithm::uses_fast_path`.
     pub(super) fn can_be_fast(&self, quotas: &[Quota]) -> bool {
-        let is_possible = |(quota, cost): (&Quota, &Option<u64>)| cost.is_none_or(|cost| cost <= quota.capacity());
-        quotas.len() == 1 && self.code == Input::ACQUIRE && quotas.iter().zip(&self.costs).all(is_possible)
+        quotas.len() == 1 && self.code == Input::ACQUIRE && self.is_possible(quotas)
+    }
+
+    fn is_possible(&self, quotas: &[Quota]) -> bool {
+        quotas.iter().zip(&self.costs).all(|(quota, cost)| cost.is_none_or(|cost| cost <= quota.capacity()))
     }
 
     pub(super) fn is_decision(&self) -> bool {
@@ -318,10 +321,13 @@ pub(super) fn encode(
         }
     };
     doubles(&[to_f64(now), input.latest_start], &mut bytes);
-    // The fast path of holds replies as the driver.
-    let holds = operations.iter().all(|operation| [Input::HOLD, Input::UPDATE].contains(&operation.code));
-    let fast_path =
-        if holds && !has_leases && quotas.len() == 1 && now % 5 > 0 { 2 } else { usize::from(input.is_fast) };
+    let is_hold = |operation: &Operation| match operation.code {
+        Input::HOLD => operation.is_possible(quotas),
+        code => code == Input::UPDATE,
+    };
+    let is_bucket = matches!(quotas, [Quota { form: Form::TokenBucket { .. }, .. }]);
+    let holds = is_bucket && !has_leases && operations.iter().all(is_hold) && now % 5 > 0;
+    let fast_path = if holds { 2 } else { usize::from(input.is_fast) };
     for number in [fast_path, groups.len(), groups.len()] {
         short(number, &mut bytes);
     }
@@ -337,12 +343,12 @@ pub(super) fn encode(
             let numbers: Vec<_> = parameters.into_iter().chain([0, cost]).map(to_f64).collect();
             doubles(&numbers, &mut bytes);
         }
-        doubles(&operation.ids, &mut bytes);
     }
     for (index, (operation, repeats)) in groups.iter().enumerate() {
         short(index + 1, &mut bytes);
         operation.keys.iter().for_each(|key| short(key.map_or(0, |key| key + 1), &mut bytes));
         short(usize::from(*repeats), &mut bytes);
+        doubles(&operation.ids, &mut bytes);
     }
     bytes
 }
