@@ -7,7 +7,7 @@ use super::operation::QueuedOperation;
 use super::results::arrived_late;
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
-use crate::store::inner::{Remember, StateEncoding};
+use crate::store::inner::{CallId, StateEncoding};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
     Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, catch_panic, fields,
@@ -17,7 +17,7 @@ use crate::store::redis::script::{
 /// A hold with an id.
 pub(crate) struct ReserveOperation {
     pub(crate) options: AcquireOptions,
-    pub(crate) reserve: Remember,
+    pub(crate) reserve: CallId,
     pub(crate) template: Arc<OperationTemplate>,
     pub(crate) keys: ReservationKeys,
     pub(crate) max_ids: usize,
