@@ -116,6 +116,8 @@ pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> S
     if leases {
         parts.push(include_str!("../../../src/store/redis/script/lease.lua").to_owned());
     }
+    let operations = include_str!("../../../src/store/redis/script/operations.lua");
+    parts.push(format!("local run_decision, operate = (function()\n{operations}end)()\n"));
     parts.push(include_str!("../../../src/store/redis/script/driver.lua").to_owned());
     let script = parts.concat();
     fields::resolve(&script)

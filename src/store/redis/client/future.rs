@@ -12,7 +12,7 @@ use crate::store::inner::runtime::Sleep;
 ///
 /// The operation is dropped at the end, also if the caller keeps the returned future. That cancels an operation that was
 /// not sent yet, so a failed decision is not charged later. If it was sent, the grant in its reply releases the cost.
-pub(super) async fn by_deadline<T>(
+pub(crate) async fn by_deadline<T>(
     operation: impl Future<Output = Result<T, Error>>,
     timer: Sleep,
     message: impl FnOnce() -> String,
