@@ -454,24 +454,25 @@ fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn
     }
 }
 
+/// Forty per ten seconds.
+fn forty(cost: u64) -> Vec<f64> {
+    let span = |count: u64| number(count * 250_000);
+    vec![1.0, 250_000.0, span(40 - cost), 0.0, span(cost), 0.0, span(40), number(41 - cost), 0.0]
+}
+
+/// Seven per second, and a burst of 35: spans have fractions.
+fn sevenths(cost: u64) -> Vec<f64> {
+    let span = |count: u64| [number(count * 1_000_000 / 7), number(count * 1_000_000 % 7)];
+    let spans = [span(35 - cost), span(cost)].concat();
+    [&[7.0, 1_000_000.0], &spans[..], &[5_000_000.0, number(36 - cost), 0.0]].concat()
+}
+
+const BUCKET: &str = include_str!("../../../src/algorithm/bucket/bucket.lua");
+
 #[test]
 fn fast_path_of_holds_equals_the_driver() {
-    // Forty per ten seconds.
-    let params = |cost: u64| {
-        let span = |count: u64| number(count * 250_000);
-        vec![1.0, 250_000.0, span(40 - cost), 0.0, span(cost), 0.0, span(40), number(41 - cost), 0.0]
-    };
-    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
-    // Seven per second: spans have fractions.
-    let params = |cost: u64| {
-        let span = |count: u64| {
-            let units = count * 1_000_000;
-            [number(units / 7), number(units % 7)]
-        };
-        let spans = [span(35 - cost), span(cost)].concat();
-        [&[7.0, 1_000_000.0], &spans[..], &[5_000_000.0, number(36 - cost), 0.0]].concat()
-    };
-    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
+    check_fast_holds(BUCKET, FAST_BUCKET, 5, &forty);
+    check_fast_holds(BUCKET, FAST_BUCKET, 5, &sevenths);
     let in_flight = concat!(
         include_str!("../../../src/algorithm/in_flight_fast.lua"),
         include_str!("../../../src/algorithm/fast_holds.lua")
@@ -479,4 +480,26 @@ fn fast_path_of_holds_equals_the_driver() {
     check_fast_holds(include_str!("../../../src/algorithm/in_flight.lua"), in_flight, 1, &|cost| {
         vec![30.0, number(cost)]
     });
+}
+
+/// The control.
+#[test]
+fn mistakes_in_the_fast_path_of_holds_are_found() {
+    let mistakes = [
+        ("held + allowed * cost", "held + cost"),
+        ("sum_released - own_released", "sum_released"),
+        ("sum_charged - own_charged", "sum_charged"),
+        ("due > now and", ""),
+        ("if ends == 1 or released > own_held then", "if ends == 1 then"),
+        ("state_tokens, state_ticks, charged_at = tokens, ticks, now", ""),
+        ("fraction = fraction - over", ""),
+        ("if expiry < due then due = expiry end", ""),
+        ("own = value:sub(HELD_LENGTH + 1, own_at - 1) .. own", "own = own"),
+    ];
+    for (code, mistake) in mistakes {
+        let text = FAST_BUCKET.replace(code, mistake);
+        assert_ne!(text, FAST_BUCKET, "{code}");
+        let found = std::panic::catch_unwind(|| check_fast_holds(BUCKET, &text, 5, &sevenths));
+        assert!(found.is_err(), "the mistake is not found: {code}");
+    }
 }
