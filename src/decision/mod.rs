@@ -26,7 +26,7 @@ use self::flags::DecisionFlags;
 pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub use self::reservation_id::Remember;
+pub use self::reservation_id::CallId;
 pub use self::reservation_id::ReservationId;
 pub(crate) use self::shares::ShareRole;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};

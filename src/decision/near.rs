@@ -26,6 +26,7 @@ impl WarnAt {
     }
 
     /// Returns whether the numbers of a limit are at the mark, in the state of a limit that has one.
+    #[inline]
     pub(crate) fn level(self, snapshot: &LazySnapshot) -> NearLimit {
         let snapshot = snapshot.compute();
         let used = u128::from(snapshot.limit.saturating_sub(snapshot.remaining));

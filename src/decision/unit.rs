@@ -1,7 +1,5 @@
 use std::borrow::Cow;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-
-use arc_swap::ArcSwap;
+use std::sync::OnceLock;
 
 /// The number of a unit's name in this process, from 1.
 ///
@@ -10,43 +8,25 @@ use arc_swap::ArcSwap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Unit(pub(super) u8);
 
-static NAMES: LazyLock<ArcSwap<Vec<&'static str>>> = LazyLock::new(ArcSwap::default);
+/// The names by their numbers. They are never removed.
+static NAMES: [OnceLock<&'static str>; 254] = [const { OnceLock::new() }; 254];
 
 impl Unit {
     /// In the place of a unit for which there is no number, or no word in the costs.
     pub(crate) const TOO_MANY: Self = Self(u8::MAX);
 
     /// Returns the unit with this name.
-    pub(crate) fn named(name: Cow<'static, str>) -> Self {
-        Self::find(&NAMES.load(), &name).unwrap_or_else(|| Self::insert(name))
-    }
-
-    fn find(names: &[&'static str], name: &str) -> Option<Self> {
-        let index = names.iter().position(|known| *known == name)?;
-        u8::try_from(index + 1).ok().map(Self)
-    }
-
-    #[cold]
-    fn insert(name: Cow<'static, str>) -> Self {
-        static WRITER: Mutex<()> = Mutex::new(());
-        let _one = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut names = NAMES.load().to_vec();
-        if let Some(known) = Self::find(&names, &name) {
-            return known;
-        }
-        let number = u8::try_from(names.len() + 1).unwrap_or(u8::MAX);
-        if number == u8::MAX {
-            return Self::TOO_MANY;
-        }
-        names.push(match name {
+    pub(crate) fn named(name: &Cow<'static, str>) -> Self {
+        let leak = || match name {
             Cow::Borrowed(name) => name,
-            Cow::Owned(name) => Box::leak(name.into_boxed_str()),
-        });
-        NAMES.store(Arc::new(names));
-        Self(number)
+            Cow::Owned(name) => &*Box::leak(name.clone().into_boxed_str()),
+        };
+        let index = NAMES.iter().position(|known| *known.get_or_init(leak) == name);
+        index.and_then(|index| u8::try_from(index + 1).ok()).map_or(Self::TOO_MANY, Self)
     }
 
     pub(crate) fn name(self) -> &'static str {
-        NAMES.load().get(usize::from(self.0).wrapping_sub(1)).copied().unwrap_or("too many units")
+        let name = NAMES.get(usize::from(self.0).wrapping_sub(1)).and_then(OnceLock::get);
+        name.copied().unwrap_or("too many units")
     }
 }

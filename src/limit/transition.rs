@@ -52,6 +52,12 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         if C::Algorithm::HELD_UNTIL_END { options.hold_cost().max_delay(Duration::ZERO) } else { options }
     }
 
+    /// Returns whether the limit holds its cost of a request with these options.
+    #[inline]
+    pub(crate) fn holds(&self, options: &AcquireOptions) -> bool {
+        C::Algorithm::HELD_UNTIL_END || options.hold && (options.holds_fixed_costs || !self.cost.is_fixed())
+    }
+
     /// Returns the cost that this limit has charged for a request of these costs. A repeat of the request is charged only
     /// what exceeds it. A limit in flight has charged nothing.
     #[cold]

@@ -290,12 +290,14 @@ impl Held {
     /// Adds what a limit of the store holds.
     #[inline]
     pub(crate) fn add(&mut self, entry: HeldEntry) {
-        if let Some(parts) = &mut self.0
-            && let Some(store) = &parts.store
-            && !(entry.until_end && entry.amount == 0)
-        {
-            let end = End::Entry(Arc::clone(store), entry);
-            parts.parts.push(Part { kind: entry.kind(), amount: entry.amount, end });
+        let Some(parts) = self.0.as_mut().filter(|_| !entry.until_end || entry.amount > 0) else { return };
+        // The first part takes the store, so that one part counts no reference.
+        let store = match parts.parts.last() {
+            Some(Part { end: End::Entry(store, _), .. }) => Some(Arc::clone(store)),
+            _ => parts.store.take(),
+        };
+        if let Some(store) = store {
+            parts.parts.push(Part { kind: entry.kind(), amount: entry.amount, end: End::Entry(store, entry) });
         }
     }
 

@@ -175,6 +175,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         if !context.options.hold && self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
             return plain::try_complete(self, context);
         }
+        if held.is_none() {
+            return plain::try_alone(self, context);
+        }
         let part = LimitPart::new(self, context)?;
         plain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
     }

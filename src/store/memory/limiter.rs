@@ -245,11 +245,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Decides what the fast path does not handle.
     #[inline(never)]
     fn check_slow(&self, key: &Key, options: AcquireOptions, now: Timestamp) -> (Decision, usize) {
-        if self.check_units(options).is_err() {
+        if self.check_units(&options).is_err() {
             return (Decision::without_limit(now, Verdict::ExceedsLimit), 0);
         }
         let context = self.context_at(key, options, now);
-        if let Some(decision) = L::try_complete(&self.shared.tables, context, None) {
+        if let Some(decision) = L::try_complete(&self.shared.tables, &context, None) {
             return (decision, 0);
         }
         self.shared.end_due();
@@ -329,10 +329,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         L: 'static,
         S: Send + Sync + 'static,
     {
-        let &AcquireContext { key, options, .. } = context;
+        let (key, options) = (context.key, &context.options);
         self.check_units(options)?;
         if not_decided == NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, *context, None)
+            && let Some(decision) = L::try_complete(&self.shared.tables, context, None)
         {
             return Ok(decision.into());
         }
@@ -340,10 +340,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
-            return self.hold_with_id(key, options, reserve);
+            return self.hold_with_id(key, *options, reserve);
         }
         if let Some(once) = options.charged_once() {
-            let (decision, entries, charged_for) = self.acquire_once(key, options, once)?;
+            let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
             return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
         }
         // Released if nothing is decided, or if an algorithm panics.
@@ -351,7 +351,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         self.shared.end_due();
         // A request without a guard has had this case above.
         if not_decided != NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, *context, held.held_mut())
+            && let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut())
         {
             return Ok(match held.into_held() {
                 Some(held) => self.outcome(options, decision, held, None),
@@ -367,12 +367,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     /// Checks that a limit names each unit of the options.
-    pub(super) fn check_units(&self, options: AcquireOptions) -> Result<(), Error> {
+    pub(super) fn check_units(&self, options: &AcquireOptions) -> Result<(), Error> {
         options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
     }
 
     /// Returns the guard of what the limits hold.
-    fn guard(&self, options: AcquireOptions, entries: &[HeldEntry]) -> Held
+    fn guard(&self, options: &AcquireOptions, entries: &[HeldEntry]) -> Held
     where
         Key: 'static,
         L: 'static,
@@ -391,7 +391,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// The settlement records what is charged for `charged_for`, if there is an id.
     fn outcome(
         &self,
-        options: AcquireOptions,
+        options: &AcquireOptions,
         decision: Decision,
         mut held: Held,
         charged_for: Option<ChargedFor>,
@@ -529,7 +529,7 @@ where
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let context = self.context(key, options);
-        let decided = if options.remember.is_some() {
+        let decided = if options.call_id.is_some() {
             Err(NotDecided::NotApplicable)
         } else {
             L::try_acquire(&self.shared.tables, &context)
@@ -542,7 +542,7 @@ where
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         self.shared.end_due();
-        let peeked = self.check_units(options).map(|()| self.shared.peek(&self.context(key, options)));
+        let peeked = self.check_units(&options).map(|()| self.shared.peek(&self.context(key, options)));
         LimiterFuture::ready(peeked)
     }
 

@@ -32,11 +32,9 @@ pub trait MemoryLimits<Key: ?Sized, S>: Sized {
 
     /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction. Adds to `held` what the request
     /// holds; without it, leaves a hold to the transaction.
-    ///
-    /// `context` is passed by value: a reference would force the context of the fast path into memory.
     fn try_complete(
         tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key, S>,
         held: Option<&mut Held>,
     ) -> Option<Decision>;
 
@@ -75,10 +73,10 @@ where
 
     fn try_complete(
         tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key, S>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
-        tables.try_complete_alone(&context, held)
+        tables.try_complete_alone(context, held)
     }
 
     fn with_parts(
@@ -100,9 +98,9 @@ where
 /// Charges the limits of a tuple that apply, unless one of them does not allow the request immediately. Returns the time, and
 /// what was charged.
 macro_rules! charge_plain {
-    ($shadows:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
+    ($all:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
         // Functions of users run before any lock.
-        $(let $limit = PlainLimit::new::<$shadows>(&$tables.$index, $context).ok_or($error)?;)+
+        $(let $limit = PlainLimit::new::<$all>(&$tables.$index, $context).ok_or($error)?;)+
         $(let mut $keys = $limit.as_ref().map(|limit| limit.lock());)+
         let mut last = 0;
         $(last = last.max($keys.as_ref().map_or(0, |keys| keys.last_decided_at()));)+
@@ -110,11 +108,11 @@ macro_rules! charge_plain {
         let now = if read.as_micros() < last { read_clock($context.clock) } else { read };
         $(if let Some(keys) = &mut $keys { keys.set_last_decided_at(now); })+
         $(let $charged = match (&$limit, &mut $keys) {
-            (Some(limit), Some(keys)) => Some(limit.decide(keys, now).ok_or($error)?),
+            (Some(limit), Some(keys)) => Some(limit.decide::<$all>(keys, now).ok_or($error)?),
             _ => None,
         };)+
         $(let $charged = match (&$limit, $charged) {
-            (Some(limit), Some(allowed)) => Some(limit.charge::<$shadows>(allowed, now)),
+            (Some(limit), Some(allowed)) => Some(limit.charge::<$all>(allowed, now)),
             _ => None,
         };)+
         // All limits stay locked until all are charged.
@@ -179,23 +177,20 @@ macro_rules! tuple {
                 Ok(Decision::from_store(now, supports_scheduling, status))
             }
 
-            // Row "shadow" of benches/figures.md: 1.5 times as long by the chain.
             fn try_complete(
                 tables: &Self::Tables,
-                context: AcquireContext<'_, Key, S>,
+                context: &AcquireContext<'_, Key, S>,
                 mut held: Option<&mut Held>,
             ) -> Option<Decision> {
-                let options = context.options;
-                let lists_all = $count > 1 && options.lists_all(Verdict::Allowed);
-                if !options.hold && (lists_all $(|| tables.$index.limit.is_shadow())+) {
-                    let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, &context, (),
+                // Without holds: row "shadow" of benches/figures.md, 1.5 times as long by the chain.
+                if held.is_none() {
+                    let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, context, (),
                         $($limit $keys $charged $index),+)))();
-                    if let Ok((now, ($($charged,)+))) = charged {
-                        return plain::listed([$($charged),+].into_iter().flatten(), now, lists_all);
-                    }
+                    let (now, ($($charged,)+)) = charged.ok()?;
+                    return plain::decision([$($charged),+], now, context.options.lists_all(Verdict::Allowed));
                 }
                 let mut decided = None;
-                Self::with_parts(tables, &context, &mut |parts| decided = plain::try_parts(parts, &context, held.as_deref_mut()));
+                Self::with_parts(tables, context, &mut |parts| decided = plain::try_parts(parts, context, held.as_deref_mut()));
                 decided
             }
 

@@ -6,15 +6,15 @@ use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
-use super::plain::{self, Charged, PartList, PlainChain};
-use super::table::{Keys, ShardGuard, SlotIndex, TableFull, fingerprint};
+use super::plain::{self, Allowed, Charged, PartList, PlainChain, PlainLimit};
+use super::table::{Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Verdict};
 use crate::limit::{SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{
-    HeldEntry, InLine, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
+    HeldEntry, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
 };
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
@@ -53,12 +53,9 @@ pub trait Part {
 }
 
 pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
-    limit: &'a LimitTable<C, P>,
-    hash: u64,
-    chosen: C::Selected<'a>,
+    plain: PlainLimit<'a, Key, C, P>,
     /// The algorithm once more, for a hold, if the key chooses it.
     own: Cell<Option<C::Algorithm>>,
-    kept_free: Option<u64>,
     /// The options of the decision.
     options: &'a AcquireOptions,
     /// What was charged for the request before.
@@ -91,14 +88,11 @@ where
         context: &'a AcquireContext<'_, Key, impl BuildHasher>,
     ) -> Option<Self> {
         let AcquireContext { key, options, .. } = context;
-        let hash = fingerprint(limit.key_hash(key, context.hasher)?);
+        let plain = PlainLimit::of::<true>(limit, context, limit.key_hash(key, context.hasher)?);
         let holds = options.hold && !C::Algorithm::HELD_UNTIL_END;
         Some(Self {
-            limit,
-            hash,
-            chosen: limit.limit.algorithm().select(key),
+            plain,
             own: Cell::new(if holds { limit.limit.algorithm().select_owned(key) } else { None }),
-            kept_free: limit.limit.kept_free(key),
             options,
             credit: context.credit.map_or(0, |charged| limit.limit.credit_of(*charged)),
             locked: RefCell::new(None),
@@ -108,61 +102,36 @@ where
 
 impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
     fn algorithm(&self) -> &C::Algorithm {
-        self.chosen.borrow()
+        self.plain.chosen.borrow()
     }
 
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
-        let transition = self.limit.limit.transition(self.algorithm(), self.kept_free, *self.options);
+        let transition = self.plain.limit.limit.transition(self.algorithm(), self.plain.kept_free, *self.options);
         if self.credit == 0 { transition } else { transition.less(self.credit) }
-    }
-
-    /// Returns the units that must be free beside the cost. Within its share, a request needs none.
-    #[inline]
-    fn needed_free(&self) -> u64 {
-        if self.limit.limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 }
-    }
-
-    /// Charges a cost that is not decided in line.
-    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
-    #[inline(never)]
-    fn charge_uncommon<'p>(
-        &'p self,
-        rest: Option<&'p PartList<'p>>,
-        state: &mut StateOf<C>,
-        options: ChargeOptions,
-        now: Timestamp,
-        is_alone: bool,
-        chain: &mut PlainChain<'p>,
-    ) -> bool {
-        let algorithm = self.algorithm();
-        match algorithm.decide(state, now, options) {
-            Step::Allow { next, delay: 0 } => self.charge_after(algorithm, rest, state, next, now, is_alone, chain),
-            _ => false,
-        }
     }
 
     /// Holds the cost after the rest of the limits: see [`Part::charge_plain`]. A limit with shares, marks or units that are
     /// kept free is left to the transaction.
     // Rows "hold and settle" and "in flight" of benches/figures.md: the transaction takes three times as long.
-    #[allow(clippy::too_many_arguments, reason = "a part of one function")]
     fn hold_plain<'p>(
         &'p self,
         rest: Option<&'p PartList<'p>>,
         keys: &mut Keys<C::Algorithm>,
-        slot: SlotIndex,
-        cost: u64,
         now: Timestamp,
         is_alone: bool,
         chain: &mut PlainChain<'p>,
     ) -> bool {
-        let (limit, algorithm, until_end) = (&self.limit.limit, self.algorithm(), C::Algorithm::HELD_UNTIL_END);
+        let (limit, hash, cost) = (&self.plain.limit.limit, self.plain.hash, self.plain.options.cost);
+        let (algorithm, until_end) = (self.algorithm(), C::Algorithm::HELD_UNTIL_END);
         let is_counted = !until_end || self.options.keeps_guard && !keys.has_due(now);
-        let decides_alone = self.kept_free.is_none() && limit.share() == ShareRole::None && !self.limit.has_mark;
-        if chain.held.is_none() || !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
+        let decides_alone =
+            self.plain.kept_free.is_none() && limit.share() == ShareRole::None && !self.plain.limit.has_mark;
+        if chain.held.is_none() || !is_counted || !decides_alone || keys.block(hash, now).is_some() {
             return false;
         }
-        let (state, held) = (keys.state(slot), keys.held(self.hash));
+        let Some(slot) = self.plain.slot(keys, now) else { return false };
+        let (state, held) = (keys.state(slot), keys.held(hash));
         let snapshot = if held == 0 && !until_end {
             // The numbers of a held cost are those after its charge: no copy of the state.
             let allowed = algorithm.decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
@@ -180,59 +149,55 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         {
             return false;
         }
-        let hold = keys.hold(self.hash, cost, max_duration.map(|max| (now, micros_floor(max))), self.own.take());
+        let hold = keys.hold(hash, cost, max_duration.map(|max| (now, micros_floor(max))), self.own.take());
         if let Some(held) = &mut chain.held {
-            held.add(self.limit.entry(self.hash, cost, hold, 0));
+            held.add(self.plain.limit.entry(hash, cost, hold, 0));
         }
         let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
         // A hold starts now, also for a shadow.
         let (name, supports_scheduling, near) = (limit.name_handle(), false, NearLimit::NONE);
-        chain.add(Charged { name, snapshot, is_shadow: limit.is_shadow(), supports_scheduling, near }, remaining);
+        let (kept_free, is_shadow) = (0, limit.is_shadow());
+        chain.add(Charged { name, snapshot, kept_free, is_shadow, supports_scheduling, near }, remaining);
         true
     }
 
-    /// Charges the next state of the plain case after the rest of the limits.
-    // In both callers, so that the common one computes only the numbers that are used: row "memory Vec of two limits" of
-    // benches/figures.md, 1.2 times as long otherwise.
-    #[inline(always)]
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a part of its callers; the algorithm read once more would be unknown"
-    )]
-    fn charge_after<'p>(
+    /// Charges a cost that is not decided in line.
+    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
+    #[inline(never)]
+    fn charge_uncommon<'p>(
         &'p self,
-        algorithm: &C::Algorithm,
-        rest: Option<&'p PartList<'p>>,
         state: &mut StateOf<C>,
-        next: <StateOf<C> as State>::Next,
+        rest: Option<&'p PartList<'p>>,
         now: Timestamp,
         is_alone: bool,
         chain: &mut PlainChain<'p>,
     ) -> bool {
-        let (limit, kept_free) = (&self.limit.limit, self.kept_free);
-        let (share, is_shadow, needed) = (limit.share(), limit.is_shadow(), self.needed_free());
-        let preview = plain::preview(algorithm, &next, now);
-        if let Some(mark) = limit.warn_keys() {
-            let Some(preview) = preview else { return false };
-            if mark.warn_at.level(&preview.keeping_free(Some(needed), None)).has(NearLimit::NEAR) {
-                return false;
-            }
-        }
+        let allowed = self.plain.decide_uncommon(state, now);
+        allowed.is_some_and(|allowed| self.charge_after(allowed, rest, now, is_alone, chain))
+    }
+
+    /// Charges after the rest of the limits.
+    // In both callers, so that the common one computes only the numbers that are used: row "memory Vec of two limits" of
+    // benches/figures.md, 1.4 times as long otherwise.
+    #[inline(always)]
+    fn charge_after<'p>(
+        &'p self,
+        allowed: Allowed<'_, C::Algorithm>,
+        rest: Option<&'p PartList<'p>>,
+        now: Timestamp,
+        is_alone: bool,
+        chain: &mut PlainChain<'p>,
+    ) -> bool {
         if let Some(PartList { part, rest }) = rest
             && !part.charge_plain(*rest, false, chain)
         {
             return false;
         }
-        state.apply(next);
-        let snapshot = preview.unwrap_or_else(|| algorithm.snapshot(state, now));
+        let mut charged = self.plain.charge::<true>(allowed, now);
+        charged.supports_scheduling &= charged.is_shadow || !self.options.hold;
         // The function of the snapshot is known here, and in line.
-        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining.saturating_sub(needed) };
-        let supports_scheduling = is_shadow
-            || share == ShareRole::None && kept_free.is_none() && !self.options.hold && algorithm.supports_scheduling();
-        let near = if self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
-        let (name, shown) =
-            (limit.name_handle(), if needed > 0 { snapshot.keeping_free(kept_free, None) } else { snapshot });
-        chain.add(Charged { name, snapshot: shown, is_shadow, supports_scheduling, near }, remaining);
+        let remaining = if is_alone || chain.lists() { 0 } else { charged.remaining() };
+        chain.add(charged, remaining);
         true
     }
 
@@ -246,15 +211,15 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 #[allow(private_interfaces, reason = "named by a hidden trait only")]
 impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for LimitPart<'_, Key, C, P> {
     fn name(&self) -> &Name {
-        self.limit.limit.name_handle()
+        self.plain.limit.limit.name_handle()
     }
 
     fn table_id(&self) -> u64 {
-        self.limit.table.id()
+        self.plain.limit.table.id()
     }
 
     fn lock(&self) -> u64 {
-        let keys = self.limit.table.lock(self.hash);
+        let keys = self.plain.limit.table.lock(self.plain.hash);
         let last = keys.last_decided_at();
         let (slot, now, at) = (None, Timestamp::EPOCH, Timestamp::EPOCH);
         *self.locked.borrow_mut() = Some(Locked { keys, slot, now, at, next: None, placed: None });
@@ -264,7 +229,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn start(&self, now: Timestamp) {
         self.with_locked(|locked| {
             locked.keys.set_last_decided_at(now);
-            locked.slot = locked.keys.find(self.hash);
+            locked.slot = locked.keys.find(self.plain.hash);
             let is_absent = locked.slot.is_none();
             locked.at = now;
             locked.now = if is_absent { locked.keys.time_of_absent(now, self.algorithm()) } else { now };
@@ -279,67 +244,34 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     }
 
     fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool {
-        let (limit, algorithm, kept_free) = (&self.limit.limit, self.algorithm(), self.kept_free);
-        let (share, is_shadow, table) = (limit.share(), limit.is_shadow(), self.limit.table.id());
-        let (cost, holds) = if self.options.hold || C::Algorithm::HELD_UNTIL_END {
-            let options = limit.options(*self.options);
-            (options.cost, options.hold)
-        } else {
-            (limit.cost().charged(self.options), false)
-        };
-        if cost == 0 || self.credit > 0 || !chain.enter(table, share, is_shadow, rest.is_none()) {
+        let (LimitTable { limit, table, .. }, cost) = (self.plain.limit, self.plain.options.cost);
+        if cost == 0 || !chain.enter(table.id(), limit.share(), limit.is_shadow(), rest.is_none()) {
             return false;
         }
-        let mut keys = self.limit.table.lock(self.hash);
-        let Some(now) = chain.decide_at(table, &mut keys) else { return false };
-        let slot = match keys.find(self.hash) {
-            Some(slot) => slot,
-            None if !keys.starts_idle(now) => return false,
-            // If another limit denies, the slot stays idle, and so free.
-            None => match keys.insert_free(self.hash, now, self.limit.table.info()) {
-                Some(slot) => slot,
-                None => return false,
-            },
-        };
-        if holds {
-            return self.hold_plain(rest, &mut keys, slot, cost, now, is_alone, chain);
+        let mut keys = self.plain.lock();
+        let Some(now) = chain.decide_at(table.id(), &mut keys) else { return false };
+        if limit.holds(self.options) {
+            return self.hold_plain(rest, &mut keys, now, is_alone, chain);
         }
-        if !keys.is_plain(self.hash) {
-            return false;
-        }
-        let state = keys.state_mut(slot);
-        let max_delay = if kept_free.is_some() { Some(Duration::ZERO) } else { self.options.max_delay };
-        let needed = self.needed_free();
-        if needed > 0 {
-            let Some(all) = cost.checked_add(needed) else { return false };
-            if !matches!(
-                algorithm.decide(state, now, ChargeOptions::within(all, max_delay)),
-                Step::Allow { delay: 0, .. }
-            ) {
-                return false;
-            }
-        }
-        let options = ChargeOptions::within(cost, max_delay);
-        match algorithm.decide_in_line(state, now, options, InLine) {
-            Some(Step::Allow { next, delay: 0 }) => {
-                self.charge_after(algorithm, rest, state, next, now, is_alone, chain)
-            }
-            Some(_) => false,
-            None => self.charge_uncommon(rest, state, options, now, is_alone, chain),
+        match self.plain.decide_common::<true>(&mut keys, now) {
+            Ok(Some(allowed)) => self.charge_after(allowed, rest, now, is_alone, chain),
+            Ok(None) => false,
+            Err(state) => self.charge_uncommon(state, rest, now, is_alone, chain),
         }
     }
 
     #[inline]
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading {
         let reading = self.with_locked(|Locked { keys, slot, .. }| {
-            let (block, held, transition) = (keys.block(self.hash, now), keys.held(self.hash), self.transition());
+            let (block, held, transition) =
+                (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
             if let Some(slot) = *slot {
                 return transition.read(keys.state(slot), held, block, now, mode);
             }
             let now = keys.time_of_absent(now, self.algorithm());
-            let policy = self.limit.eviction_policy(self.algorithm(), now);
-            let info = self.limit.table.info();
-            let debt = keys.inherited_debt(self.hash, &policy, info);
+            let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
+            let info = self.plain.limit.table.info();
+            let debt = keys.inherited_debt(self.plain.hash, &policy, info);
             transition.read(debt.as_ref().unwrap_or(&info.zero), held, block, now, mode)
         });
         reading.unwrap_or(LimitReading::EMPTY)
@@ -348,8 +280,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn ensure_slot(&self) -> Result<(), TableFull> {
         let slot = self.with_locked(|Locked { keys, slot, now, .. }| {
             if slot.is_none() {
-                let policy = self.limit.eviction_policy(self.algorithm(), *now);
-                *slot = Some(keys.insert(self.hash, *now, &policy, self.limit.table.info())?);
+                let policy = self.plain.limit.eviction_policy(self.algorithm(), *now);
+                *slot = Some(keys.insert(self.plain.hash, *now, &policy, self.plain.limit.table.info())?);
             }
             Ok(())
         });
@@ -358,7 +290,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     fn is_full(&self) -> Result<(), TableFull> {
         let is_full = self.with_locked(|Locked { keys, now, .. }| {
-            keys.is_full_for(self.hash, *now, self.limit.when_full, self.limit.table.info())
+            keys.is_full_for(self.plain.hash, *now, self.plain.limit.when_full, self.plain.limit.table.info())
         });
         is_full.unwrap_or(Ok(()))
     }
@@ -380,19 +312,19 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let held = if reading.holds {
                 let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
                 let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
-                *placed = Some((reading.cost, keys.hold(self.hash, reading.cost, max_duration, self.own.take())));
+                *placed = Some((reading.cost, keys.hold(self.plain.hash, reading.cost, max_duration, self.own.take())));
                 reading.held.saturating_add(reading.cost)
             } else {
                 let Some(next) = next.take() else { return reading.numbers() };
                 let snapshot = if reading.held == 0 && now == at { StateOf::<C>::next_snapshot(&next) } else { None };
                 keys.state_mut(slot).apply(next);
                 if let Some(snapshot) = snapshot {
-                    return reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now);
+                    return reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now);
                 }
                 reading.held
             };
             let snapshot = transition.snapshot(keys.state(slot), held, *at);
-            reading.numbers_after(self.limit.limit.warn_keys(), snapshot, self.hash, *now)
+            reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now)
         });
         numbers.unwrap_or(reading.numbers())
     }
@@ -402,11 +334,11 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             placed.take().or_else(|| {
                 // A cost of zero is not held, but its settlement may charge the key.
                 let own = self.own.take()?;
-                Some((0, keys.hold(self.hash, 0, None, Some(own))))
+                Some((0, keys.hold(self.plain.hash, 0, None, Some(own))))
             })
         });
         let (amount, hold) = placed.flatten().unwrap_or((reading.cost, (0, 0)));
-        self.limit.entry(self.hash, amount, hold, self.credit)
+        self.plain.limit.entry(self.plain.hash, amount, hold, self.credit)
     }
 }
 
@@ -415,8 +347,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> 
     fn drop(&mut self) {
         let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
         match placed {
-            Some((amount, hold)) if C::Algorithm::HELD_UNTIL_END => keys.end_request(self.hash, amount, hold),
-            Some((amount, (id, _))) => drop(keys.end_hold(self.hash, amount, id)),
+            Some((amount, hold)) if C::Algorithm::HELD_UNTIL_END => keys.end_request(self.plain.hash, amount, hold),
+            Some((amount, (id, _))) => drop(keys.end_hold(self.plain.hash, amount, id)),
             None => {}
         }
     }

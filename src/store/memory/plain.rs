@@ -6,10 +6,11 @@
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
+use std::time::Duration;
 
-use super::limit_table::LimitTable;
+use super::limit_table::{LimitTable, StateOf};
 use super::part::Part;
-use super::table::{Keys, ShardGuard, fingerprint};
+use super::table::{Keys, ShardGuard, SlotIndex, fingerprint};
 use super::transaction_limit::{AcquireContext, NotDecided};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Clock, Timestamp};
@@ -153,12 +154,16 @@ pub(super) fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<K
     !C::Algorithm::HELD_UNTIL_END && (!limit.limit.sub_key().keeps_free() || limit.limit.share() == ShareRole::Common)
 }
 
-/// One limit of several, before the locks.
+/// One limit, before the locks.
+///
+/// `ALL` says whether a limit may be a shadow, have a mark, or keep units free, whether the key may be absent, and whether
+/// any cost is decided: without, the compiler drops all that. Row "three limits" of benches/figures.md.
 pub(super) struct PlainLimit<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
-    limit: &'a LimitTable<C, P>,
-    hash: u64,
-    options: ChargeOptions,
-    chosen: C::Selected<'a>,
+    pub(super) limit: &'a LimitTable<C, P>,
+    pub(super) hash: u64,
+    pub(super) options: ChargeOptions,
+    pub(super) chosen: C::Selected<'a>,
+    pub(super) kept_free: Option<u64>,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -172,21 +177,32 @@ where
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
     #[allow(clippy::option_option, reason = "the outer one ends the plain case")]
-    pub(super) fn new<const SHADOWS: bool>(
+    pub(super) fn new<const ALL: bool>(
         limit: &'a LimitTable<C, P>,
         context: &AcquireContext<'_, Key, impl BuildHasher>,
     ) -> Option<Option<Self>> {
-        let is_plain = if SHADOWS { !limit.has_mark } else { limit.is_plain };
-        if !is_plain || !decides_by_states::<Key, _, _>(limit) {
+        if C::Algorithm::HELD_UNTIL_END || !ALL && !(limit.is_plain && decides_by_states::<Key, _, _>(limit)) {
             return None;
         }
         let Some(hash) = limit.key_hash(context.key, context.hasher) else {
             // A request to which the share does not apply borrows.
             return (limit.limit.share() != ShareRole::Share).then_some(None);
         };
+        let plain = Self::of::<ALL>(limit, context, hash);
+        (plain.options.cost > 0).then_some(Some(plain))
+    }
+
+    /// Returns a limit that applies to the key.
+    #[inline(always)]
+    pub(super) fn of<const ALL: bool>(
+        limit: &'a LimitTable<C, P>,
+        context: &AcquireContext<'_, Key, impl BuildHasher>,
+        hash: u64,
+    ) -> Self {
         let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
-        let chosen = limit.limit.algorithm().select(context.key);
-        (options.cost > 0).then_some(Some(Self { limit, hash: fingerprint(hash), options, chosen, key: PhantomData }))
+        let kept_free = if ALL { limit.limit.kept_free(context.key) } else { None };
+        let (hash, chosen) = (fingerprint(hash), limit.limit.algorithm().select(context.key));
+        Self { limit, hash, options, chosen, kept_free, key: PhantomData }
     }
 }
 
@@ -196,36 +212,103 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         self.limit.table.lock(self.hash)
     }
 
-    /// Decides on a present key. `None` unless the limit allows the request immediately.
+    /// Returns the units that must be free beside the cost. Within its share, a request needs none.
     #[inline(always)]
-    pub(super) fn decide<'k>(
+    fn needed_free(&self) -> u64 {
+        if self.limit.limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 }
+    }
+
+    /// Finds the slot of the key. An absent key gets a free one: if another limit denies, it stays idle, and so free.
+    #[inline(always)]
+    pub(super) fn slot(&self, keys: &mut Keys<C::Algorithm>, now: Timestamp) -> Option<SlotIndex> {
+        match keys.find(self.hash) {
+            None if keys.starts_idle(now) => keys.insert_free(self.hash, now, self.limit.table.info()),
+            slot => slot,
+        }
+    }
+
+    /// Decides. `None` unless the limit allows the request immediately, leaves the units that are kept free, and is below
+    /// its mark after the charge.
+    #[inline(always)]
+    pub(super) fn decide<'k, const ALL: bool>(
         &self,
         keys: &'k mut Keys<C::Algorithm>,
         now: Timestamp,
     ) -> Option<Allowed<'k, C::Algorithm>> {
-        if !keys.is_plain(self.hash) {
-            return None;
+        match self.decide_common::<ALL>(keys, now) {
+            Ok(allowed) => allowed,
+            Err(state) if ALL => self.decide_uncommon(state, now),
+            Err(_) => None,
         }
-        let slot = keys.find(self.hash)?;
+    }
+
+    /// Decides, or returns the state if the decision is not in line.
+    #[inline(always)]
+    pub(super) fn decide_common<'k, const ALL: bool>(
+        &self,
+        keys: &'k mut Keys<C::Algorithm>,
+        now: Timestamp,
+    ) -> Result<Option<Allowed<'k, C::Algorithm>>, &'k mut StateOf<C>> {
+        if !keys.is_plain(self.hash) {
+            return Ok(None);
+        }
+        let Some(slot) = (if ALL { self.slot(keys, now) } else { keys.find(self.hash) }) else { return Ok(None) };
         let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
+        if ALL && self.needed_free() > 0 && !self.leaves_free(state, now) {
+            return Ok(None);
+        }
         match algorithm.decide_in_line(state, now, self.options, InLine) {
-            Some(Step::Allow { next, delay: 0 }) => {
-                // As in `store`: row "three limits" of benches/figures.md.
-                let preview = preview(algorithm, &next, now);
-                Some(Allowed { state, next, preview })
-            }
+            Some(Step::Allow { next, delay: 0 }) => Ok(self.allowed::<ALL>(algorithm, state, next, now)),
+            Some(_) => Ok(None),
+            None => Err(state),
+        }
+    }
+
+    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
+    #[inline(never)]
+    pub(super) fn decide_uncommon<'k>(
+        &self,
+        state: &'k mut StateOf<C>,
+        now: Timestamp,
+    ) -> Option<Allowed<'k, C::Algorithm>> {
+        let algorithm: &C::Algorithm = self.chosen.borrow();
+        match algorithm.decide(state, now, self.options) {
+            Step::Allow { next, delay: 0 } => self.allowed::<true>(algorithm, state, next, now),
             _ => None,
         }
+    }
+
+    #[inline(never)]
+    fn leaves_free(&self, state: &StateOf<C>, now: Timestamp) -> bool {
+        let Some(cost) = self.options.cost.checked_add(self.needed_free()) else { return false };
+        let step = self.chosen.borrow().decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
+        matches!(step, Step::Allow { delay: 0, .. })
+    }
+
+    // The algorithm read once more would be unknown to the compiler.
+    #[inline(always)]
+    fn allowed<'k, const ALL: bool>(
+        &self,
+        algorithm: &C::Algorithm,
+        state: &'k mut StateOf<C>,
+        next: <StateOf<C> as State>::Next,
+        now: Timestamp,
+    ) -> Option<Allowed<'k, C::Algorithm>> {
+        // As in `store`: row "three limits" of benches/figures.md.
+        let preview = preview(algorithm, &next, now);
+        if ALL && let Some(mark) = self.limit.limit.warn_keys() {
+            let after = preview?.keeping_free(Some(self.needed_free()), None);
+            if mark.warn_at.level(&after).has(NearLimit::NEAR) {
+                return None;
+            }
+        }
+        Some(Allowed { state, next, preview })
     }
 
     /// Charges the limit.
     // Row "three limits" of benches/figures.md: 1181 instructions without, as all numbers are then computed.
     #[inline(always)]
-    pub(super) fn charge<const SHADOWS: bool>(
-        &self,
-        allowed: Allowed<'_, C::Algorithm>,
-        now: Timestamp,
-    ) -> Charged<'a> {
+    pub(super) fn charge<const ALL: bool>(&self, allowed: Allowed<'_, C::Algorithm>, now: Timestamp) -> Charged<'a> {
         let (Allowed { state, next, preview }, algorithm): (_, &C::Algorithm) = (allowed, self.chosen.borrow());
         state.apply(next);
         let snapshot = match preview {
@@ -233,27 +316,31 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
             None => algorithm.snapshot(state, now),
         };
         let limit = &self.limit.limit;
-        let is_shadow = SHADOWS && limit.is_shadow();
-        // A share, and the limits beside a share, schedule nothing. A shadow does not prevent the others from it.
-        let supports_scheduling = is_shadow || limit.share() == ShareRole::None && algorithm.supports_scheduling();
-        let near = NearLimit::NONE;
-        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
+        let is_shadow = ALL && limit.is_shadow();
+        // A share, the limits beside a share, and units that are kept free: nothing is scheduled. A shadow does not prevent
+        // the others from it.
+        let schedules = limit.share() == ShareRole::None && self.kept_free.is_none() && algorithm.supports_scheduling();
+        let near = if ALL && self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
+        let kept_free = if ALL { self.needed_free() } else { 0 };
+        let supports_scheduling = is_shadow || schedules;
+        Charged { name: limit.name_handle(), snapshot, kept_free, is_shadow, supports_scheduling, near }
     }
 }
 
-/// One limit of several that allows the request immediately. No limit is charged before all allow it.
+/// One limit that allows the request immediately. No limit is charged before all allow it.
 pub(super) struct Allowed<'k, A: Algorithm> {
     state: &'k mut A::State,
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
 }
 
-/// One limit of several, charged.
+/// One limit, charged.
 #[derive(Clone, Copy)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct Charged<'a> {
     pub(super) name: &'a Name,
     pub(super) snapshot: LazySnapshot,
+    pub(super) kept_free: u64,
     pub(super) is_shadow: bool,
     pub(super) supports_scheduling: bool,
     pub(super) near: NearLimit,
@@ -262,32 +349,53 @@ pub struct Charged<'a> {
 impl Charged<'_> {
     #[inline(always)]
     pub(super) fn remaining(&self) -> u64 {
-        self.snapshot.compute().remaining
+        self.snapshot.compute().remaining.saturating_sub(self.kept_free)
     }
 
     #[inline(always)]
     pub(super) fn status(&self) -> LimitStatus {
-        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
-            .with_near(self.near)
+        let snapshot = self.snapshot.keeping_free(Some(self.kept_free), None);
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, snapshot, self.is_shadow).with_near(self.near)
     }
 }
 
-/// Builds the decision of limits that were charged, and that the decision lists: all, or as there are shadows.
-/// `None` if no limit applies.
-pub(super) fn listed<'a>(
-    charged: impl Iterator<Item = Charged<'a>>,
+/// Builds the decision of limits that were charged. `None` if no limit applies.
+pub(super) fn decision<const N: usize>(
+    charged: [Option<Charged<'_>>; N],
     now: Timestamp,
     lists_all: bool,
 ) -> Option<Decision> {
-    let mut supports_scheduling = true;
-    let statuses: StatusList = charged
-        .map(|charged| {
-            supports_scheduling &= charged.supports_scheduling;
-            charged.status()
-        })
-        .collect();
-    let count = statuses.get().map_or(0, <[_]>::len);
-    (count > 0).then(|| Decision::of_listed(now, supports_scheduling, statuses, lists_all && count > 1))
+    let charged = || charged.iter().flatten();
+    let supports_scheduling = charged().all(|charged| charged.supports_scheduling);
+    let is_one = charged().nth(1).is_none();
+    if lists_all && !is_one || charged().any(|charged| charged.is_shadow) {
+        let statuses = charged().map(Charged::status).collect();
+        return Some(Decision::of_listed(now, supports_scheduling, statuses, lists_all && !is_one));
+    }
+    // Of equals, the first one.
+    let least = if is_one { charged().next() } else { charged().min_by_key(|charged| charged.remaining()) };
+    Some(Decision::from_store(now, supports_scheduling, least?.status()))
+}
+
+/// Charges one limit with a mark, with units that are kept free, or in the shadow: see [`PlainLimit`].
+pub(super) fn try_alone<Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    let limit = PlainLimit::new::<true>(limit, context)??;
+    let mut keys = limit.lock();
+    let now = keys.decide_at(context.now, context.clock);
+    let allowed = limit.decide::<true>(&mut keys, now)?;
+    let charged = limit.charge::<true>(allowed, now);
+    drop(keys);
+    decision([Some(charged)], now, false)
 }
 
 /// The plain case of limits whose types are unknown, or that keep units free or have marks: see [`Part::charge_plain`].

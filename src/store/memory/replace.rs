@@ -23,6 +23,9 @@ use crate::store::inner::{LimitFacts, Shares, check_limits};
 /// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them
 /// allocates nothing.
 ///
+/// `store::RedisLimit` and [`store::StoreLimit`](crate::store::StoreLimit) are other types, so that the compiler checks what
+/// a shared store needs: an encoding of the sub-key, and for Redis a Lua implementation of the algorithm.
+///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
 ///
@@ -156,12 +159,12 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     fn try_complete(
         tables: &Self::Tables,
-        context: AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key, S>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
         match tables.now.load().as_slice() {
-            [one] => one.try_complete(&context, held),
-            tables if is_uncommon(&context.options) => try_parts(tables, &context, held),
+            [one] => one.try_complete(context, held),
+            tables if is_uncommon(&context.options) => try_parts(tables, context, held),
             _ => None,
         }
     }

@@ -314,28 +314,6 @@ async fn rejections_pass_through_outer_layers() {
     }
 }
 
-/// A rejected `HEAD` has the fields of a rejected `GET` and no body, and the connection stays usable.
-#[tokio::test]
-async fn rejected_head_has_no_body_in_both_http_versions() {
-    for version in VERSIONS {
-        let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 2, Http::new()));
-        let (address, browser) = (serve(app).await, Browser::new(version));
-        let allowed = browser.send(Method::HEAD, address, &[]).await;
-        assert_eq!(
-            (allowed.status(), limits(allowed.headers())),
-            (StatusCode::OK, vec![("default".into(), 1, Some(60))])
-        );
-        assert!(allowed.body().is_empty());
-        assert_eq!(browser.send(Method::GET, address, &[]).await.body(), "hello");
-        let rejected = browser.send(Method::HEAD, address, &[]).await;
-        assert_eq!((rejected.status(), retry_after(rejected.headers())), (StatusCode::TOO_MANY_REQUESTS, Some(60)));
-        assert!(rejected.body().is_empty());
-        let get = browser.send(Method::GET, address, &[]).await;
-        assert_eq!(get.status(), 429);
-        assert_eq!(get.headers()["content-length"], get.body().len().to_string().as_str());
-    }
-}
-
 /// An upgrade is one request: it is charged or rejected before the upgrade. Later messages are free.
 #[tokio::test]
 async fn upgrade_is_charged_once_and_rejected_before_it() {

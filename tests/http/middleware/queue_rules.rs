@@ -119,6 +119,29 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     assert!(rejected <= refused, "{refused} at once, {rejected} late");
 }
 
+/// Eight processes ask for the starts of one bucket, each of which only one can receive.
+#[tokio::test(start_paused = true)]
+async fn processes_ask_about_as_often_as_a_limit_admits() {
+    let shared = memory(Gcra::new(Quota::per_second(500)).burst(1));
+    let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
+    for _ in 0..8 {
+        let (calls, inner) = recorder();
+        let observed = Arc::clone(&asks);
+        let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), ms(25))).responder(RejectWithError);
+        let layer = layer.max_wait(5 * SECOND).observe(move |event: &Event<'_>| {
+            observed.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
+        });
+        loads.push((calls, spawn(open_loop(layer.layer(inner), 93, 100 * SECOND, 6 * SECOND, |_| ()))));
+    }
+    let mut served = 0;
+    for (calls, load) in loads {
+        load.await.expect("the load");
+        served += calls.lock().unwrap().len();
+    }
+    let asks = asks.load(Relaxed);
+    assert!(served >= 2_850 && asks <= 4 * served, "{served} of 3000, {asks} asks");
+}
+
 /// The end of a hold makes the time of the next start unknown. The queue asks after each release, and not in vain again and
 /// again.
 #[tokio::test(start_paused = true)]

@@ -214,7 +214,7 @@ impl Scenario {
     fn row(&self, records: &[Record], started: Instant, &[asks, admitted, waited]: &[usize; 3]) -> String {
         let counted = started + self.time / 5..started + self.time;
         let seconds = (self.time * 4 / 5).as_secs_f64();
-        let (mut served, mut waits, mut parts) = (0, Vec::new(), vec![0_u64; 4]);
+        let (mut served, mut waits, mut parts) = (0, Vec::new(), vec![0_u64; 8]);
         for record in records {
             let End::Served(at) = record.end else { continue };
             if counted.contains(&at) {
@@ -247,9 +247,9 @@ impl Scenario {
 
     /// Counts the requests that were refused at once although a later request of their part started within their bound.
     fn falsely_refused(&self, records: &[Record]) -> usize {
-        let mut of_part = vec![Vec::new(); 8];
+        let mut of_part = vec![Vec::new(); 16];
         for record in records {
-            let part = (self.part)(record.process, record.request) + 4 * usize::from(record.process > 0);
+            let part = (self.part)(record.process, record.request) + 8 * usize::from(record.process > 0);
             of_part[part].push((record.arrived, record.end));
         }
         let mut refused = 0;
@@ -412,6 +412,16 @@ fn scenarios() -> Vec<Scenario> {
         max_wait: 5 * SECOND,
         ..Scenario::new("three processes, bucket, patient", 50, bucket)
     });
+    for rate in [50, 500] {
+        let bucket = memory(Gcra::new(per(rate.into())).burst(1));
+        all.push(Scenario {
+            links: vec![ms(25); 8],
+            per_second: rate * 3 / 16,
+            max_wait: 5 * SECOND,
+            time: 10 * SECOND,
+            ..Scenario::new(format!("eight processes, bucket {rate}/s"), rate, bucket)
+        });
+    }
     let costs = Scenario::new("two processes, costs 1 and 10", 10, memory(Gcra::new(per(10)).burst(20)));
     let request = |process: usize, _| Request { key: 0, cost: [1, 10][process] };
     all.push(Scenario {

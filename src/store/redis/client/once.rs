@@ -13,7 +13,7 @@ use super::{Client, no_runtime};
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
-use crate::store::inner::{Remember, runtime::sleep};
+use crate::store::inner::{CallId, runtime::sleep};
 use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
     LimitInfo, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
@@ -23,7 +23,7 @@ use crate::store::redis::script::{
 #[derive(Clone)]
 pub(crate) struct OnceOperation {
     pub(crate) keys: Arc<ReservationKeys>,
-    pub(crate) remember: Remember,
+    pub(crate) remember: CallId,
     pub(crate) max_ids: usize,
     /// 0 for a hold of a request that is charged once, which its settlement records.
     pub(crate) repeats: u16,
