@@ -257,7 +257,7 @@ fn limit_of<Key, A, SubKey>(
 ) -> Limit<
     A,
     ConfiguredSubKey<
-        KeyedBy<impl Fn(&Key) -> SubKey + Send + Sync + 'static, SubKey>,
+        KeyedBy<impl Fn(&Key) -> SubKey + Send + Sync + 'static, (SubKey,)>,
         impl Fn(&Key) -> u64 + Send + Sync + 'static,
         impl Fn(&Key) -> bool + Send + Sync + 'static,
     >,
