@@ -1,6 +1,7 @@
 //! Calls with an id: holds and their settlement by the id, and requests that are charged once.
 
-use super::limiter::{Memory, Shared, table_full};
+use super::acquire::table_full;
+use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
 use super::transaction_limit::read_clock;

@@ -10,7 +10,8 @@ use arc_swap::ArcSwap;
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
-use super::plain::{self, PartList};
+use super::chain::{self, PartList};
+use super::plain;
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
@@ -192,7 +193,7 @@ fn try_parts<Key: ?Sized, S>(
 ) -> Option<Decision> {
     let mut decided = None;
     with_parts_of(tables, context, None, &mut |parts| {
-        decided = plain::try_parts(parts, context, held.as_deref_mut());
+        decided = chain::try_parts(parts, context, held.as_deref_mut());
     });
     decided
 }

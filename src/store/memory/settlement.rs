@@ -1,6 +1,7 @@
 //! The end of a hold, by its guard or its id.
 
-use super::limiter::{Shared, table_full};
+use super::acquire::table_full;
+use super::limiter::Shared;
 use super::limits::MemoryLimits;
 use super::table::TableFull;
 use crate::clock::Clock;

@@ -439,7 +439,6 @@ const LOCKS: &[(&str, usize)] = &[
     ("limit/warn_at.rs", 1),
     // Of names, while a limiter is built.
     ("decision/status.rs", 1),
-    ("decision/unit.rs", 1),
     ("store/memory/hasher.rs", 1),
     // Of ids.
     ("store/memory/reservations.rs", 1),
