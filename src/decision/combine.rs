@@ -8,13 +8,11 @@ use std::cmp::Reverse;
 use std::iter;
 use std::time::Duration;
 
-use super::block::BlockReason;
 use super::flags::DecisionFlags;
 use super::near::NearLimit;
 use super::reading::{Counting, HasReading, LimitReading};
 use super::options::{AcquireOptions, Detail};
 use super::shares::{ShareRole, combine_shares};
-use super::snapshot::LazySnapshot;
 use super::status::LimitStatus;
 use super::status_list::StatusList;
 use super::verdict::{PackedVerdict, Verdict};

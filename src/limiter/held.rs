@@ -1,4 +1,3 @@
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,9 +6,8 @@ use super::future::LimiterFuture;
 use super::held_parts::{End, HeldEntry, HoldStore, Part, PartKind, Parts};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
-use crate::decision::{Costs, HeldParts, UnitCosts};
+use crate::decision::{Costs, HeldParts};
 use crate::error::Error;
-use crate::limit::LimitCost;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///

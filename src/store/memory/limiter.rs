@@ -5,24 +5,20 @@ use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
-use super::hold_by_id::ChargedFor;
-use super::limits::INLINE_LIMITS;
 use super::limits::MemoryLimits;
 use super::part::Part;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
-use super::table::TableFull;
-use super::transaction::{LimitStep, Transaction};
-use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use crate::limiter::Limiter;
 use crate::observe::{Event, Observer};
-use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_added, capacity_released, limit_id};
+use crate::store::inner::capacity_added;
 
 /// A limiter that stores its states in this process's memory.
 ///

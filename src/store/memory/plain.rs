@@ -16,8 +16,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::limiter::Held;
-use crate::store::inner::{InLine, Name, NearLimit, ShareRole, StatusList};
+use crate::store::inner::{InLine, Name, NearLimit, ShareRole};
 
 /// Decides one request on a present key: one that is allowed immediately, or denied. An error charges nothing.
 ///

@@ -11,7 +11,6 @@ use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::chain::{self, PartList};
-use super::plain;
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
