@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::flags::DecisionFlags;
 use super::near::NearLimit;
-use super::reading::{Counting, HasReading, LimitReading};
 use super::options::{AcquireOptions, Detail};
+use super::reading::{Counting, HasReading, LimitReading};
 use super::shares::{ShareRole, combine_shares};
 use super::status::LimitStatus;
 use super::status_list::StatusList;

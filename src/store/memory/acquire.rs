@@ -10,13 +10,12 @@ use super::part::Part;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
 use super::transaction_limit::{AcquireContext, NotDecided, TransactionLimit, read_clock};
-use crate::clock::Clock;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_released, limit_id};
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
     fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
@@ -74,7 +73,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         L: 'static,
         S: Send + Sync + 'static,
     {
-        let store = Arc::<Shared<Key, L, C, S>>::clone(&self.shared);
+        let store = Arc::<Shared<Key, L, S>>::clone(&self.shared);
         let mut held = Held::of_store(options.hold.then_some(options.cost), store);
         for entry in entries {
             held.add(*entry);
@@ -118,7 +117,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 }
 
 #[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
     pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
         self.transact(context, |transaction| transaction.acquire())
@@ -193,11 +192,10 @@ pub(super) fn table_full(full: TableFull) -> Error {
     })
 }
 
-impl<Key, L, C, S> Limiter<Key> for Memory<Key, L, C, S>
+impl<Key, L, S> Limiter<Key> for Memory<Key, L, S>
 where
     Key: ?Sized + 'static,
     L: MemoryLimits<Key, S> + 'static,
-    C: Clock,
     S: Send + Sync + 'static,
 {
     #[inline]

@@ -3,8 +3,8 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::part::{LimitPart, Part};
 use super::chain::{self, PartList};
+use super::part::{LimitPart, Part};
 use super::plain;
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};

@@ -4,18 +4,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
+use super::clock::MemoryClock;
 use super::hasher::DefaultHashBuilder;
 use super::limits::MemoryLimits;
-use super::part::Part;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
 use super::transaction_limit::{AcquireContext, Capacity, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
-use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
+#[cfg(doc)]
 use crate::limiter::Limiter;
 use crate::observe::{Event, Observer};
 use crate::store::inner::capacity_added;
@@ -106,17 +107,20 @@ use crate::store::inner::capacity_added;
 /// }
 /// # let _ = limiters();
 /// ```
-pub struct Memory<Key, L = Vec<DynLimit<Key>>, C = SystemClock, S = DefaultHashBuilder>
+///
+/// `S` is the type of the [hasher](MemoryBuilder::hasher). It is a parameter because a decision on one hot key takes 1.1
+/// times as long with a hasher that is chosen at run time.
+pub struct Memory<Key, L = Vec<DynLimit<Key>>, S = DefaultHashBuilder>
 where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
 {
-    pub(super) shared: Arc<Shared<Key, L, C, S>>,
+    pub(super) shared: Arc<Shared<Key, L, S>>,
 }
 
-pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> {
+pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, S> {
     pub(super) tables: L::Tables,
-    pub(super) clock: C,
+    pub(super) clock: MemoryClock,
     hasher: S,
     pub(super) reservations: Reservations,
     key: PhantomData<fn(&Key)>,
@@ -167,13 +171,13 @@ where
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
-    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S, max_ids: usize) -> Self {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
+    pub(super) fn from_parts(tables: L::Tables, clock: MemoryClock, hasher: S, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
         Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
     }
 
-    pub(super) fn shared(&self) -> &Shared<Key, L, C, S> {
+    pub(super) fn shared(&self) -> &Shared<Key, L, S> {
         &self.shared
     }
 
@@ -196,7 +200,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     #[inline]
-    pub(super) fn context_at<'a>(&'a self, key: &'a Key, options: AcquireOptions, now: Timestamp) -> AcquireContext<'a, Key, S> {
+    pub(super) fn context_at<'a>(
+        &'a self,
+        key: &'a Key,
+        options: AcquireOptions,
+        now: Timestamp,
+    ) -> AcquireContext<'a, Key, S> {
         let Shared { hasher, clock, .. } = &*self.shared;
         AcquireContext { hasher, key, now, options, clock, credit: None }
     }
@@ -317,7 +326,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 }
 
-impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, C, S> {
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
     /// A limit takes over the table of a previous one if the name, the type of the algorithm and the type of the
@@ -339,14 +348,14 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> Clone for Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Clone for Memory<Key, L, S> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: fmt::Debug, S> fmt::Debug for Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> fmt::Debug for Memory<Key, L, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("clock", &self.shared.clock).finish_non_exhaustive()
+        f.debug_struct("Memory").finish_non_exhaustive()
     }
 }

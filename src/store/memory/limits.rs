@@ -1,9 +1,9 @@
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
 
+use super::chain::{self, PartList};
 use super::limit_table::LimitTable;
 use super::part::LimitPart;
-use super::chain::{self, PartList};
 use super::plain::{self, PlainLimit};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use crate::decision::{Decision, Detail, Verdict};

@@ -6,6 +6,7 @@
 mod acquire;
 mod builder;
 mod chain;
+mod clock;
 mod hasher;
 mod hold_by_id;
 mod limit_info;

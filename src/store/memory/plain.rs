@@ -3,17 +3,19 @@
 //!
 //! Rows "hot key" and "three limits" of benches/figures.md: the transaction takes 6.5 and 9.3 times as long.
 
+// The functions of this file that are always in line earn rows of benches/figures.md together: "three limits" takes 68 ns
+// instead of 40 without, and "fixed_window" 25 instead of 22.5.
+
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 use std::time::Duration;
 
 use super::limit_table::{LimitTable, StateOf};
-use super::part::Part;
 use super::table::{Keys, ShardGuard, SlotIndex, fingerprint};
 use super::transaction_limit::{AcquireContext, NotDecided};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::store::inner::{InLine, Name, NearLimit, ShareRole};
@@ -396,4 +398,3 @@ where
     drop(keys);
     decision([Some(charged)], now, false)
 }
-

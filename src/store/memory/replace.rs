@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
+use super::chain::{self, PartList};
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
-use super::chain::{self, PartList};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;

@@ -20,7 +20,7 @@ use crate::support::{NOTIFICATIONS, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn one_per_second() -> Memory<(), Gcra, TokioClock> {
+fn one_per_second() -> Memory<(), Gcra> {
     Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")
 }
 

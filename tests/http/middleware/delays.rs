@@ -936,7 +936,7 @@ async fn request_dropped_during_a_pending_decision_settles_nothing() {
 // Several limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L, TokioClock>
+fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L>
 where
     L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {

@@ -36,7 +36,7 @@ use tower_ratelimit::{
 use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::{serve, spawn};
 
-type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>, ManualClock>, R>;
+type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>>, R>;
 
 fn layer<K, Key: Hash>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K, Key> {
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));

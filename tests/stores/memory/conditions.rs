@@ -33,7 +33,7 @@ fn quota() -> Quota {
 }
 
 /// A limit by itself, for all keys.
-fn single(index: usize, clock: &ManualClock) -> Memory<u64, Vec<DynLimit<u64>>, ManualClock> {
+fn single(index: usize, clock: &ManualClock) -> Memory<u64, Vec<DynLimit<u64>>> {
     let name = NAMES[index];
     let limit = match index {
         0 => DynLimit::new(Limit::new(name, Gcra::new(quota()).burst(3))),

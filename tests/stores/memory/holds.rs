@@ -403,7 +403,7 @@ async fn completed_settlement_is_not_polled_again_when_it_is_dropped() {
     assert_eq!(polls.load(Ordering::Relaxed), 1);
 }
 
-fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<u64, Gcra, ManualClock> {
+fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<u64, Gcra> {
     let builder = Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(1).when_full(when_full);
     builder.clock(clock.clone()).build().unwrap()
 }

@@ -30,7 +30,7 @@ fn output() -> Limit<TokenBucket> {
 
 type Model = (Limit<TokenBucket>, Limit<TokenBucket>, Limit<TokenBucket>);
 
-fn model() -> Memory<str, Model, ManualClock> {
+fn model() -> Memory<str, Model> {
     Memory::builder((requests(), input(), output())).clock(ManualClock::new()).build().expect("limits")
 }
 
@@ -242,7 +242,7 @@ fn cached_denial_answers_costs_that_are_no_smaller_in_each_unit() {
 #[test]
 fn shadow_with_a_unit_is_no_unknown_unit() {
     let limits = (input(), Limit::new("dollars", FixedWindow::new(Quota::per_minute(2))).cost_of("dollars").shadow());
-    let limiter: Memory<str, _, _> = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+    let limiter: Memory<str, _> = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
     let costs = Costs::new().add("input", 10).add("dollars", 3);
     let held = hold(&limiter, costs);
     assert_eq!(remaining(&limiter), [990, 2]);
@@ -252,7 +252,7 @@ fn shadow_with_a_unit_is_no_unknown_unit() {
 
 /// One limiter of each limit, each with one limit and a single number as cost, that must all allow.
 struct Separate {
-    limiters: Vec<(Option<&'static str>, Memory<u64, Vec<DynLimit<u64>>, ManualClock>)>,
+    limiters: Vec<(Option<&'static str>, Memory<u64, Vec<DynLimit<u64>>>)>,
 }
 
 impl Separate {
@@ -314,7 +314,7 @@ fn random_costs_decide_as_separate_limiters_that_must_all_allow() {
             (0..count).map(|index| limit(index, has_units, &mut random)).collect::<Vec<_>>()
         };
         let built = |limits| Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
-        let together: Memory<u64, _, _> = built(limits(true));
+        let together: Memory<u64, _> = built(limits(true));
         let separate = Separate {
             limiters: limits(false).into_iter().zip(UNITS).map(|(one, unit)| (unit, built(vec![one]))).collect(),
         };

@@ -81,7 +81,7 @@ impl Limiter<Key> for Unavailable {
 fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Fixture>
 where
     L: MemoryLimits<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
-    Memory<Key, L, ManualClock>: Limiter<Key> + Clone,
+    Memory<Key, L>: Limiter<Key> + Clone,
 {
     let fixture = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
         let clock = ManualClock::new();
