@@ -113,7 +113,7 @@ lease_model() {
 # The tests that depend on the server's version: scripts, commands, expiry, permissions, errors. Left out are the slow
 # tests of load and fail-over, and most differential tests.
 readonly on_other_servers=(
-    addresses:: basics:: circuit_breaker:: clock:: conformance:: differential::several exactness:: keys:: lua:: order:: ttl::
+    addresses:: basics:: circuit_breaker:: clock:: differential::memory_and_redis_agree:: exactness:: keys:: lua:: order:: ttl::
 )
 
 redis_tests_on_other_servers() {

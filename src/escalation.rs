@@ -215,7 +215,7 @@ fn is_period(duration: Duration) -> Result<(), Error> {
 }
 
 /// A limit that counts by a part of the key.
-type LimitBy<F, SubKey> = Limit<FixedWindow, KeyedBy<F, SubKey>>;
+type LimitBy<F, SubKey> = Limit<FixedWindow, KeyedBy<F, (SubKey,)>>;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -190,12 +190,11 @@ pub use crate::error::Error;
 pub use crate::key::extract::ExtractKey;
 pub use crate::key::ip::{ClientIp, PeerIp};
 pub use crate::limit::Limit;
-// Bounds and types of the methods of `Limit`: nameable for generic code, not documented.
 pub use crate::limit::per_key::per_key;
+// Bounds and types of the methods of `Limit`: nameable for generic code, not documented.
 #[doc(hidden)]
 pub use crate::limit::{
-    AlgorithmSelector, IntoLimit, KeepFree, KeyedBy, KeyedByRef, KeyedBySome, OnlyIf, PerKey, SelectAlgorithm,
-    SubKeyOf, WholeKey,
+    AlgorithmSelector, IntoLimit, KeepFree, KeyedBy, OnlyIf, PerKey, SelectAlgorithm, SubKeyOf, WholeKey,
 };
 pub use crate::limiter::boxed::BoxLimiter;
 pub use crate::limiter::contract::Limiter;

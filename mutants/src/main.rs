@@ -40,10 +40,9 @@ Folders are src/algorithm, src/limiter, src/store/memory (the default), or other
 ";
 
 /// The Redis tests that run, by the start of their names. Others test connections and faults.
-const REDIS: [&str; 18] = [
+const REDIS: [&str; 17] = [
     "basics::",
     "clock::",
-    "conformance::",
     "differential::",
     "faults::invalid_state_bytes",
     "faults::key_of_another_type",

@@ -15,7 +15,7 @@ use crate::store::RedisLimit;
 
 /// The sub-keys by which policies count, and their conditions, by their names in configuration: see [the module](super).
 pub struct KeyParts<Key: ?Sized> {
-    builders: Vec<(String, Box<dyn BuildLimit<Key>>)>,
+    builders: Vec<(String, Builder<Key>)>,
     conditions: Vec<(String, Condition<Key>)>,
 }
 
@@ -48,9 +48,9 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     pub fn add<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
     where
         SubKey: Hash + 'static,
-        F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
+        F: Fn(&Key) -> SubKey + Send + Sync + 'static,
     {
-        self.with_builder(name.into(), Local(Arc::new(sub_key)))
+        self.with_builder(name.into(), Builder::in_memory(Arc::new(sub_key)))
     }
 
     /// Adds a sub-key for limits in memory and in Redis. It replaces an earlier sub-key of the same name.
@@ -58,9 +58,17 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     pub fn add_shared<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
     where
         SubKey: Hash + EncodeKey + 'static,
-        F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
+        F: Fn(&Key) -> SubKey + Send + Sync + 'static,
     {
-        self.with_builder(name.into(), Shared(Arc::new(sub_key)))
+        let sub_key: SubKeyFn<Key, SubKey> = Arc::new(sub_key);
+        #[allow(unused_mut, reason = "for Redis only")]
+        let mut builder = Builder::in_memory(sub_key.clone());
+        #[cfg(feature = "redis")]
+        {
+            let in_redis = move |policy: &_, conditions| limit_in_redis(policy, sub_key.clone(), conditions);
+            builder.in_redis = Some(Box::new(in_redis));
+        }
+        self.with_builder(name.into(), builder)
     }
 
     /// Adds a condition: a policy with `when = NAME` applies only to keys for which `condition` returns `true`, as with
@@ -80,9 +88,9 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         self
     }
 
-    fn with_builder(mut self, name: String, builder: impl BuildLimit<Key> + 'static) -> Self {
+    fn with_builder(mut self, name: String, builder: Builder<Key>) -> Self {
         self.builders.retain(|(other, _)| *other != name);
-        self.builders.push((name, Box::new(builder)));
+        self.builders.push((name, builder));
         self
     }
 
@@ -93,7 +101,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Returns an error if a policy counts by an unknown sub-key or has an unknown condition, or if two policies have one
     /// name. The error names the policy and the field.
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
-        self.build(policies, |builder, policy, conditions| Ok(builder.in_memory(policy, conditions)))
+        self.build(policies, |builder, policy, conditions| Ok((builder.in_memory)(policy, conditions)))
     }
 
     /// Builds the limits of the policies, for [`Redis`](crate::Redis).
@@ -104,15 +112,17 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     #[cfg(feature = "redis")]
     pub fn redis_limits(&self, policies: &[Policy]) -> Result<Vec<RedisLimit<Key>>, Error> {
         self.build(policies, |builder, policy, conditions| {
-            let limit = builder.in_redis(policy, conditions);
-            limit.ok_or("this sub-key is for limits in memory; add it with `KeyParts::add_shared`")
+            let in_redis = builder.in_redis.as_ref();
+            let in_redis =
+                in_redis.ok_or("this sub-key is for limits in memory; add it with `KeyParts::add_shared`")?;
+            Ok(in_redis(policy, conditions))
         })
     }
 
     fn build<L>(
         &self,
         policies: &[Policy],
-        build: impl Fn(&dyn BuildLimit<Key>, &Policy, Conditions<Key>) -> Result<L, &'static str>,
+        build: impl Fn(&Builder<Key>, &Policy, Conditions<Key>) -> Result<L, &'static str>,
     ) -> Result<Vec<L>, Error> {
         let build = |(index, policy): (usize, &Policy)| {
             if let Some(first) = policies[..index].iter().position(|other| other.name() == policy.name()) {
@@ -133,7 +143,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
                 field_error(index, policy, "by", &problem)
             })?;
             let parts = self.conditions_of(index, policy)?;
-            build(&**builder, policy, parts).map_err(|problem| field_error(index, policy, "by", problem))
+            build(builder, policy, parts).map_err(|problem| field_error(index, policy, "by", problem))
         };
         policies.iter().enumerate().map(build).collect()
     }
@@ -186,37 +196,23 @@ macro_rules! with_algorithm {
     };
 }
 
-/// Builds the limit of a policy that counts by one sub-key.
-trait BuildLimit<Key: ?Sized>: Send + Sync {
-    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key>;
-
-    /// Returns `None` if the sub-key has no encoding for Redis.
+/// Builds the limits of policies that count by one sub-key.
+struct Builder<Key: ?Sized> {
+    in_memory: Box<BuildLimit<Key, DynLimit<Key>>>,
+    /// `None` if the sub-key has no encoding for Redis.
     #[cfg(feature = "redis")]
-    fn in_redis(&self, _policy: &Policy, _conditions: Conditions<Key>) -> Option<RedisLimit<Key>> {
-        None
-    }
+    in_redis: Option<Box<BuildLimit<Key, RedisLimit<Key>>>>,
 }
 
-/// A sub-key for limits in memory.
-struct Local<Key: ?Sized, SubKey>(SubKeyFn<Key, SubKey>);
+type BuildLimit<Key, Limit> = dyn Fn(&Policy, Conditions<Key>) -> Limit + Send + Sync;
 
-/// A sub-key for limits in memory and in Redis.
-struct Shared<Key: ?Sized, SubKey>(SubKeyFn<Key, SubKey>);
-
-impl<Key: ?Sized + 'static, SubKey: Hash + 'static> BuildLimit<Key> for Local<Key, SubKey> {
-    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
-        limit_in_memory(policy, self.0.clone(), conditions)
-    }
-}
-
-impl<Key: ?Sized + 'static, SubKey: Hash + EncodeKey + 'static> BuildLimit<Key> for Shared<Key, SubKey> {
-    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
-        limit_in_memory(policy, self.0.clone(), conditions)
-    }
-
-    #[cfg(feature = "redis")]
-    fn in_redis(&self, policy: &Policy, conditions: Conditions<Key>) -> Option<RedisLimit<Key>> {
-        Some(limit_in_redis(policy, self.0.clone(), conditions))
+impl<Key: ?Sized + 'static> Builder<Key> {
+    fn in_memory<SubKey: Hash + 'static>(sub_key: SubKeyFn<Key, SubKey>) -> Self {
+        Self {
+            in_memory: Box::new(move |policy, conditions| limit_in_memory(policy, sub_key.clone(), conditions)),
+            #[cfg(feature = "redis")]
+            in_redis: None,
+        }
     }
 }
 
@@ -261,7 +257,7 @@ fn limit_of<Key, A, SubKey>(
 ) -> Limit<
     A,
     ConfiguredSubKey<
-        KeyedBy<impl Fn(&Key) -> SubKey + Send + Sync + 'static, SubKey>,
+        KeyedBy<impl Fn(&Key) -> SubKey + Send + Sync + 'static, (SubKey,)>,
         impl Fn(&Key) -> u64 + Send + Sync + 'static,
         impl Fn(&Key) -> bool + Send + Sync + 'static,
     >,

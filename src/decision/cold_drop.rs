@@ -1,4 +1,5 @@
-/// An `Option` whose drop glue is out of line, so that dropping `None` compiles to one branch.
+/// An `Option` whose drop glue is out of line, so that dropping `None` compiles to one branch: row "hot key" of
+/// benches/figures.md, 138 instructions instead of 163.
 ///
 /// The value is dropped by value. A call that takes a pointer would force the whole decision into memory, and keep the
 /// compiler from removing fields that the caller does not read.

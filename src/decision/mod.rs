@@ -28,7 +28,7 @@ pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
 pub(crate) use self::reading::{Counting, HasReading, LimitNumbers, LimitReading};
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub use self::reservation_id::Remember;
+pub use self::reservation_id::CallId;
 pub use self::reservation_id::ReservationId;
 pub(crate) use self::shares::ShareRole;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};

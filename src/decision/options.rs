@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::costs::{Costs, UnitCosts};
-use super::reservation_id::{Remember, ReservationId};
+use super::reservation_id::{CallId, ReservationId};
 use crate::error::Error;
 
 /// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
@@ -36,7 +36,7 @@ pub struct AcquireOptions {
     /// A limiter around this one has checked that a limit names each unit.
     pub(crate) has_known_units: bool,
     /// The id of a hold that other processes can settle, or of a request that is charged once.
-    pub(crate) remember: Option<Remember>,
+    pub(crate) call_id: Option<CallId>,
     /// The time until a hold with an id expires, in milliseconds.
     pub(crate) expires_in: u32,
     /// How many repeats of a hold with an id are allowed.
@@ -69,8 +69,8 @@ impl AcquireOptions {
             holds_fixed_costs: false,
             units: UnitCosts::NONE,
             has_known_units: false,
-            remember: None,
-            expires_in: Remember::DEFAULT_EXPIRY,
+            call_id: None,
+            expires_in: CallId::DEFAULT_EXPIRY,
             repeats: 0,
         }
     }
@@ -186,7 +186,7 @@ impl AcquireOptions {
     /// ```
     #[must_use]
     pub fn id(mut self, id: impl Into<ReservationId>) -> Self {
-        self.remember = Some(Remember::hold(id.into()));
+        self.call_id = Some(CallId::hold(id.into()));
         self
     }
 
@@ -196,7 +196,7 @@ impl AcquireOptions {
     /// Redis rounds the expiry up by at most a quarter of this time.
     #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
-        self.expires_in = Remember::millis_of(expires_in);
+        self.expires_in = CallId::millis_of(expires_in);
         self
     }
 
@@ -257,7 +257,7 @@ impl AcquireOptions {
     /// ```
     #[must_use]
     pub fn once(mut self, id: impl Into<ReservationId>, repeats: u16, remember: Duration) -> Self {
-        self.remember = (repeats > 0).then(|| Remember::request(id.into(), repeats, remember));
+        self.call_id = (repeats > 0).then(|| CallId::request(id.into(), repeats, remember));
         self
     }
 
@@ -267,8 +267,8 @@ impl AcquireOptions {
     /// and it would charge each repeat.
     #[must_use]
     pub const fn reservation_id(&self) -> Option<ReservationId> {
-        match self.remember {
-            Some(remember) if self.hold || !remember.is_hold() => Some(remember.id),
+        match self.call_id {
+            Some(call) if self.hold || !call.is_hold() => Some(call.id),
             _ => None,
         }
     }
@@ -290,15 +290,15 @@ impl AcquireOptions {
 
     /// Returns the id and the expiry of a hold that has an id.
     #[inline]
-    pub(crate) fn reserve(&self) -> Option<Remember> {
-        let hold = self.remember.filter(|remember| self.hold && remember.is_hold())?;
+    pub(crate) fn reserve(&self) -> Option<CallId> {
+        let hold = self.call_id.filter(|call| self.hold && call.is_hold())?;
         Some(hold.lasting(self.expires_in).repeating(self.repeats))
     }
 
     /// Returns the id of a request that is charged once.
     #[inline]
-    pub(crate) fn charged_once(&self) -> Option<Remember> {
-        self.remember.filter(|remember| !remember.is_hold())
+    pub(crate) fn charged_once(&self) -> Option<CallId> {
+        self.call_id.filter(|call| !call.is_hold())
     }
 
     /// Holds the costs of all limits, until another limiter has decided.
@@ -326,7 +326,7 @@ impl AcquireOptions {
     pub(crate) fn without_guard(mut self) -> Self {
         self.hold = false;
         self.keeps_guard = false;
-        self.remember = self.charged_once();
+        self.call_id = self.charged_once();
         self
     }
 }

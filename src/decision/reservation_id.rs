@@ -82,7 +82,7 @@ impl fmt::Debug for ReservationId {
 /// The id of an acquire call, and what the store remembers of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub struct Remember {
+pub struct CallId {
     pub(crate) id: ReservationId,
     /// Until a hold expires, or for how long a charged request is remembered. Options are copied for each limit: see
     /// [`UnitCosts`](super::UnitCosts).
@@ -92,7 +92,7 @@ pub struct Remember {
     is_hold: bool,
 }
 
-impl Remember {
+impl CallId {
     /// Ten minutes, in milliseconds.
     pub(crate) const DEFAULT_EXPIRY: u32 = 10 * 60 * 1_000;
     pub(crate) const MIN: Duration = Duration::from_millis(1);

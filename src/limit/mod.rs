@@ -26,7 +26,7 @@ pub use self::keep_free::KeepFree;
 pub use self::per_key::PerKey;
 pub(crate) use self::per_key::per_key;
 pub use self::select::{AlgorithmSelector, SelectAlgorithm};
-pub use self::sub_key::{KeyedBy, KeyedByRef, KeyedBySome, SubKeyOf, WholeKey};
+pub use self::sub_key::{KeyedBy, SubKeyOf, WholeKey};
 pub(crate) use self::transition::{ReadMode, Transition};
 #[cfg(feature = "redis")]
 pub(crate) use self::warn_at::WarnKeys;
@@ -136,16 +136,16 @@ impl<A> Limit<A> {
     /// let limit = Limit::new("name", Gcra::new(Quota::per_second(5)));
     /// let limit = limit.keyed_by_ref(|caller: &Caller| &caller.name);
     /// ```
-    pub fn keyed_by<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey>(self, sub_key: F) -> Limit<A, KeyedBy<F, SubKey>> {
+    pub fn keyed_by<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey>(self, sub_key: F) -> Limit<A, KeyedBy<F, (SubKey,)>> {
         self.with_sub_key(KeyedBy::new(sub_key))
     }
 
     /// Counts by a part of the key that `sub_key` borrows.
-    pub fn keyed_by_ref<Key: ?Sized, SubKey: ?Sized, F: Fn(&Key) -> &SubKey>(
+    pub fn keyed_by_ref<Key: ?Sized, SubKey: ?Sized + 'static, F: Fn(&Key) -> &SubKey>(
         self,
         sub_key: F,
-    ) -> Limit<A, KeyedByRef<F, SubKey>> {
-        self.with_sub_key(KeyedByRef::new(sub_key))
+    ) -> Limit<A, KeyedBy<F, &'static SubKey>> {
+        self.with_sub_key(KeyedBy::new(sub_key))
     }
 
     /// Counts by the value that `sub_key` returns. The limit does not apply to a key for which it returns `None`.
@@ -172,8 +172,8 @@ impl<A> Limit<A> {
     pub fn keyed_by_some<Key: ?Sized, SubKey, F: Fn(&Key) -> Option<SubKey>>(
         self,
         sub_key: F,
-    ) -> Limit<A, KeyedBySome<F, SubKey>> {
-        self.with_sub_key(KeyedBySome::new(sub_key))
+    ) -> Limit<A, KeyedBy<F, Option<SubKey>>> {
+        self.with_sub_key(KeyedBy::new(sub_key))
     }
 
     fn with_sub_key<P>(self, sub_key: P) -> Limit<A, P> {

@@ -47,9 +47,7 @@ mod sealed {
     #[allow(unnameable_types, reason = "sealed")]
     pub trait Sealed {}
     impl Sealed for super::WholeKey {}
-    impl<F, SubKey> Sealed for super::KeyedBy<F, SubKey> {}
-    impl<F, SubKey: ?Sized> Sealed for super::KeyedByRef<F, SubKey> {}
-    impl<F, SubKey> Sealed for super::KeyedBySome<F, SubKey> {}
+    impl<F, Returned> Sealed for super::KeyedBy<F, Returned> {}
     impl<P, F> Sealed for crate::limit::OnlyIf<P, F> {}
     impl<P, F> Sealed for crate::limit::KeepFree<P, F> {}
 }
@@ -59,33 +57,26 @@ mod sealed {
 #[doc(hidden)]
 pub struct WholeKey;
 
-/// Counts by a value made from the key: see [`Limit::keyed_by`](super::Limit::keyed_by).
+/// Counts by what a function returns: `(SubKey,)` for a value, `&'static SubKey` for what the key lends, and
+/// `Option<SubKey>` for a value that some keys do not have.
 #[doc(hidden)]
-pub struct KeyedBy<F, SubKey>(F, PhantomData<fn() -> SubKey>);
+pub struct KeyedBy<F, Returned>(F, PhantomData<fn() -> Returned>);
 
-/// Counts by a part borrowed from the key: see [`Limit::keyed_by_ref`](super::Limit::keyed_by_ref).
-#[doc(hidden)]
-pub struct KeyedByRef<F, SubKey: ?Sized>(F, PhantomData<fn() -> Box<SubKey>>);
-
-/// Counts by a value that some keys have: see [`Limit::keyed_by_some`](super::Limit::keyed_by_some).
-#[doc(hidden)]
-pub struct KeyedBySome<F, SubKey>(F, PhantomData<fn() -> SubKey>);
-
-impl<F, SubKey> KeyedBySome<F, SubKey> {
+impl<F, Returned> KeyedBy<F, Returned> {
     pub(super) const fn new(sub_key: F) -> Self {
         Self(sub_key, PhantomData)
     }
 }
 
-impl<F, SubKey> KeyedBy<F, SubKey> {
-    pub(super) const fn new(sub_key: F) -> Self {
-        Self(sub_key, PhantomData)
+impl<F: Clone, Returned> Clone for KeyedBy<F, Returned> {
+    fn clone(&self) -> Self {
+        Self::new(self.0.clone())
     }
 }
 
-impl<F, SubKey: ?Sized> KeyedByRef<F, SubKey> {
-    pub(super) const fn new(sub_key: F) -> Self {
-        Self(sub_key, PhantomData)
+impl<F, Returned> fmt::Debug for KeyedBy<F, Returned> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedBy").finish_non_exhaustive()
     }
 }
 
@@ -102,7 +93,7 @@ impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     }
 }
 
-impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBy<F, SubKey>
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBy<F, (SubKey,)>
 where
     Key: ?Sized,
     SubKey: 'static,
@@ -121,7 +112,7 @@ where
     }
 }
 
-impl<Key, SubKey, F> SubKeyOf<Key> for KeyedByRef<F, SubKey>
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBy<F, &'static SubKey>
 where
     Key: ?Sized,
     SubKey: ?Sized + 'static,
@@ -135,7 +126,7 @@ where
     }
 }
 
-impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBySome<F, SubKey>
+impl<Key, SubKey, F> SubKeyOf<Key> for KeyedBy<F, Option<SubKey>>
 where
     Key: ?Sized,
     SubKey: 'static,
@@ -154,41 +145,5 @@ where
 
     fn is_constant(&self) -> bool {
         size_of::<SubKey>() == 0
-    }
-}
-
-impl<F: Clone, SubKey> Clone for KeyedBySome<F, SubKey> {
-    fn clone(&self) -> Self {
-        Self::new(self.0.clone())
-    }
-}
-
-impl<F, SubKey> fmt::Debug for KeyedBySome<F, SubKey> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedBySome").finish_non_exhaustive()
-    }
-}
-
-impl<F: Clone, SubKey> Clone for KeyedBy<F, SubKey> {
-    fn clone(&self) -> Self {
-        Self::new(self.0.clone())
-    }
-}
-
-impl<F: Clone, SubKey: ?Sized> Clone for KeyedByRef<F, SubKey> {
-    fn clone(&self) -> Self {
-        Self::new(self.0.clone())
-    }
-}
-
-impl<F, SubKey> fmt::Debug for KeyedBy<F, SubKey> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedBy").finish_non_exhaustive()
-    }
-}
-
-impl<F, SubKey: ?Sized> fmt::Debug for KeyedByRef<F, SubKey> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedByRef").finish_non_exhaustive()
     }
 }

@@ -9,7 +9,8 @@ use crate::error::Error;
 ///
 /// Such a decision names no limit, and its source is [`DecisionSource::NoLimit`](crate::DecisionSource::NoLimit). Use
 /// this if availability matters more than the limit. If the limit protects a service from overload, use
-/// [`Fallback`](super::Fallback) instead: it needs a second limiter, which `FailOpen` does not.
+/// [`Fallback`](super::Fallback) instead. `FailOpen` is no `Fallback` with a limiter that allows all, because it supports
+/// reservation ids, and copies no key.
 #[derive(Clone, Debug)]
 pub struct FailOpen<L> {
     limiter: L,

@@ -70,7 +70,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
     options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
     options.keeps_guard = P::End::TRACKS;
-    options.remember = config.cost_policy.once(request);
+    options.call_id = config.cost_policy.once(request);
     options
 }
 

@@ -392,79 +392,66 @@ impl Observer for Metrics {
     }
 }
 
-/// Describes all metrics to the installed recorder, in the words of docs/metrics.md.
+/// Describes all metrics to the installed recorder: a name tells the kind and the unit of its metric.
 fn describe() {
-    describe_counter!("ratelimit_requests_total", Unit::Count, "Requests by outcome");
-    describe_counter!("ratelimit_shadow_denied_total", Unit::Count, "Requests that a shadow limit would deny");
-    describe_counter!("ratelimit_near_limit_total", Unit::Count, "Charges that brought a key to the mark of a limit");
-    describe_counter!(
-        "ratelimit_shadow_uncounted_total",
-        Unit::Count,
-        "Requests that a shadow limit did not count, because its table was full of held keys"
-    );
-    describe_counter!("ratelimit_escalations_total", Unit::Count, "Blocks of keys that were denied too often");
-    describe_counter!(
-        "ratelimit_misconfigured_total",
-        Unit::Count,
-        "Requests without a key because the server is misconfigured"
-    );
-    describe_histogram!(
-        "ratelimit_decision_seconds",
-        Unit::Seconds,
-        "Time of decisions that were not ready immediately"
-    );
-    describe_gauge!("ratelimit_waiters", Unit::Count, "Requests that wait now");
-    describe_histogram!("ratelimit_wait_seconds", Unit::Seconds, "Time that requests waited");
-    describe_counter!("ratelimit_waits_total", Unit::Count, "Waits that ended, by result");
-    describe_counter!("ratelimit_wait_refused_total", Unit::Count, "Requests that a full or too long queue refused");
-    describe_counter!("ratelimit_wait_asks_total", Unit::Count, "Asks of queues for a start, by result");
-    describe_counter!("ratelimit_settled_total", Unit::Count, "Held cost that was charged by a settlement");
-    describe_counter!("ratelimit_released_total", Unit::Count, "Held cost that was released by a settlement");
-    describe_counter!("ratelimit_surcharged_total", Unit::Count, "Cost that was charged beyond the held cost");
-    describe_counter!(
-        "ratelimit_holds_expired_total",
-        Unit::Count,
-        "Expired sessions whose holds the store settled in full"
-    );
-    describe_counter!("ratelimit_paced_bytes_total", Unit::Bytes, "Bytes of paced bodies that passed");
-    describe_histogram!("ratelimit_paced_wait_seconds", Unit::Seconds, "Time that chunks of paced bodies waited");
-    describe_counter!("ratelimit_paced_errors_total", Unit::Count, "Paced bodies that ended with an error");
-    describe_gauge!("ratelimit_in_flight", Unit::Count, "Requests in flight now");
-    describe_histogram!("ratelimit_in_flight_seconds", Unit::Seconds, "Time that requests were in flight");
-    describe_counter!(
-        "ratelimit_in_flight_uncounted_total",
-        Unit::Count,
-        "Cost in flight whose holds expired without room for a renewal"
-    );
-    describe_counter!(
-        "ratelimit_denied_by_leases_total",
-        Unit::Count,
-        "Requests that were denied only because leases held units"
-    );
-    describe_counter!("ratelimit_lease_reports_total", Unit::Count, "Reports of leases to the store");
-    describe_counter!(
-        "ratelimit_lease_units_total",
-        Unit::Count,
-        "Units of leases that were granted, and that were spent, returned or lost"
-    );
-    describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
-    describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");
-    describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Failed calls to the store");
-    describe_counter!("ratelimit_shed_total", Unit::Count, "Decisions dropped uncharged, by cause");
-    describe_gauge!("ratelimit_breaker_open", "1 while the circuit breaker of the store is open");
-    describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "Times that the circuit breaker opened");
-    describe_gauge!("ratelimit_memory_keys", Unit::Count, "Stored keys that are not idle");
-    describe_gauge!("ratelimit_memory_capacity_keys", Unit::Count, "Keys that the table can store");
-    describe_gauge!("ratelimit_memory_bytes", Unit::Bytes, "Bytes of the table");
-    describe_gauge!("ratelimit_memory_held_keys", Unit::Count, "Keys with held costs");
-    describe_gauge!("ratelimit_memory_held", Unit::Count, "Sum of the held costs");
-    describe_counter!(
-        "ratelimit_memory_evicted_total",
-        Unit::Count,
-        "Keys that the full table evicted before they were idle"
-    );
-    describe_counter!("ratelimit_warnings_total", Unit::Count, "Misconfigurations found");
+    for (name, text) in DESCRIPTIONS {
+        let unit = match name {
+            _ if name.ends_with("_seconds") => Unit::Seconds,
+            _ if name.contains("_bytes") => Unit::Bytes,
+            _ => Unit::Count,
+        };
+        match name {
+            _ if name.ends_with("_total") => describe_counter!(name, unit, text),
+            _ if name.ends_with("_seconds") || name.ends_with("_size") => describe_histogram!(name, unit, text),
+            _ => describe_gauge!(name, unit, text),
+        }
+    }
 }
+
+/// The metrics, in the words of docs/metrics.md.
+const DESCRIPTIONS: [(&str, &str); 38] = [
+    ("ratelimit_requests_total", "Requests by outcome"),
+    ("ratelimit_shadow_denied_total", "Requests that a shadow limit would deny"),
+    ("ratelimit_near_limit_total", "Charges that brought a key to the mark of a limit"),
+    (
+        "ratelimit_shadow_uncounted_total",
+        "Requests that a shadow limit did not count, because its table was full of held keys",
+    ),
+    ("ratelimit_escalations_total", "Blocks of keys that were denied too often"),
+    ("ratelimit_misconfigured_total", "Requests without a key because the server is misconfigured"),
+    ("ratelimit_decision_seconds", "Time of decisions that were not ready immediately"),
+    ("ratelimit_waiters", "Requests that wait now"),
+    ("ratelimit_wait_seconds", "Time that requests waited"),
+    ("ratelimit_waits_total", "Waits that ended, by result"),
+    ("ratelimit_wait_refused_total", "Requests that a full or too long queue refused"),
+    ("ratelimit_wait_asks_total", "Asks of queues for a start, by result"),
+    ("ratelimit_settled_total", "Held cost that was charged by a settlement"),
+    ("ratelimit_released_total", "Held cost that was released by a settlement"),
+    ("ratelimit_surcharged_total", "Cost that was charged beyond the held cost"),
+    ("ratelimit_holds_expired_total", "Expired sessions whose holds the store settled in full"),
+    ("ratelimit_paced_bytes_total", "Bytes of paced bodies that passed"),
+    ("ratelimit_paced_wait_seconds", "Time that chunks of paced bodies waited"),
+    ("ratelimit_paced_errors_total", "Paced bodies that ended with an error"),
+    ("ratelimit_in_flight", "Requests in flight now"),
+    ("ratelimit_in_flight_seconds", "Time that requests were in flight"),
+    ("ratelimit_in_flight_uncounted_total", "Cost in flight whose holds expired without room for a renewal"),
+    ("ratelimit_denied_by_leases_total", "Requests that were denied only because leases held units"),
+    ("ratelimit_lease_reports_total", "Reports of leases to the store"),
+    ("ratelimit_lease_units_total", "Units of leases that were granted, and that were spent, returned or lost"),
+    ("ratelimit_batch_size", "Operations in one call to the store"),
+    ("ratelimit_batch_seconds", "Time of calls to the store"),
+    ("ratelimit_batch_errors_total", "Failed calls to the store"),
+    ("ratelimit_shed_total", "Decisions dropped uncharged, by cause"),
+    ("ratelimit_breaker_open", "1 while the circuit breaker of the store is open"),
+    ("ratelimit_breaker_opened_total", "Times that the circuit breaker opened"),
+    ("ratelimit_memory_keys", "Stored keys that are not idle"),
+    ("ratelimit_memory_capacity_keys", "Keys that the table can store"),
+    ("ratelimit_memory_bytes", "Bytes of the table"),
+    ("ratelimit_memory_held_keys", "Keys with held costs"),
+    ("ratelimit_memory_held", "Sum of the held costs"),
+    ("ratelimit_memory_evicted_total", "Keys that the full table evicted before they were idle"),
+    ("ratelimit_warnings_total", "Misconfigurations found"),
+];
 
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,7 +9,7 @@
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
 //! | hold, and settle | `HeldEntry`, `HeldCharge`, `HoldStore`, `ReleaseOnDrop` |
-//! | hold by an id | `Remember` |
+//! | hold by an id | `CallId` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
 //! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `capacity_added`, `capacity_released`, `Observers` |
@@ -23,6 +23,8 @@ pub(crate) use crate::algorithm::InLine;
 pub(crate) use crate::clock::latest_end;
 /// A span in whole microseconds, rounded down.
 pub(crate) use crate::clock::micros_floor;
+/// The id of a call, and what the store remembers of it.
+pub(crate) use crate::decision::CallId;
 /// Whether a limit counts a request that it allows.
 pub(crate) use crate::decision::Counting;
 /// The numbers of one limit for a decision, made on demand.
@@ -39,8 +41,6 @@ pub(crate) use crate::decision::Name;
 pub(crate) use crate::decision::NearLimit;
 /// The rule: what all limits decide together, and what each of them is charged.
 pub(crate) use crate::decision::Plan;
-/// The id of a call, and what the store remembers of it.
-pub(crate) use crate::decision::Remember;
 /// The part of a limit in guaranteed shares.
 pub(crate) use crate::decision::ShareRole;
 /// The limits that a decision lists.

@@ -1,9 +1,11 @@
 //! Concurrent calls, and calls that are dropped.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::iter;
 use std::task::Poll;
 use std::time::Duration;
+
+use futures_util::future::{join, join_all};
 
 use super::traces::{acquire, count};
 use super::{StoreReport, TestKey, Violation};
@@ -154,12 +156,10 @@ async fn acquire_all<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Resu
             Ok(decisions)
         }
         Err(future) => {
-            let mut futures: Vec<Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send + '_>>> =
-                vec![Box::pin(async { future.await.map(|outcome| outcome.decision) })];
-            for key in rest {
-                futures.push(Box::pin(acquire(limiter, key, AcquireOptions::default())));
-            }
-            join_all(futures).await.into_iter().collect()
+            let first = async { future.await.map(|outcome| outcome.decision) };
+            let rest = join_all(rest.iter().map(|key| acquire(limiter, key, AcquireOptions::default())));
+            let (first, rest) = join(first, rest).await;
+            iter::once(first).chain(rest).collect()
         }
     }
 }
@@ -181,23 +181,4 @@ fn acquire_on_threads<L: Limiter<TestKey>>(limiter: &L, keys: &[TestKey]) -> Res
         }
         Ok(decisions)
     })
-}
-
-/// Polls all futures whenever one of them is woken.
-async fn join_all<T>(futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
-    let mut futures: Vec<_> = futures.into_iter().map(|future| (Some(future), None)).collect();
-    poll_fn(move |cx| {
-        for (future, output) in &mut futures {
-            if let Some(running) = future
-                && let Poll::Ready(ready) = running.as_mut().poll(cx)
-            {
-                (*future, *output) = (None, Some(ready));
-            }
-        }
-        if futures.iter().any(|(future, _)| future.is_some()) {
-            return Poll::Pending;
-        }
-        Poll::Ready(futures.iter_mut().filter_map(|(_, output)| output.take()).collect())
-    })
-    .await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, Request};
 
 use super::CostPolicy;
-use crate::decision::{Costs, Remember, ReservationId};
+use crate::decision::{CallId, Costs, ReservationId};
 use crate::key::path_of;
 
 /// Reads the id by which [`RateLimitLayer::once`](crate::RateLimitLayer::once) recognises a request that is sent again.
@@ -63,14 +63,14 @@ impl IdempotencyKey {
     ///
     /// From 1 ms to 24 hours: a shorter or longer time counts as these.
     pub fn remember(mut self, remember: Duration) -> Self {
-        self.remember = remember.clamp(Remember::MIN, Remember::MAX);
+        self.remember = remember.clamp(CallId::MIN, CallId::MAX);
         self
     }
 
-    fn of_request<B>(&self, request: &Request<B>) -> Option<Remember> {
+    fn of_request<B>(&self, request: &Request<B>) -> Option<CallId> {
         let id = self.value(request.headers()).filter(|_| self.repeats > 0)?;
         let parts = [request.method().as_str().as_bytes(), path_of(request).as_bytes(), &id];
-        Some(Remember::request(ReservationId::of_parts(parts), self.repeats, self.remember))
+        Some(CallId::request(ReservationId::of_parts(parts), self.repeats, self.remember))
     }
 
     /// Returns the only value of the header, if it is an id.
@@ -129,7 +129,7 @@ where
     }
 
     #[inline]
-    fn once(&self, request: &Request<B>) -> Option<Remember> {
+    fn once(&self, request: &Request<B>) -> Option<CallId> {
         self.key.of_request(request)
     }
 

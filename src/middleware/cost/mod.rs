@@ -22,7 +22,7 @@ pub use self::idempotency_key::{IdempotencyKey, Once};
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
 use std::fmt;
 
-use crate::decision::{Costs, Remember};
+use crate::decision::{CallId, Costs};
 
 /// The cost of requests: [`UnitCost`], changed by [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) and
 /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
@@ -39,7 +39,7 @@ pub trait CostPolicy<Request, Response, Error> {
 
     /// Returns the id of a request that is charged once: see [`RateLimitLayer::once`](crate::RateLimitLayer::once).
     #[inline]
-    fn once(&self, _request: &Request) -> Option<Remember> {
+    fn once(&self, _request: &Request) -> Option<CallId> {
         None
     }
 
@@ -90,7 +90,7 @@ where
     }
 
     #[inline]
-    fn once(&self, request: &Request) -> Option<Remember> {
+    fn once(&self, request: &Request) -> Option<CallId> {
         self.inner_policy.once(request)
     }
 
@@ -121,7 +121,7 @@ where
     }
 
     #[inline]
-    fn once(&self, request: &Request) -> Option<Remember> {
+    fn once(&self, request: &Request) -> Option<CallId> {
         self.inner_policy.once(request)
     }
 

@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Start, Ticket};
-use crate::decision::{Costs, Remember};
+use crate::decision::{CallId, Costs};
 use crate::limiter::{CapacityListener, Released, hashers, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -89,7 +89,7 @@ impl Queues {
     }
 
     /// The start of a request that is charged once is no start of another request.
-    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, once: Option<Remember>, hold: bool) -> Class {
+    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, once: Option<CallId>, hold: bool) -> Class {
         let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
         let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one((costs, once)));
         Class { key, request_costs, cost: costs.number().unwrap_or(1), hold }

@@ -157,7 +157,10 @@ impl<Key: ?Sized> fmt::Debug for StoreLimits<Key> {
 }
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for [`StoreLimits`] that are known only at run time, in a
-/// `Vec`. Its sub-key needs an encoding, which the sub-key of a [`DynLimit`](crate::DynLimit) does not.
+/// `Vec`.
+///
+/// It is no [`DynLimit`](crate::DynLimit), because its sub-key needs an encoding, and no `RedisLimit`, because its algorithm
+/// needs no Lua implementation.
 pub struct StoreLimit<Key: ?Sized>(Box<dyn AnyLimit<Key>>);
 
 impl<Key: ?Sized> StoreLimit<Key> {

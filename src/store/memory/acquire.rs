@@ -201,7 +201,7 @@ where
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let context = self.context(key, options);
-        let decided = if options.remember.is_some() {
+        let decided = if options.call_id.is_some() {
             Err(NotDecided::NotApplicable)
         } else {
             L::try_acquire(&self.shared.tables, &context)

@@ -12,7 +12,7 @@ use super::transaction_limit::{Capacity, read_clock};
 use super::when_full::WhenFull;
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::store::inner::Remember;
+use crate::store::inner::CallId;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
@@ -44,7 +44,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
             clock: MemoryClock::default(),
             hasher: DefaultHashBuilder::default(),
             restore: None,
-            max_ids: Remember::DEFAULT_MAX_IDS,
+            max_ids: CallId::DEFAULT_MAX_IDS,
             key: PhantomData,
         }
     }
@@ -201,7 +201,7 @@ impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
         S: BuildHasher + 'static,
     {
         const MAX: u64 = 1 << 32;
-        Remember::check_max_ids(self.max_ids)?;
+        CallId::check_max_ids(self.max_ids)?;
         if self.capacity.max_keys == 0 {
             return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }

@@ -9,11 +9,11 @@ use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
 use crate::limiter::Outcome;
-use crate::store::inner::{HeldCharge, HeldEntry, Remember};
+use crate::store::inner::{CallId, HeldCharge, HeldEntry};
 
 impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     /// Holds the cost under an id, unless the id is remembered.
-    pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: Remember) -> Result<Outcome, Error> {
+    pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: CallId) -> Result<Outcome, Error> {
         reserve.check()?;
         let shared = self.shared();
         // The lock is held until the id is recorded, so that two calls with one id hold once.
@@ -57,7 +57,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         shared.end_expired(&mut records, now);
         records.forget_old(now);
         let charge = HeldCharge::Actual(actual);
-        let Some(record) = self.record_key(key, Remember::hold(id)) else { return Ok(()) };
+        let Some(record) = self.record_key(key, CallId::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
@@ -86,7 +86,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         &self,
         key: &Key,
         options: AcquireOptions,
-        once: Remember,
+        once: CallId,
     ) -> Result<(Decision, Vec<HeldEntry>, Option<ChargedFor>), Error> {
         once.check()?;
         let shared = self.shared();
@@ -113,14 +113,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 
     /// Decides for a request that is charged once, and holds nothing.
     #[cold]
-    pub(super) fn check_once(&self, key: &Key, options: AcquireOptions, once: Remember) -> Decision {
+    pub(super) fn check_once(&self, key: &Key, options: AcquireOptions, once: CallId) -> Decision {
         let decided = self.check_units(&options).and_then(|()| self.acquire_once(key, options, once));
         decided.map_or_else(|_| Decision::without_limit(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
     }
 
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
-    fn record_key(&self, key: &Key, remember: Remember) -> Option<RecordKey> {
+    fn record_key(&self, key: &Key, remember: CallId) -> Option<RecordKey> {
         let context = self.context(key, AcquireOptions::default());
         let mut parts = Vec::new();
         L::for_each(&self.shared().tables, &mut |limit| {
@@ -139,7 +139,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 #[derive(Clone, Copy)]
 pub(super) struct ChargedFor {
     record: RecordKey,
-    once: Remember,
+    once: CallId,
 }
 
 impl ChargedFor {

@@ -23,6 +23,9 @@ use crate::store::inner::{LimitFacts, Shares, check_limits};
 /// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them
 /// allocates nothing.
 ///
+/// `store::RedisLimit` and [`store::StoreLimit`](crate::store::StoreLimit) are other types, so that the compiler checks what
+/// a shared store needs: an encoding of the sub-key, and for Redis a Lua implementation of the algorithm.
+///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
 ///

@@ -21,7 +21,7 @@ use super::usage::KeyId;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
 use crate::error::Error;
-use crate::store::inner::{HeldEntry, Remember, latest_end, micros_floor};
+use crate::store::inner::{CallId, HeldEntry, latest_end, micros_floor};
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {
@@ -53,7 +53,7 @@ pub(super) struct Records {
 
 /// Returns whether the clock has stepped back by more than the shortest time for which an id is remembered.
 fn is_behind(now: u64, newest: u64) -> bool {
-    now.saturating_add(micros_floor(Remember::MIN)) < newest
+    now.saturating_add(micros_floor(CallId::MIN)) < newest
 }
 
 /// A key of the limiter (a hash of its sub-keys in all limits, and of the kind of the id), and an id.
@@ -248,7 +248,7 @@ impl Records {
     pub(super) fn insert(
         &mut self,
         key: RecordKey,
-        reserve: Remember,
+        reserve: CallId,
         now: Timestamp,
         costs: Costs,
         mut limits: Vec<HeldEntry>,
@@ -304,7 +304,7 @@ impl Records {
 
 impl Reservations {
     /// Records what the request with an id is charged, unless the key has too many ids.
-    pub(super) fn record(&self, records: &mut Records, key: RecordKey, once: Remember, now: Timestamp, costs: Costs) {
+    pub(super) fn record(&self, records: &mut Records, key: RecordKey, once: CallId, now: Timestamp, costs: Costs) {
         if let Some(record) = records.by_id.get_mut(&key) {
             record.costs = record.costs.max(costs);
             return;
@@ -341,13 +341,13 @@ mod tests {
         let reservations = Reservations { max_total: 8, ..Reservations::new(4) };
         let mut records = reservations.lock();
         for number in 0..requests {
-            let once = Remember::request(id(number), 1, Duration::from_secs(60 + number));
+            let once = CallId::request(id(number), 1, Duration::from_secs(60 + number));
             reservations.record(&mut records, (number, id(number)), once, NOW, Costs::from(1));
         }
         for number in 0..holds {
             let key = (100 + number, id(number));
             if reservations.make_room(&mut records, key.0, true) {
-                records.insert(key, Remember::hold(id(number)), NOW, Costs::from(1), Vec::new());
+                records.insert(key, CallId::hold(id(number)), NOW, Costs::from(1), Vec::new());
             }
         }
         drop(records);
@@ -374,7 +374,7 @@ mod tests {
         let settle = |number| drop(reservations.lock().settle((100 + number, id(number))));
         settle(3);
         let record = |number| {
-            let once = Remember::request(id(number), 1, Duration::from_secs(60));
+            let once = CallId::request(id(number), 1, Duration::from_secs(60));
             reservations.record(&mut reservations.lock(), (number, id(number)), once, NOW, Costs::from(1));
         };
         record(15);

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::observe::Observer;
-use crate::store::inner::{Observers, Remember};
+use crate::store::inner::{CallId, Observers};
 
 /// Writes the hash tag of a key, which selects its cluster slot.
 pub(crate) type HashTag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
@@ -62,7 +62,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             observers: Observers::default(),
             hash_tag: None,
             lease: None,
-            max_ids: Remember::DEFAULT_MAX_IDS,
+            max_ids: CallId::DEFAULT_MAX_IDS,
             #[cfg(test)]
             lease_clock: None,
         }
@@ -215,7 +215,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// Checks the settings and the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
-        Remember::check_max_ids(self.max_ids)?;
+        CallId::check_max_ids(self.max_ids)?;
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
                 "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",
@@ -237,7 +237,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 "invalid prefix: a brace in the prefix selects the cluster slot; remove the brace, or `slot_by`",
             ));
         }
-        if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
+        if self.server.0.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
                 "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a \
                  limiter of its own, and combine them with `limiter::Chained`",
@@ -267,7 +267,7 @@ pub(crate) fn check_settings(
     deadline: Duration,
     secret: Option<&[u8]>,
 ) -> Result<(), Error> {
-    server.check()?;
+    server.0.check()?;
     if let Some(secret) = secret {
         check_secret(secret)?;
     }

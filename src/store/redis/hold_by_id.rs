@@ -10,7 +10,7 @@ use super::script::{Operation, TemplateSettings};
 use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
-use crate::store::inner::Remember;
+use crate::store::inner::CallId;
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Submits a hold with an id.
@@ -18,15 +18,15 @@ impl<Key: ?Sized> LimiterState<Key> {
         &self,
         key: &Key,
         options: AcquireOptions,
-        reserve: Remember,
+        reserve: CallId,
     ) -> Result<LimiterFuture<Outcome>, Error> {
         reserve.check()?;
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
         self.client.submit_decision(|reply| {
             let target = self.target(key, algorithms)?;
-            let (keys, max_ids) = (self.reservation_keys(&target, reserve)?, self.max_ids);
-            let reserve = ReserveOperation { options, reserve, template, keys, max_ids };
+            let id = self.id(&target, reserve, reserve.repeats)?;
+            let reserve = ReserveOperation { options, template, id };
             Ok(target.operation(OperationKind::Reserve(Box::new(reserve)), reply))
         })
     }
@@ -43,7 +43,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
         self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
-            let remember = Remember::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
+            let remember = CallId::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
             let record = self.reservation_keys(&target, remember)?.record;
             let settle = SettleOperation { template, record, actual };
             Ok(target.operation(OperationKind::Settle(Box::new(settle)), reply))
@@ -55,13 +55,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         &self,
         key: &Key,
         options: AcquireOptions,
-        remember: Remember,
+        remember: CallId,
     ) -> Result<LimiterFuture<Outcome>, Error> {
         remember.check()?;
         let target = self.target(key, self.algorithms(key))?;
-        let id_keys = Arc::new(self.reservation_keys(&target, remember)?);
-        let repeats = if options.hold { 0 } else { remember.repeats };
-        let once = OnceOperation { keys: id_keys, remember, max_ids: self.max_ids, repeats };
+        let once = self.id(&target, remember, if options.hold { 0 } else { remember.repeats })?;
         self.client.submit_once(OnceRequest {
             options,
             target,
@@ -71,7 +69,12 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    fn reservation_keys(&self, target: &OperationTarget, remember: Remember) -> Result<ReservationKeys, Error> {
+    fn id(&self, target: &OperationTarget, remember: CallId, repeats: u16) -> Result<OnceOperation, Error> {
+        let keys = Arc::new(self.reservation_keys(target, remember)?);
+        Ok(OnceOperation { keys, remember, max_ids: self.max_ids, repeats })
+    }
+
+    fn reservation_keys(&self, target: &OperationTarget, remember: CallId) -> Result<ReservationKeys, Error> {
         let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, remember);
         if self.client.config.health.server.is_cluster() && cluster_slot(&keys.record) != target.slot() {
             return Err(Error::config(

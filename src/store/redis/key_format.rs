@@ -3,7 +3,7 @@ use sha2::{Digest, Sha256};
 
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::store::inner::{Remember, hash_if_long, hex};
+use crate::store::inner::{CallId, hash_if_long, hex};
 
 /// The keys of a reservation id in Redis: of its record, and of the counts of the user's key.
 pub(crate) struct ReservationKeys {
@@ -76,7 +76,7 @@ impl KeyFormat {
     /// Returns the names of the keys of a reservation id on the concatenated keys of all limits.
     ///
     /// They have the cluster slot of the first limit's key: its hash tag, or the whole key as the tag.
-    pub(crate) fn reservation_keys(&self, keys: &[u8], offsets: &[usize], remember: Remember) -> ReservationKeys {
+    pub(crate) fn reservation_keys(&self, keys: &[u8], offsets: &[usize], remember: CallId) -> ReservationKeys {
         let start = offsets.iter().copied().take_while(|end| *end == 0).count();
         let first = String::from_utf8_lossy(&keys[..offsets.get(start).copied().unwrap_or(0)]);
         let base = if first.contains('{') { first.into_owned() } else { format!("{}:{{{first}}}", self.prefix) };

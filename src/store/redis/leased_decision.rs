@@ -14,7 +14,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         match &self.leases {
             // Redis holds costs one by one, and remembers ids.
-            Some(leases) if !options.hold && options.remember.is_none() => {
+            Some(leases) if !options.hold && options.call_id.is_none() => {
                 if leases.has_one_limit() {
                     return self.acquire_by_leases::<1>(leases, key, options);
                 }

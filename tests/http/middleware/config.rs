@@ -15,7 +15,6 @@ use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Weekday, WhenFull,
-    per_key,
 };
 
 use crate::random::Random;
@@ -761,64 +760,6 @@ fn user_limit(algorithm: &str, quota: &str) -> Vec<DynLimit<Caller>> {
 const ALGORITHMS: [&str; 7] =
     ["gcra", "token-bucket", "leaky-bucket", "leaky-queue", "fixed-window", "sliding-window", "sliding-log"];
 
-/// Returns the capacity: a queue admits one request beyond those that wait.
-fn capacity_of(algorithm: &str, quota: u64) -> u64 {
-    quota + u64::from(algorithm == "leaky-queue")
-}
-
-#[test]
-fn replace_keeps_usage_when_the_quota_changes() {
-    for algorithm in ALGORITHMS {
-        let clock = ManualClock::new();
-        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        let _ = limiter.check(&ALICE, AcquireOptions::cost(60));
-        for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
-            limiter.replace(user_limit(algorithm, quota)).unwrap();
-            let expected = capacity_of(algorithm, has).saturating_sub(60);
-            assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
-            assert_eq!(left(&limiter, &BOB), named([("x", capacity_of(algorithm, has))]), "{algorithm} {quota}");
-            assert!(!limiter.check(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
-        }
-        // The new quota applies.
-        limiter.replace(user_limit(algorithm, "70/h")).unwrap();
-        assert!(limiter.check(&ALICE, AcquireOptions::cost(capacity_of(algorithm, 70) - 60)).is_allowed());
-        assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
-    }
-}
-
-#[test]
-fn replace_starts_new_limits_empty_and_drops_removed_ones() {
-    let clock = ManualClock::new();
-    let one = |name: &'static str, algorithm: Gcra| {
-        DynLimit::new(Limit::new(name, algorithm).keyed_by(|key: &Caller| key.user))
-    };
-    let ten = Gcra::new(Quota::per_hour(10));
-    let limiter = memory_without_limits(&clock);
-    limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(4));
-
-    limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
-    assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
-    limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
-    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
-
-    // A limit with another algorithm or another sub-key type is another limit.
-    let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
-    let by_organisation = Limit::new("c", ten).keyed_by(|key: &Caller| key.organisation);
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
-    limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
-    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
-
-    // An empty list allows every request.
-    limiter.replace(Vec::new()).unwrap();
-    assert!(limiter.check(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
-    let held = hold(&limiter, &ALICE, 7);
-    limiter.replace(vec![one("a", ten)]).unwrap();
-    settle(held, 7);
-    assert_eq!(left(&limiter, &ALICE), named([("a", 10)]));
-}
-
 #[test]
 fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     let clock = ManualClock::new();
@@ -924,47 +865,6 @@ fn invalid_replace_leaves_the_limits_unchanged() {
     assert_eq!(left(&limiter, &ALICE), named([("a", 9), ("b", 9)]));
 }
 
-#[test]
-fn hold_is_settled_after_any_number_of_replacements() {
-    for algorithm in ALGORITHMS {
-        let clock = ManualClock::new();
-        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        for replacements in [1, 2, 17, 40] {
-            limiter.reset(&ALICE).try_ready().unwrap().unwrap();
-            let held = hold(&limiter, &ALICE, 5);
-            limiter.set_usage("x", &ALICE, 4).try_ready().unwrap().unwrap();
-            for round in 0..replacements {
-                let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
-                limiter.replace(user_limit(algorithm, quota)).unwrap();
-            }
-            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 91), "{algorithm} after {replacements}");
-            settle(held, 1);
-            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 95), "{algorithm} after {replacements}");
-        }
-    }
-}
-
-/// A guard refers to limits, not to positions in the list.
-#[test]
-fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
-    let clock = ManualClock::new();
-    let user = |name: &'static str, quota| {
-        DynLimit::new(Limit::new(name, SlidingLog::new(quota)).keyed_by(|key: &Caller| key.user))
-    };
-    let (per_hour, per_minute) = (Quota::per_hour(100), Quota::per_minute(50));
-    let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
-    let held = hold(&limiter, &ALICE, 10);
-    let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
-    let global = DynLimit::new(Limit::new("global", SlidingLog::new(day)).keyed_by(all));
-    limiter.replace(vec![global, user("minute", per_minute), user("hour", per_hour)]).unwrap();
-    clock.advance(SECOND);
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
-    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 38), ("hour", 88)]));
-    settle(held, 3);
-    // The new limit does not have the hold.
-    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 45), ("hour", 95)]));
-}
-
 /// A hold from before a replacement is charged by the quota that took over, at the time when it is settled.
 #[test]
 fn hold_settled_after_a_replacement_is_charged_by_the_new_limit() {
@@ -983,24 +883,6 @@ fn hold_settled_after_a_replacement_is_charged_by_the_new_limit() {
         clock.advance(5 * MINUTE);
         assert!(left(&limiter, &ALICE)["x"] < 40, "{algorithm} settled at {actual}");
     }
-}
-
-#[test]
-fn hold_on_a_removed_limit_charges_nothing() {
-    let clock = ManualClock::new();
-    let limiter = memory(user_limit("gcra", "100/h"), &clock);
-    let guards: Vec<_> = (0..3).map(|_| hold(&limiter, &ALICE, 10)).collect();
-    // A limit with another algorithm and the same name is another limit.
-    limiter.replace(user_limit("fixed-window", "100/h")).unwrap();
-    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
-    // A limit that is removed and added again is another limit, too.
-    limiter.replace(user_limit("gcra", "100/h")).unwrap();
-    let mut guards = guards.into_iter();
-    settle(guards.next().unwrap(), 25);
-    settle(guards.next().unwrap(), 0);
-    drop(guards);
-    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
-    assert_eq!((limiter.usage()[0].held_keys, limiter.usage()[0].held), (0, 0));
 }
 
 /// A table is freed with its limit.
@@ -1073,20 +955,6 @@ fn replace_keeps_capacity_policy() {
     assert!(!denies_when_full(&limiter), "an enforced limit made shadow never denies");
     limiter.replace(keys_with_limit(limit())).unwrap();
     assert!(denies_when_full(&limiter));
-}
-
-#[test]
-fn block_outlasts_a_replacement() {
-    let clock = ManualClock::new();
-    let limiter = memory(user_limit("gcra", "100/h"), &clock);
-    limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
-    limiter.replace(user_limit("gcra", "200/h")).unwrap();
-    assert_eq!(limiter.check(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
-    limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
-    limiter.replace(user_limit("gcra", "300/h")).unwrap();
-    limiter.block("x", &ALICE, Duration::ZERO).try_ready().unwrap().unwrap();
-    assert!(limiter.check(&ALICE, AcquireOptions::default()).is_allowed());
-    assert_eq!(limiter.check(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
 }
 
 /// How many replacements there are under load.
@@ -1163,77 +1031,6 @@ fn replace_under_load_keeps_usage_exact() {
     }
 }
 
-/// The admitted requests never exceed the larger quota, whenever a limit is replaced.
-#[test]
-fn replace_under_load_admits_at_most_the_larger_quota() {
-    let _lock = NOTIFICATIONS.blocking_lock();
-    for algorithm in ALGORITHMS {
-        let clock = ManualClock::new();
-        let limiter = memory(user_limit(algorithm, "3000/h"), &clock);
-        let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
-        thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    while !done.load(Ordering::Acquire) {
-                        if limiter.check(&ALICE, AcquireOptions::default()).is_allowed() {
-                            passed.fetch_add(1, Ordering::Relaxed);
-                        } else {
-                            thread::yield_now();
-                        }
-                    }
-                });
-            }
-            for round in 0..100 {
-                let quota = ["5000/h", "1000/h", "3000/h"][round % 3];
-                limiter.replace(user_limit(algorithm, quota)).unwrap();
-                thread::yield_now();
-            }
-            limiter.replace(user_limit(algorithm, "5000/h")).unwrap();
-            // The threads use up the rest.
-            while peek(&limiter, &ALICE).is_allowed() {
-                thread::yield_now();
-            }
-            done.store(true, Ordering::Release);
-        });
-        assert_eq!(passed.into_inner(), capacity_of(algorithm, 5000), "{algorithm}");
-    }
-}
-
-/// A request is charged to both lasting limits or to neither, while other limits are added and removed.
-#[test]
-fn replace_under_load_charges_all_limits_or_none() {
-    let clock = ManualClock::new();
-    let one = |name: &'static str| {
-        DynLimit::new(
-            Limit::new(name, FixedWindow::new(Quota::per_hour(1_000_000_000))).keyed_by(|key: &Caller| key.user),
-        )
-    };
-    let limiter = memory(vec![one("stays"), one("too")], &clock);
-    let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !done.load(Ordering::Acquire) {
-                    assert!(limiter.check(&ALICE, AcquireOptions::cost(2)).is_allowed());
-                    passed.fetch_add(2, Ordering::Relaxed);
-                }
-            });
-        }
-        for round in 0..501 {
-            let limits = match round % 3 {
-                0 => vec![one("too"), one("stays")],
-                1 => vec![one("comes"), one("stays"), one("too"), one("goes")],
-                _ => vec![one("stays"), one("too")],
-            };
-            limiter.replace(limits).unwrap();
-            thread::yield_now();
-        }
-        done.store(true, Ordering::Release);
-    });
-    let left_over = 1_000_000_000 - passed.into_inner();
-    assert_eq!(left(&limiter, &ALICE), named([("stays", left_over), ("too", left_over)]));
-}
-
 /// A block that returned Ok is effective after a concurrent replacement.
 #[test]
 fn block_during_a_replacement_is_not_lost() {
@@ -1285,81 +1082,6 @@ fn concurrent_replacements_keep_the_charges_between_them() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Tiers
 // ---------------------------------------------------------------------------------------------------------------------
-
-struct Member {
-    user: u32,
-    tier: Tier,
-}
-
-#[derive(Clone, Copy)]
-enum Tier {
-    Free,
-    Paid,
-}
-
-/// A key keeps its usage when its tier changes.
-fn assert_tiers_keep_usage<A: Algorithm + Copy>(free: A, paid: A) {
-    let clock = ManualClock::new();
-    let choose = move |member: &Member| match member.tier {
-        Tier::Free => free,
-        Tier::Paid => paid,
-    };
-    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
-    let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
-    let remaining_after =
-        |user, tier, cost| limiter.check(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
-
-    assert_eq!(remaining_after(1, Tier::Free, 60), 0, "{free:?}");
-    assert_eq!(remaining_after(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
-    // After the downgrade nothing remains: the usage exceeds the free tier.
-    assert_eq!(remaining_after(1, Tier::Free, 1), 0, "{free:?}");
-    assert_eq!(remaining_after(1, Tier::Paid, 0), 5000 - 61, "a denial is not charged: {free:?}");
-    assert_eq!(remaining_after(2, Tier::Free, 10), 50, "{free:?}");
-}
-
-#[test]
-fn usage_is_kept_when_the_tier_changes() {
-    let (free, paid) = (Quota::per_hour(60), Quota::per_hour(5000));
-    assert_tiers_keep_usage(FixedWindow::new(free), FixedWindow::new(paid));
-    assert_tiers_keep_usage(Gcra::new(free), Gcra::new(paid));
-    assert_tiers_keep_usage(TokenBucket::new(free), TokenBucket::new(paid));
-    assert_tiers_keep_usage(SlidingWindow::new(free), SlidingWindow::new(paid));
-    assert_tiers_keep_usage(SlidingLog::new(free), SlidingLog::new(paid));
-}
-
-/// A cost held in one tier and settled in another counts in both until it is settled.
-fn assert_hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
-    let clock = ManualClock::new();
-    let choose = move |member: &Member| match member.tier {
-        Tier::Free => free,
-        Tier::Paid => paid,
-    };
-    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
-    let limiter = Memory::builder(limit).max_keys(1000).clock(clock.clone()).build().unwrap();
-    let held = [(); 2].map(|()| hold(&limiter, &Member { user: 1, tier: Tier::Free }, 5));
-    clock.advance(2 * MINUTE);
-    let paid = Member { user: 1, tier: Tier::Paid };
-    let left = limiter.check(&paid, AcquireOptions::cost(40)).remaining().unwrap();
-    assert_eq!(left, 10, "{free:?}");
-    let left = || limiter.peek(&paid, AcquireOptions::default()).try_ready().unwrap().unwrap().remaining().unwrap();
-    let [released, settled] = held;
-    settle(released, 0);
-    assert_eq!(left(), 15, "{free:?}");
-    settle(settled, 4);
-    assert_eq!(left(), 16, "{free:?}");
-}
-
-const MINUTELY: Quota = Quota::per_minute(60);
-const HOURLY: Quota = Quota::per_hour(60);
-
-#[test]
-fn hold_is_settled_after_a_change_of_tier() {
-    assert_hold_across_a_change_of_tier(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
-    assert_hold_across_a_change_of_tier(Gcra::new(MINUTELY), Gcra::new(HOURLY));
-    assert_hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
-    assert_hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
-    assert_hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
-}
 
 /// The counts are in the same store, by the sub-key of the limit.
 #[test]

@@ -337,7 +337,7 @@ async fn start_that_is_left_wakes_the_requests_of_other_keys() {
 #[tokio::test(start_paused = true)]
 async fn released_unit_goes_to_the_oldest_of_several_layers() {
     let _lock = NOTIFICATIONS.lock().await;
-    let limiter: Memory<(), _, _> = Memory::builder(one_unit()).clock(TokioClock::new()).build().unwrap();
+    let limiter: Memory<(), _> = Memory::builder(one_unit()).clock(TokioClock::new()).build().unwrap();
     let (starts, inner) = timed();
     let layers: Vec<_> = (0..4)
         .map(|_| {

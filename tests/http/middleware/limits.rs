@@ -8,11 +8,9 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Detail, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
     RateLimitLayer, per_key,
 };
-
-use crate::support::spawn;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Caller {
@@ -118,31 +116,6 @@ async fn layer_limits_when_decisions_are_pending() {
     assert_eq!(admitted(&mut service, ADA, 3).await, 2);
 }
 
-/// Limits per user, per organisation and in total. A denial charges no limit.
-#[tokio::test]
-async fn several_limits_charge_all_or_none() {
-    let (memory, clock) = in_memory((
-        Limit::new("user", a_minute(2)).keyed_by(|caller: &Caller| caller.user),
-        Limit::new("organisation", a_minute(3)).keyed_by(|caller: &Caller| caller.organisation),
-        Limit::new("global", a_minute(4)).keyed_by(|_: &Caller| ()),
-    ));
-    let mut service = limited(memory.clone());
-    assert_eq!(admitted(&mut service, ADA, 9).await, 2, "by the user's limit");
-    assert_eq!(admitted(&mut service, BOB, 9).await, 1, "by the organisation's limit");
-    assert_eq!(admitted(&mut service, EVE, 9).await, 1, "by the global limit");
-
-    let remaining = |decision: &tower_ratelimit::Decision| {
-        decision.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect::<Vec<_>>()
-    };
-    let bob = memory.peek(&BOB, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
-    assert_eq!(remaining(&bob), [("user".into(), 1), ("organisation".into(), 0), ("global".into(), 0)]);
-    let eve = memory.peek(&EVE, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
-    assert_eq!(remaining(&eve), [("user".into(), 1), ("organisation".into(), 2), ("global".into(), 0)]);
-
-    clock.advance(Duration::from_secs(60));
-    assert_eq!(admitted(&mut service, ADA, 9).await, 2);
-}
-
 #[tokio::test]
 async fn rejection_names_the_most_restrictive_limit() {
     let (memory, _clock) =
@@ -201,29 +174,4 @@ async fn global_key_shares_one_limit() {
     let mut service = layer.layer(service_fn(async |_: Caller| Ok::<_, BoxError>(())));
     assert_eq!(admitted(&mut service, ADA, 1).await, 1);
     assert_eq!(admitted(&mut service, EVE, 5).await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_tasks_admit_exactly_the_limit() {
-    let (memory, _clock) = in_memory((
-        Limit::new("user", a_minute(100)).keyed_by(|caller: &Caller| caller.user),
-        Limit::new("global", a_minute(250)).keyed_by(|_: &Caller| ()),
-    ));
-    let service = limited(memory);
-    let tasks: Vec<_> = [ADA, BOB, EVE]
-        .into_iter()
-        .cycle()
-        .take(12)
-        .map(|caller| {
-            let mut service = service.clone();
-            spawn(async move { (caller.user, admitted(&mut service, caller, 50).await) })
-        })
-        .collect();
-    let mut by_user = [0; 3];
-    for task in tasks {
-        let (user, admitted) = task.await.expect("a task");
-        by_user[user as usize - 1] += admitted;
-    }
-    assert_eq!(by_user.iter().sum::<usize>(), 250);
-    assert!(by_user.iter().all(|admitted| *admitted <= 100), "{by_user:?}");
 }

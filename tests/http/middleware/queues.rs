@@ -54,30 +54,6 @@ fn in_order()
 // Order and bounds
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[tokio::test(start_paused = true)]
-async fn waiters_of_a_window_start_in_order_of_arrival() {
-    let (order, inner) = in_order();
-    let layer = RateLimitLayer::new(Global, window(2, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.layer(inner);
-    let calls: Vec<_> = (0..9).map(|number| spawn(service.clone().oneshot(number))).collect();
-    for call in calls {
-        assert!(call.await.unwrap().is_ok());
-    }
-    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn newest_first_serves_the_newest_waiter() {
-    let (order, inner) = in_order();
-    let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.newest_first().layer(inner);
-    let calls: Vec<_> = (0..5).map(|number| spawn(service.clone().oneshot(number))).collect();
-    for call in calls {
-        assert!(call.await.unwrap().is_ok());
-    }
-    assert_eq!(*order.lock().unwrap(), [0, 4, 3, 2, 1]);
-}
-
 /// The oldest waiter gives its place to a new one.
 #[tokio::test(start_paused = true)]
 async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
@@ -91,22 +67,6 @@ async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
     }
     assert_eq!(served, [true, false, false, true, true]);
     assert_eq!(*order.lock().unwrap(), [0, 4, 3]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn max_waiters_per_key_leaves_places_to_other_keys() {
-    let (_, inner) = in_order();
-    let layer = RateLimitLayer::new(|number: &u32| Some(*number / 10), window(1, SECOND)).responder(RejectWithError);
-    let service = layer.max_wait(60 * SECOND).max_waiters(5).max_waiters_per_key(3).layer(inner);
-    let call = |number| spawn(service.clone().oneshot(number));
-    let of_first: Vec<_> = (0..6).map(call).collect();
-    run().await;
-    let of_second: Vec<_> = (10..15).map(call).collect();
-    let mut served = Vec::new();
-    for call in of_first.into_iter().chain(of_second) {
-        served.push(call.await.unwrap().is_ok());
-    }
-    assert_eq!(served, [true, true, true, true, false, false, true, true, true, false, false]);
 }
 
 /// The law of places. The model counts the waiting requests of each key: a key has at most its bound, by default half of

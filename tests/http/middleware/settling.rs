@@ -24,8 +24,8 @@ use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
-    LimitStatus, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, TokenBucket, Verdict,
 };
 
 use crate::support::spawn;
@@ -37,29 +37,12 @@ fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<()> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
-/// Creates a limiter of each algorithm, with ten tokens available.
-fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<()>; 7] {
-    [
-        memory(Gcra::new(TEN), clock),
-        memory(TokenBucket::new(TEN), clock),
-        memory(LeakyBucket::new(TEN), clock),
-        memory(LeakyQueue::new(TEN).max_waiting(9), clock),
-        memory(FixedWindow::new(TEN), clock),
-        memory(SlidingWindow::new(TEN), clock),
-        memory(SlidingLog::new(TEN), clock),
-    ]
-}
-
 async fn remaining(limiter: &impl Limiter<()>) -> u64 {
     limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining().unwrap()
 }
 
 async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
     limiter.acquire(&(), AcquireOptions::cost(cost)).await.unwrap()
-}
-
-async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter.acquire(&(), AcquireOptions::cost(cost).hold()).await.unwrap().held.expect("the hold is allowed")
 }
 
 /// Makes the service ready, and calls it.
@@ -116,23 +99,6 @@ async fn cost_function_determines_the_charge() {
     assert_eq!(seen.load(Ordering::Relaxed), 5);
 }
 
-#[tokio::test]
-async fn cost_above_the_limit_is_a_429_without_retry_after() {
-    let limiter = Memory::builder(FixedWindow::new(TEN)).max_keys(100).clock(ManualClock::new()).build().unwrap();
-    let by_length = |request: &Request<Body>| request.uri().path().len() as u64;
-    let inner = service_fn(|_: Request<Body>| ready(Ok::<_, BoxError>(Response::new(Body::empty()))));
-    let mut service = RateLimitLayer::new(Global, limiter).cost(by_length).layer(inner);
-    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
-
-    let rejected = call(&mut service, get("/much-too-long")).await.unwrap();
-    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(!rejected.headers().contains_key("retry-after"));
-    let passed = call(&mut service, get("/nine-ish")).await.unwrap();
-    assert_eq!(passed.headers()["ratelimit"], r#""default";r=1;t=60"#);
-    let rejected = call(&mut service, get("/more")).await.unwrap();
-    assert_eq!(rejected.headers()["retry-after"], "60");
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Settling by the response
 // ---------------------------------------------------------------------------------------------------------------------
@@ -152,20 +118,6 @@ fn actual(_charged: u64, answer: Result<&u64, &BoxError>) -> u64 {
 }
 
 #[tokio::test]
-async fn settle_charges_the_actual_cost_in_every_algorithm() {
-    for (estimated, actually, left) in [(4, 4, 6), (4, 0, 10), (4, 1, 9), (4, 9, 1), (0, 3, 7), (10, 1, 9), (4, 10, 0)]
-    {
-        let clock = ManualClock::new();
-        for limiter in every_algorithm(&clock) {
-            let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-            let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
-            assert_eq!(call(&mut service, (estimated, actually)).await.unwrap(), actually);
-            assert_eq!(remaining(&limiter).await, left, "{estimated} settled at {actually}");
-        }
-    }
-}
-
-#[tokio::test]
 async fn cost_and_settle_are_configured_in_any_order() {
     let clock = ManualClock::new();
     let limiter = memory(Gcra::new(TEN), &clock);
@@ -173,28 +125,6 @@ async fn cost_and_settle_are_configured_in_any_order() {
     let mut service = layer.settle(actual).cost(estimate).layer(echo_actual());
     call(&mut service, (5, 2)).await.unwrap();
     assert_eq!(remaining(&limiter).await, 8);
-}
-
-/// Cost beyond the hold is charged although nothing remains: the next request waits longer.
-#[tokio::test]
-async fn surcharge_is_charged_when_nothing_remains() {
-    let clock = ManualClock::new();
-    for (limiter, wait) in [
-        (memory(Gcra::new(TEN), &clock), 5 + 1),
-        (memory(TokenBucket::new(TEN), &clock), 5 + 1),
-        // A window counts a charge beyond its limit until the window ends.
-        (memory(FixedWindow::new(TEN), &clock), 10),
-        (memory(SlidingLog::new(TEN), &clock), 10),
-    ] {
-        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-        let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
-        call(&mut service, (10, 15)).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 0);
-        let rejected = call(&mut service, (1, 1)).await.unwrap_err().downcast::<Rejected>().unwrap();
-        assert_eq!(rejected.rejection().retry_after(), Some(Duration::from_secs(6 * wait)));
-        clock.advance(Duration::from_secs(6 * wait));
-        assert!(call(&mut service, (1, 1)).await.is_ok());
-    }
 }
 
 #[tokio::test]
@@ -230,119 +160,6 @@ async fn header_fields_show_the_status_before_settling() {
     assert_eq!(remaining(&limiter).await, 10);
 }
 
-#[tokio::test]
-async fn settle_charges_each_of_several_limits() {
-    let clock = ManualClock::new();
-    let limiter = Memory::builder((
-        Limit::new("smooth", Gcra::new(TEN)),
-        Limit::new("window", FixedWindow::new(Quota::per_hour(100))),
-        Limit::new("log", SlidingLog::new(Quota::per_hour(50))),
-        Limit::new("blocks", SlidingWindow::new(Quota::per_hour(60))),
-    ));
-    let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-    let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
-    let left = async || -> Vec<u64> {
-        let decision = limiter.peek(&(), AcquireOptions::default().detail(Detail::All)).await.unwrap();
-        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
-    };
-    call(&mut service, (5, 2)).await.unwrap();
-    assert_eq!(left().await, [8, 98, 48, 58]);
-    call(&mut service, (5, 8)).await.unwrap();
-    assert_eq!(left().await, [0, 90, 40, 50]);
-}
-
-/// A hold is charged when it is settled, not when it begins.
-#[tokio::test]
-async fn hold_settled_in_a_later_window_is_charged_there() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let held = hold(&limiter, 8).await;
-        clock.advance(2 * MINUTE);
-        assert_eq!(remaining(&limiter).await, 2, "held costs do not drain");
-        held.settle(5).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 5);
-        clock.advance(10 * MINUTE);
-    }
-}
-
-#[tokio::test]
-async fn held_costs_do_not_drain_and_release_leaves_the_limit_full() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let held = hold(&limiter, 8).await;
-        clock.advance(Duration::from_secs(18));
-        assert_eq!(remaining(&limiter).await, 2);
-        held.release().await.unwrap();
-        assert_eq!(remaining(&limiter).await, 10);
-        // The burst stays ten.
-        let held = hold(&limiter, 10).await;
-        assert!(!acquire(&limiter, 1).await.decision.is_allowed());
-        held.settle(10).await.unwrap();
-        assert!(!acquire(&limiter, 11).await.decision.is_allowed());
-        clock.advance(10 * MINUTE);
-    }
-}
-
-#[tokio::test]
-async fn reset_set_and_block_keep_held_costs() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let held = hold(&limiter, 4).await;
-        limiter.set_usage("default", &(), 3).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 3, "set");
-        limiter.reset(&()).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 6, "reset");
-        limiter.set_usage("default", &(), 5).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 1, "set");
-        limiter.block("default", &(), MINUTE).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 1, "block");
-        limiter.block("default", &(), Duration::ZERO).await.unwrap();
-        limiter.reset(&()).await.unwrap();
-        held.settle(1).await.unwrap();
-        assert_eq!(remaining(&limiter).await, 9);
-        limiter.reset(&()).await.unwrap();
-    }
-}
-
-#[test]
-fn holds_settled_by_many_threads_charge_exactly_what_was_settled() {
-    const THREADS: u64 = 8;
-    const ROUNDS: u64 = 2_000;
-
-    let clock = ManualClock::new();
-    for (limiter, kept) in [
-        (
-            BoxLimiter::new(
-                Memory::builder(Gcra::new(Quota::per_hour(1_000_000))).clock(clock.clone()).build().unwrap(),
-            ),
-            1,
-        ),
-        (
-            BoxLimiter::new(
-                Memory::builder(FixedWindow::new(Quota::per_hour(1_000_000))).clock(clock).build().unwrap(),
-            ),
-            3,
-        ),
-    ] {
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    for _ in 0..ROUNDS {
-                        let Ok(Ok(outcome)) = limiter.hold(&(), AcquireOptions::cost(2)).try_ready() else {
-                            unreachable!()
-                        };
-                        let settled = outcome.held.unwrap().settle(kept).try_ready();
-                        settled.expect("memory answers immediately").unwrap();
-                    }
-                });
-            }
-        });
-        let decision = limiter.peek(&(), AcquireOptions::default()).try_ready().unwrap().unwrap();
-        assert_eq!(decision.remaining(), Some(1_000_000 - kept * THREADS * ROUNDS));
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Failures and successes
 // ---------------------------------------------------------------------------------------------------------------------
@@ -370,7 +187,7 @@ fn only_failures_classifies_http_and_grpc_statuses() {
         assert!(!fails(Ok(&answer(status, None))), "{status}");
         assert!(!fails(Ok(&answer(status, Some("0")))), "{status}");
     }
-    for status in [400, 401, 403, 404, 429, 451, 499, 500, 503, 599] {
+    for status in [400, 401, 403, 404, 429, 451, 499, 500, 503, 599, 600, 999] {
         assert!(fails(Ok(&answer(status, None))), "{status}");
         assert!(fails(Ok(&answer(status, Some("0")))), "{status}");
     }
@@ -378,44 +195,6 @@ fn only_failures_classifies_http_and_grpc_statuses() {
         assert!(fails(Ok(&answer(200, Some(grpc_status)))), "{grpc_status:?}");
     }
     assert!(fails(Err(&"gone".into())));
-}
-
-#[test]
-fn only_failures_charges_nonstandard_statuses_from_400_on() {
-    for status in [600, 999] {
-        let answer = answer(status, None);
-        let answer: Result<&Response<()>, &BoxError> = Ok(&answer);
-        assert_eq!(OnlyFailures.settle(1.into(), answer), Costs::from(1), "{status}");
-    }
-}
-
-#[tokio::test]
-async fn only_failures_and_only_successes_charge_complementary_responses() {
-    let inner = || {
-        service_fn(|request: Request<()>| {
-            ready(match request.uri().path() {
-                "/broken" => Err(BoxError::from("broken")),
-                "/bad" => Ok(answer(400, None)),
-                "/grpc" => Ok(answer(200, Some("5"))),
-                _ => Ok(answer(200, Some("0"))),
-            })
-        })
-    };
-    let clock = ManualClock::new();
-    let (failures, successes) = (memory(FixedWindow::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock));
-    let layer = |limiter: &BoxLimiter<()>| RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-    let mut only_failures = layer(&failures).settle(OnlyFailures).layer(inner());
-    let mut only_successes = layer(&successes).settle(OnlySuccesses).layer(inner());
-    for (path, failed, succeeded) in
-        [("/", 0, 1), ("/bad", 1, 1), ("/", 1, 2), ("/grpc", 2, 2), ("/broken", 3, 2), ("/", 3, 3)]
-    {
-        let get = || Request::get(path).body(()).unwrap();
-        for answer in [call(&mut only_failures, get()).await, call(&mut only_successes, get()).await] {
-            // Settling does not change the response.
-            assert_eq!(answer.is_err_and(|error| error.to_string() == "broken"), path == "/broken");
-        }
-        assert_eq!((remaining(&failures).await, remaining(&successes).await), (10 - failed, 10 - succeeded), "{path}");
-    }
 }
 
 /// A request counts as one request however it ends, and as a failure only if it fails.
@@ -708,7 +487,7 @@ async fn reserve(limiter: &BoxLimiter<()>, amount: u64) -> Reservation {
 async fn dropped_reservation_charges_the_spent_amount() {
     for (spent, left) in [(&[][..], 10), (&[1, 2], 7), (&[4], 6), (&[4, 4, 1], 1), (&[0, 0], 10)] {
         let clock = ManualClock::new();
-        for limiter in every_algorithm(&clock) {
+        for limiter in [memory(Gcra::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock)] {
             let mut reservation = reserve(&limiter, 4).await;
             assert_eq!((reservation.reserved(), reservation.spent()), (4, 0));
             for &amount in spent {
@@ -726,7 +505,7 @@ async fn dropped_reservation_charges_the_spent_amount() {
 #[tokio::test]
 async fn reservation_settles_once_at_the_given_amount() {
     let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
+    for limiter in [memory(Gcra::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock)] {
         for (actually, left) in [(0, 10), (1, 9), (4, 6), (9, 1)] {
             let mut reservation = reserve(&limiter, 4).await;
             // `settle` ignores the spent amount, and the drop settles nothing more.
@@ -741,7 +520,7 @@ async fn reservation_settles_once_at_the_given_amount() {
 #[tokio::test]
 async fn reservation_of_zero_charges_the_spent_amount() {
     let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
+    for limiter in [memory(Gcra::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock)] {
         let mut reservation = reserve(&limiter, 0).await;
         assert_eq!(remaining(&limiter).await, 10);
         reservation.spend(3);
@@ -767,7 +546,7 @@ async fn denied_reservation_is_none_and_charges_nothing() {
 #[tokio::test]
 async fn spent_amount_saturates() {
     let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
+    for limiter in [memory(Gcra::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock)] {
         let mut reservation = reserve(&limiter, 4).await;
         reservation.spend(u64::MAX);
         reservation.spend(u64::MAX);
@@ -806,26 +585,6 @@ async fn stream_that_panics_charges_the_spent_amount() {
     });
     assert!(stream.await.unwrap_err().is_panic());
     assert_eq!(remaining(&limiter).await, 8);
-}
-
-#[tokio::test]
-async fn reservation_settled_in_a_later_window_is_charged_there() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let reservation = reserve(&limiter, 4).await;
-        clock.advance(2 * MINUTE);
-        limiter.set_usage("default", &(), 6).await.unwrap();
-        drop(reservation);
-        assert_eq!(remaining(&limiter).await, 4, "nothing was spent, so nothing is charged");
-        clock.advance(2 * MINUTE);
-
-        let mut reservation = reserve(&limiter, 1).await;
-        reservation.spend(4);
-        clock.advance(2 * MINUTE);
-        drop(reservation);
-        assert_eq!(remaining(&limiter).await, 6);
-        clock.advance(2 * MINUTE);
-    }
 }
 
 #[tokio::test]

@@ -4,10 +4,12 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock, algorithm::Algorithm,
+    BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
+    algorithm::Algorithm,
 };
 
 use crate::goodput::Remote;
+use crate::random::Random;
 use crate::support::{ms, spawn};
 
 #[derive(Clone, Copy)]
@@ -205,4 +207,161 @@ async fn cost_of_zero_and_one_above_the_limit_are_answered_at_once() {
 async fn start_over_a_link_is_known_before_its_time() {
     let ends = ends(Remote::new(one(ten_a_second(1)), ms(20)), 800, requests("abc")).await;
     assert_eq!(ends, started(&[('a', 20), ('b', 120), ('c', 220)]));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Random traces
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A limit of one key, with times in milliseconds.
+#[derive(Clone, Copy, Debug)]
+enum Pace {
+    Bucket { interval: u64, burst: u64 },
+    Queue { interval: u64, max_waiting: u64 },
+    Window { limit: u64, period: u64 },
+    Log { limit: u64, period: u64 },
+}
+
+impl Pace {
+    fn random(random: &mut Random) -> Self {
+        let (interval, period) = (10 + random.below(120), 50 + random.below(400));
+        let limit = 1 + random.below(4);
+        match random.below(4) {
+            0 => Self::Bucket { interval, burst: limit },
+            1 => Self::Queue { interval, max_waiting: random.below(8) },
+            2 => Self::Window { limit, period },
+            _ => Self::Log { limit, period },
+        }
+    }
+
+    fn limiter(self) -> BoxLimiter<u32> {
+        match self {
+            Self::Bucket { interval, burst } => {
+                BoxLimiter::new(one(Gcra::new(Quota::new(1, ms(interval))).burst(burst)))
+            }
+            Self::Queue { interval, max_waiting } => {
+                BoxLimiter::new(one(LeakyQueue::new(Quota::new(1, ms(interval))).max_waiting(max_waiting)))
+            }
+            Self::Window { limit, period } => BoxLimiter::new(one(FixedWindow::new(Quota::new(limit, ms(period))))),
+            Self::Log { limit, period } => BoxLimiter::new(one(SlidingLog::new(Quota::new(limit, ms(period))))),
+        }
+    }
+
+    /// The earliest start from `now` on after these starts.
+    fn next(self, starts: &[u64], now: u64) -> u64 {
+        let full = |interval: u64, burst: u64| {
+            let drained = starts.iter().fold(0, |drained: u64, start| drained.max(*start) + interval);
+            now.max(drained.saturating_sub((burst - 1) * interval))
+        };
+        match self {
+            Self::Bucket { interval, burst } => full(interval, burst),
+            Self::Queue { interval, .. } => full(interval, 1),
+            Self::Window { limit, period } => {
+                let mut window = None;
+                for start in starts {
+                    window = match window {
+                        Some((begin, count)) if *start < begin + period => Some((begin, count + 1)),
+                        _ => Some((*start, 1)),
+                    };
+                }
+                window.filter(|(_, count)| *count == limit).map_or(now, |(begin, _)| now.max(begin + period))
+            }
+            Self::Log { limit, period } => {
+                let oldest = starts.len().checked_sub(usize::try_from(limit).expect("small"));
+                oldest.map_or(now, |oldest| now.max(starts[oldest] + period))
+            }
+        }
+    }
+
+    /// The start of the last of `count` requests that wait.
+    fn start_of_last(self, starts: &[u64], now: u64, count: usize) -> u64 {
+        let mut starts = starts.to_vec();
+        for _ in 0..count {
+            starts.push(self.next(&starts, now));
+        }
+        starts.last().copied().unwrap_or(now)
+    }
+}
+
+/// What the rules say of random arrivals: requests start in order of arrival, as early as the limit allows; a request that
+/// could not start within its bound, or that finds all places taken, is refused at once; and a request that leaves, with
+/// others behind it, gives its start to the next.
+///
+/// Returns `None` if two events are in one millisecond, whose order the rules leave open.
+fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -> Option<(Vec<Request>, Vec<End>)> {
+    let mut requests: Vec<Request> = Vec::new();
+    let (mut ends, mut starts, mut waiting): (Vec<End>, Vec<u64>, Vec<usize>) = Default::default();
+    let places = if let Pace::Queue { max_waiting, .. } = pace {
+        places.min(usize::try_from(max_waiting).ok()?)
+    } else {
+        places
+    };
+    let mut pause = 0_u64;
+    for now in 0..20_000 {
+        let mut events = 0;
+        while let Some(first) = waiting.first().copied().filter(|_| pace.next(&starts, now) == now) {
+            waiting.remove(0);
+            starts.push(now);
+            ends[first] = End::Started(now.into());
+            events |= 1;
+        }
+        if waiting.len() > 1 && random.below(60) == 0 {
+            let left = waiting.remove(random.index(waiting.len()));
+            requests[left].leaves_at = Some(now);
+            ends[left] = End::Left;
+            events |= 2;
+        }
+        if requests.len() < 30 && pause == 0 {
+            pause = random.choose(&[1, 1, 3, 20, 90, 700]);
+            requests
+                .push(Request { arrives_at: now, ..request(char::from(b'A' + u8::try_from(requests.len()).ok()?)) });
+            let start = pace.start_of_last(&starts, now, waiting.len() + 1);
+            ends.push(if waiting.is_empty() && start == now {
+                starts.push(now);
+                End::Started(now.into())
+            } else if start - now > max_wait || waiting.len() >= places {
+                End::Refused(now.into())
+            } else {
+                waiting.push(requests.len() - 1);
+                End::Left
+            });
+            events |= 4;
+        }
+        pause = pause.saturating_sub(1);
+        if events != 0 && !u32::is_power_of_two(events) {
+            return None;
+        }
+    }
+    waiting.is_empty().then_some((requests, ends))
+}
+
+/// The law: every request of a random trace ends as the rules say, to the millisecond.
+#[tokio::test(start_paused = true)]
+async fn requests_of_random_traces_end_as_the_rules_say() {
+    let mut counts = [0; 4];
+    for seed in 0..600 {
+        let mut random = Random::new(seed);
+        let pace = Pace::random(&mut random);
+        // The queue knows the next start of a log, and estimates those after it.
+        let max_wait = if let Pace::Log { .. } = pace { 20_000 } else { random.choose(&[0, 30, 150, 500, 2000]) };
+        let places = random.choose(&[0, 1, 3, 50]);
+        let Some((sent, expected)) = by_the_rules(pace, max_wait, places, &mut random) else { continue };
+        let layer = RateLimitLayer::new(|request: &Request| Some(request.user), pace.limiter());
+        let layer = layer.responder(RejectWithError).max_wait(ms(max_wait));
+        let layer = layer.max_waiters(places).max_waiters_per_key(places);
+        let service = layer.layer(service_fn(|_: Request| async { Ok::<_, BoxError>(Instant::now()) }));
+        let ends: Vec<_> = run(service, sent.clone()).await.into_iter().map(|(_, end)| end).collect();
+        let arrivals: Vec<_> = sent.iter().map(|request| (request.arrives_at, request.leaves_at)).collect();
+        assert_eq!(ends, expected, "seed {seed}, {pace:?}, {max_wait} ms, {places} places, {arrivals:?}");
+        for (request, end) in sent.iter().zip(&expected) {
+            counts[match end {
+                End::Started(at) if *at == u128::from(request.arrives_at) => 0,
+                End::Started(_) => 1,
+                End::Refused(_) => 2,
+                End::Left => 3,
+            }] += 1;
+        }
+    }
+    println!("{counts:?}");
+    assert!(counts.iter().all(|count| *count > 100), "{counts:?}");
 }

@@ -135,7 +135,7 @@ async fn until_ready_starts_when_a_held_cost_is_released() {
 #[tokio::test(start_paused = true)]
 async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() {
     let of_tenant: Memory<usize, _> = memory(Gcra::new(Quota::per_second(40)).burst(5));
-    let of_all: Memory<(), _, _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
+    let of_all: Memory<(), _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
     let started: Arc<[AtomicUsize; 3]> = Arc::default();
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..12 {

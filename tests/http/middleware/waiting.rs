@@ -148,6 +148,25 @@ async fn waiting_request_returns_the_readiness_error_and_its_start_goes_to_the_n
     assert_ready_ok!(third.poll());
 }
 
+#[tokio::test(start_paused = true)]
+async fn hold_of_a_waiting_request_whose_service_fails_is_released() {
+    let limiter = paced(FixedWindow::new(Quota::per_hour(1)));
+    let (inner, mut handle) = mock::pair::<TestRequest, usize>();
+    let whole = |held: u64, _: Result<&usize, &BoxError>| held;
+    let mut service = mock::Spawn::new(waiting(&limiter).settle(whole).layer(inner));
+    let outside = limiter.hold(&"a", AcquireOptions::default()).await.expect("memory").held.expect("one is free");
+    assert_ready_ok!(service.poll_ready());
+    let mut response = task::spawn(service.call(TestRequest::new("a")));
+    assert_pending!(response.poll());
+    outside.release().await.expect("done");
+    sleep(SECOND).await;
+    handle.send_error(Failure);
+    assert_eq!(assert_ready_err!(response.poll()).downcast_ref(), Some(&Failure));
+    sleep(SECOND).await;
+    assert_eq!(limiter.usage()[0].held, 0);
+    assert!(limiter.check(&"a", 1).is_allowed(), "nothing was charged");
+}
+
 /// The request is dropped at each stage.
 #[tokio::test(start_paused = true)]
 async fn waiting_request_that_is_dropped_leaks_nothing_and_delays_the_next_by_one_interval_at_most() {
@@ -220,29 +239,6 @@ async fn max_waiters_bounds_the_waiting_requests_of_a_layer() {
     assert_pending!(third.poll());
     assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
     drop(first);
-}
-
-/// A window does not schedule starts: a waiting request acquires again.
-#[tokio::test(start_paused = true)]
-async fn request_that_waits_for_a_window_acquires_again() {
-    let limiter = paced(FixedWindow::new(Quota::new(1, 4 * SECOND)));
-    let pool = Pool::new(1);
-    let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-    assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
-
-    let mut waiting = [(); 2].map(|()| send(&mut service, TestRequest::new("a")));
-    assert_eq!(pool.free(), 1, "waiting requests hold no permit");
-    for response in &mut waiting {
-        assert_pending!(response.poll());
-    }
-    advance(4 * SECOND).await;
-    let [mut first, mut second] = waiting;
-    assert_ready_ok!(first.poll());
-    drop(first);
-    assert_pending!(second.poll());
-    advance(4 * SECOND).await;
-    assert_ready_ok!(second.poll());
-    assert_eq!(pool.calls().len(), 3);
 }
 
 /// Without a timer the server is misconfigured. The request is not charged.

@@ -12,21 +12,19 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use axum::http::{Method, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::key::{ExactPaths, Global, Header, InNetworks, Preflight};
+use tower_ratelimit::key::{ExactPaths, Global, InNetworks, Preflight};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, Headers, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket,
-    LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer,
-    SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
+    LeakyQueue, Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
+    SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 
 use crate::immediate;
-use crate::random::Random;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -79,83 +77,6 @@ fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
 // Peek, reset, set
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// `peek` returns what `acquire` then returns, from any state, and changes nothing.
-#[test]
-fn peek_returns_what_acquire_returns_and_does_not_charge() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let mut random = Random::new(7);
-        for _ in 0..500 {
-            clock.advance(Duration::from_millis(random.below(1 << 13)));
-            let mut options = AcquireOptions::cost(random.below(12));
-            if random.percent(50) {
-                options = options.max_delay(Duration::from_secs(random.below(30)));
-            }
-            let expected = peek(&limiter, "alice", options);
-            assert_eq!(peek(&limiter, "alice", options), expected);
-            let before = peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive().cloned();
-            let acquired = acquire(&limiter, "alice", options);
-            assert_eq!(acquired.verdict(), expected.verdict(), "{options:?}");
-            if !acquired.is_allowed() {
-                assert_eq!(
-                    peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive(),
-                    before.as_ref(),
-                    "{options:?}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn reset_makes_only_its_key_idle() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
-        let _ = acquire(&limiter, "bob", AcquireOptions::cost(4));
-        result_of(limiter.reset("alice")).unwrap();
-        assert_eq!((remaining(&limiter, "alice"), remaining(&limiter, "bob")), (10, 6));
-        assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
-        // A reset of a new key succeeds.
-        result_of(limiter.reset("carol")).unwrap();
-        assert_eq!(remaining(&limiter, "carol"), 10);
-    }
-}
-
-/// Three limits: by user, by organisation and global.
-fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
-    fn organisation(key: &str) -> &str {
-        key.split_once('@').map_or(key, |(_, organisation)| organisation)
-    }
-
-    let limits = (
-        Limit::new("user", Gcra::new(TEN)),
-        Limit::new("organisation", FixedWindow::new(Quota::per_minute(20))).keyed_by_ref(organisation),
-        Limit::new("all", SlidingLog::new(Quota::per_minute(30))).keyed_by(|_: &str| ()),
-    );
-    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap())
-}
-
-fn remaining_of_each(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
-    let decision = peek(limiter, key, AcquireOptions::default().detail(Detail::All));
-    decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
-}
-
-#[test]
-fn reset_applies_to_every_limit_of_the_key() {
-    let clock = ManualClock::new();
-    let limiter = three_limits(&clock);
-    let _ = acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
-    let _ = acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
-    let _ = acquire(&limiter, "carol@home", AcquireOptions::cost(1));
-    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [3, 11, 20]);
-    result_of(limiter.reset("alice@acme")).unwrap();
-    // The reset removes the usage of other users of the shared sub-key too.
-    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 20, 30]);
-    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [8, 20, 30]);
-    assert_eq!(remaining_of_each(&limiter, "carol@home"), [9, 19, 30]);
-}
-
 #[test]
 fn set_replaces_the_usage_of_a_key() {
     let clock = ManualClock::new();
@@ -172,16 +93,6 @@ fn set_replaces_the_usage_of_a_key() {
         let set = peek(&limiter, "alice", AcquireOptions::default());
         assert_eq!(set.most_restrictive().unwrap().snapshot(), charged.most_restrictive().unwrap().snapshot());
     }
-}
-
-#[test]
-fn set_applies_to_one_limit() {
-    let clock = ManualClock::new();
-    let limiter = three_limits(&clock);
-    result_of(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
-    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 5, 30]);
-    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [10, 5, 30]);
-    assert_eq!(remaining_of_each(&limiter, "carol@home"), [10, 20, 30]);
 }
 
 #[test]
@@ -263,20 +174,6 @@ fn later_block_replaces_an_earlier_one() {
 }
 
 #[test]
-fn unblock_keeps_the_usage() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let _ = acquire(&limiter, "alice", AcquireOptions::cost(6));
-        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
-        result_of(limiter.block("default", "alice", Duration::ZERO)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
-        // Unblocking a key that is not blocked succeeds.
-        result_of(limiter.block("default", "bob", Duration::ZERO)).unwrap();
-        assert_eq!(remaining(&limiter, "bob"), 10);
-    }
-}
-
-#[test]
 fn block_survives_reset_and_set() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
@@ -291,81 +188,6 @@ fn block_survives_reset_and_set() {
     }
 }
 
-/// A decision says whether a block denies it, and which limit's, until exactly the end of the block.
-#[test]
-fn is_blocked_names_the_blocked_limits() {
-    let clock = ManualClock::new();
-    let limiter = three_limits(&clock);
-    let blocked = |key: &str| {
-        let options = AcquireOptions::cost(0).detail(Detail::All);
-        let (seen, peeked) = (acquire(&limiter, key, options), peek(&limiter, key, options));
-        assert_eq!(seen, peeked);
-        let names: Vec<_> =
-            seen.limits().iter().filter(|limit| limit.is_blocked()).map(tower_ratelimit::LimitStatus::name).collect();
-        assert_eq!(seen.is_blocked(), !names.is_empty());
-        names.join(" ")
-    };
-    assert_eq!(blocked("alice@acme"), "");
-    result_of(limiter.block("organisation", "alice@acme", 2 * SECOND)).unwrap();
-    result_of(limiter.block("user", "alice@acme", SECOND)).unwrap();
-    assert_eq!(blocked("carol@home"), "");
-    assert_eq!(blocked("bob@acme"), "organisation");
-    assert_eq!(blocked("alice@acme"), "user organisation");
-    clock.advance(SECOND);
-    assert_eq!(blocked("alice@acme"), "organisation");
-    clock.advance(SECOND);
-    assert_eq!(blocked("alice@acme"), "");
-    // Used up, and not blocked.
-    while acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed() {}
-    assert!(!acquire(&limiter, "alice@acme", AcquireOptions::default()).is_blocked());
-}
-
-#[test]
-fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
-    let clock = ManualClock::new();
-    let limiter = three_limits(&clock);
-    result_of(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
-    for blocked in ["alice@acme", "bob@acme", "acme"] {
-        let denied = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
-        assert_eq!(denied.retry_after(), Some(MINUTE));
-        assert_eq!(denied.most_restrictive().unwrap().name(), "organisation");
-        assert_eq!(remaining_of_each(&limiter, blocked), [10, 20, 30]);
-    }
-    assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
-    result_of(limiter.block("organisation", "bob@acme", Duration::ZERO)).unwrap();
-    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
-}
-
-#[test]
-fn key_blocked_under_every_limit_is_denied_until_the_last_block_ends() {
-    let clock = ManualClock::new();
-    let limiter = three_limits(&clock);
-    let _ = acquire(&limiter, "alice@acme", AcquireOptions::default());
-    let remaining_before = remaining_of_each(&limiter, "alice@acme");
-    let statuses = peek(&limiter, "alice@acme", AcquireOptions::default().detail(Detail::All));
-    for (limit, seconds) in statuses.limits().iter().zip(1..) {
-        result_of(limiter.block(limit.name(), "alice@acme", seconds * SECOND)).unwrap();
-    }
-    let denied = acquire(&limiter, "alice@acme", AcquireOptions::default());
-    assert_eq!(denied.retry_after(), Some(3 * SECOND));
-    assert_eq!(remaining_of_each(&limiter, "alice@acme"), remaining_before);
-    clock.advance(3 * SECOND);
-    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
-}
-
-/// Several limits, all of which are shadows: see also the tests of one shadow limit below.
-#[test]
-fn shadow_limits_alone_never_deny() {
-    let shadow = |name: &'static str| Limit::new(name, FixedWindow::new(Quota::per_minute(1))).shadow();
-    let limits = (shadow("first"), shadow("second"));
-    let limiter = Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().unwrap();
-    for denials in [0, 2, 2] {
-        let decision = limiter.check("alice", AcquireOptions::default());
-        assert!(decision.is_allowed());
-        assert_eq!(decision.shadow_denials().count(), denials);
-    }
-}
-
 #[test]
 fn blocks_are_kept_up_to_the_capacity() {
     let clock = ManualClock::new();
@@ -376,23 +198,6 @@ fn blocks_are_kept_up_to_the_capacity() {
     assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
     assert!((0..1000_u32).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
-}
-
-#[test]
-fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
-    let clock = ManualClock::new();
-    let limits = (
-        Limit::new("enforced", FixedWindow::new(TEN)),
-        Limit::new("shadow", FixedWindow::new(Quota::new(1, 10 * SECOND))).shadow(),
-    );
-    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    let _ = acquire(&limiter, "alice", AcquireOptions::default());
-    result_of(limiter.block("enforced", "alice", MINUTE)).unwrap();
-    // The caller accepts a delay, so the enforced limit decides for the end of its block. The shadow limit does not.
-    let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
-    assert_eq!(denied.retry_after(), Some(MINUTE));
-    let shadows: Vec<_> = denied.shadow_denials().map(|shadow| (shadow.name(), shadow.verdict())).collect();
-    assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -617,79 +422,9 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
 // Shadow limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn shadow_denials(decision: &Decision) -> Vec<&str> {
-    decision.shadow_denials().map(tower_ratelimit::LimitStatus::name).collect()
-}
-
-#[test]
-fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
-    let clock = ManualClock::new();
-    let limiter = Memory::builder(Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow());
-    let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    for (cost, expected, refuses) in
-        [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
-    {
-        let decision = limiter.check("alice", AcquireOptions::cost(cost));
-        assert_eq!(decision.verdict(), Verdict::Allowed);
-        // No limit is enforced, so none is the most restrictive.
-        assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
-        let [standing] = decision.limits() else { panic!("{decision:?}") };
-        assert!(standing.is_shadow());
-        assert_eq!(standing.remaining(), expected);
-        assert_eq!(shadow_denials(&decision), if refuses { vec!["trial"] } else { vec![] });
-    }
-    clock.advance(MINUTE);
-    assert_eq!(limiter.check("alice", AcquireOptions::default()).limits()[0].remaining(), 2);
-}
-
-#[test]
-fn shadow_limit_is_charged_for_requests_that_every_limit_allows() {
-    let clock = ManualClock::new();
-    let limiter = Memory::builder((
-        Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
-        Limit::new("enforced", FixedWindow::new(Quota::per_minute(5))),
-        Limit::new("generous", FixedWindow::new(Quota::per_minute(100))).shadow(),
-    ));
-    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let steps = [
-        // The cost; whether it is allowed; which shadow limits would have denied it; what remains of each limit.
-        (2, true, &[][..], [1, 3, 98]),
-        (2, true, &["trial"], [1, 1, 96]),
-        (1, true, &[], [0, 0, 95]),
-        (1, false, &["trial"], [0, 0, 95]),
-        (101, false, &["trial", "generous"], [0, 0, 95]),
-    ];
-    for (cost, passes, refuses, expected) in steps {
-        // A decision that lists one limit lists shadow limits too.
-        let decision = limiter.check("alice", AcquireOptions::cost(cost));
-        assert_eq!(decision.is_allowed(), passes);
-        assert_eq!(shadow_denials(&decision), refuses);
-        assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
-        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), expected);
-    }
-}
-
-#[test]
-fn shadow_limit_that_denies_holds_and_settles_nothing() {
-    let clock = ManualClock::new();
-    let limiter = Memory::builder((
-        Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
-        Limit::new("enforced", FixedWindow::new(TEN)),
-    ));
-    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let held_by_both = hold(&limiter, "alice", 2);
-    let denied_by_shadow = hold(&limiter, "alice", 2);
-    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 6]);
-    result_of(denied_by_shadow.release()).unwrap();
-    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 8]);
-    result_of(held_by_both.release()).unwrap();
-    assert_eq!(remaining_of_each(&limiter, "alice"), [3, 10]);
-
-    // A surcharge is charged to the limits that held.
-    let _ = limiter.check("alice", AcquireOptions::cost(3));
-    let denied_by_shadow = hold(&limiter, "alice", 1);
-    result_of(denied_by_shadow.settle(4)).unwrap();
-    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 3]);
+fn remaining_of_each(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
+    let decision = peek(limiter, key, AcquireOptions::default().detail(Detail::All));
+    decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
 }
 
 /// A shadow that is enforced by a replacement applies with the usage that it counted, and the reverse.
@@ -722,21 +457,6 @@ fn enforced_shadow_applies_with_the_usage_that_it_counted() {
     assert!(limiter.check("alice", AcquireOptions::default()).is_allowed(), "a reset clears the usage");
 }
 
-#[test]
-fn operations_apply_to_a_shadow_limit_and_its_block_never_denies() {
-    let clock = ManualClock::new();
-    let shadow = Limit::new("trial", Gcra::new(TEN)).shadow();
-    let limits: Vec<DynLimit<str>> = vec![DynLimit::new(shadow), DynLimit::new(FixedWindow::new(TEN))];
-    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    result_of(limiter.set_usage("trial", "alice", 4)).unwrap();
-    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 10]);
-    result_of(limiter.block("trial", "alice", MINUTE)).unwrap();
-    let decision = limiter.check("alice", AcquireOptions::default());
-    assert!(decision.is_allowed());
-    assert_eq!(shadow_denials(&decision), ["trial"]);
-    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 9]);
-}
-
 fn inner() -> impl tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
     service_fn(|request: Request<Body>| {
         // Records what handlers see.
@@ -747,50 +467,13 @@ fn inner() -> impl tower::Service<Request<Body>, Response = Response<Body>, Erro
     })
 }
 
-async fn get<S>(service: &S) -> Response<Body>
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone,
-{
-    service.clone().oneshot(Request::new(Body::empty())).await.unwrap()
-}
-
-#[tokio::test]
-async fn responses_do_not_mention_a_shadow_limit() {
-    let clock = ManualClock::new();
-    let limiter = Memory::builder((
-        Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
-        Limit::new("enforced", FixedWindow::new(Quota::per_minute(2))),
-    ));
-    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
-    let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
-    let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
-    for (status, expected) in [(200, 1), (200, 0), (429, 0)] {
-        let response = get(&service).await;
-        let headers = response.headers();
-        assert_eq!(response.status(), status);
-        assert_eq!(text(headers, "ratelimit-policy"), r#""enforced";q=2;w=60"#);
-        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={expected};t=60"#));
-        assert_eq!(text(headers, "x-ratelimit-limit"), "2");
-        assert_eq!(text(headers, "x-ratelimit-remaining"), expected.to_string());
-        // Outer layers and the user's handlers see the shadow limit.
-        let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
-        assert_eq!(decision.limits().len(), 2);
-        if status == 429 {
-            let body = response.into_body().collect().await.unwrap().to_bytes();
-            let problem = std::str::from_utf8(&body).unwrap();
-            assert!(problem.ends_with(r#""violated-policies":["enforced"]}"#), "{problem}");
-        }
-    }
-}
-
 #[tokio::test]
 async fn shadow_limit_alone_sends_no_header_field() {
     let limiter = Memory::new(Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow());
     let responder = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     for _ in 0..3 {
-        let response = get(&service).await;
+        let response = service.clone().oneshot(Request::new(Body::empty())).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         let names: Vec<_> = response.headers().keys().map(ToString::to_string).collect();
         assert_eq!(names, ["exempt"]);
@@ -886,35 +569,6 @@ async fn only_exempt_requests_pass_without_a_decision() {
         let response = service.clone().oneshot(request).await.unwrap();
         assert_eq!(response.headers()["exempt"], "0", "{expected}");
         assert!(response.headers().contains_key("ratelimit"), "{expected}");
-    }
-}
-
-/// Returns the response status for a request from outside of the networks.
-async fn send<S>(service: &S, path: &str, fields: &[(&str, &str)]) -> StatusCode
-where
-    S: tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone,
-{
-    service.clone().oneshot(from(OUTSIDER, Method::GET, path, fields)).await.unwrap().status()
-}
-
-#[tokio::test]
-async fn missing_or_extra_headers_do_not_exempt() {
-    let limiter = || Memory::new(FixedWindow::new(Quota::per_hour(1)));
-    let key = Header::from_static("tenant");
-    let layer = RateLimitLayer::new(key, limiter()).exempt_if(ExactPaths::new(["/health"]));
-    let service = layer.clone().layer(inner());
-    assert_eq!(send(&service, "/", &[]).await, StatusCode::BAD_REQUEST);
-    assert_eq!(send(&service, "/", &[("tenant", "")]).await, StatusCode::BAD_REQUEST);
-    assert_eq!(send(&service, "/", &[("tenant", "a"), ("tenant", "b")]).await, StatusCode::BAD_REQUEST);
-    assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::OK);
-    assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::TOO_MANY_REQUESTS);
-    // Exempt requests need no key.
-    assert_eq!(send(&service, "/health", &[]).await, StatusCode::OK);
-
-    // Only this exact value exempts the request.
-    let service = layer.missing_key(MissingKeyPolicy::Exempt).layer(inner());
-    for _ in 0..3 {
-        assert_eq!(send(&service, "/", &[]).await, StatusCode::OK);
     }
 }
 

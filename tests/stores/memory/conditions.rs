@@ -1,16 +1,14 @@
-//! Limits that apply only to some keys.
+//! Limits that apply only to some keys: what is stored, cached and cannot be built. `several_limits` has the decisions.
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::{Chained, DeniedCache, Held};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::limiter::DeniedCache;
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
+    AcquireOptions, DecisionSource, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory,
+    Quota, SlidingLog, SlidingWindow,
 };
 
 use crate::immediate::{acquire, ready};
-use crate::random::Random;
 
 /// For each limit a bit: the limit applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,103 +23,10 @@ impl Call {
     }
 }
 
-const LIMITS: usize = 5;
-const NAMES: [&str; LIMITS] = ["bucket", "window", "log", "flights", "all"];
+const NAMES: [&str; 5] = ["bucket", "window", "log", "flights", "all"];
 
 fn quota() -> Quota {
     Quota::new(4, Duration::from_secs(2))
-}
-
-/// A limit by itself, for all keys.
-fn single(index: usize, clock: &ManualClock) -> Memory<u64, Vec<DynLimit<u64>>> {
-    let name = NAMES[index];
-    let limit = match index {
-        0 => DynLimit::new(Limit::new(name, Gcra::new(quota()).burst(3))),
-        1 => DynLimit::new(Limit::new(name, FixedWindow::new(quota()))),
-        2 => DynLimit::new(Limit::new(name, SlidingLog::new(quota()))),
-        3 => DynLimit::new(Limit::new(name, InFlight::new(3))),
-        _ => DynLimit::new(Limit::new(name, SlidingWindow::new(quota())).keyed_by(|_: &u64| ())),
-    };
-    Memory::builder(vec![limit]).max_keys(100).clock(clock.clone()).build().expect("limits")
-}
-
-/// Decides random requests, each of which meets a random subset of the limits. The model asks each of these limits by
-/// itself, and charges them if all allow.
-fn compare_with_single_limits<L>(limits: L, seed: u64) -> [u64; 3]
-where
-    L: MemoryLimits<Call, DefaultHashBuilder> + 'static,
-{
-    let clock = ManualClock::new();
-    let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
-    let singles: Vec<_> = (0..LIMITS).map(|index| single(index, &clock)).collect();
-    let (mut random, mut counts) = (Random(seed), [0; 3]);
-    let mut held: Vec<(Held, Vec<Held>)> = Vec::new();
-    for step in 0..5_000 {
-        clock.advance(Duration::from_micros(random.below(400_000)));
-        let call = Call { applies: u8::try_from(random.below(1 << LIMITS)).expect("a byte"), user: random.below(3) };
-        let applying: Vec<_> = (0..LIMITS).filter(|index| call.is(*index)).collect();
-        if random.below(4) == 0 && !held.is_empty() {
-            let (ours, theirs) = held.swap_remove(random.index(held.len()));
-            let actual = random.below(4);
-            ready(ours.settle(actual));
-            for held in theirs {
-                ready(held.settle(actual));
-            }
-            continue;
-        }
-        if random.below(50) == 0 {
-            ready(limiter.reset(&call));
-            for index in applying {
-                ready(singles[index].reset(&call.user));
-            }
-            continue;
-        }
-        let mut options = AcquireOptions::cost(1 + random.below(2)).keep_guard().detail(Detail::All);
-        options = options.max_delay(Duration::ZERO);
-        if random.below(3) == 0 {
-            options = options.hold();
-        }
-        let peeks: Vec<_> = applying.iter().map(|index| ready(singles[*index].peek(&call.user, options))).collect();
-        let outcome = acquire(&limiter, &call, options);
-        let context = format!("{seed} {step} {call:?} {options:?}");
-        let is_allowed = peeks.iter().all(Decision::is_allowed);
-        assert_eq!(outcome.decision.is_allowed(), is_allowed, "{context}");
-        let exceeds = peeks.iter().any(Decision::exceeds_limit);
-        let longest = peeks.iter().filter_map(Decision::retry_after).max().filter(|_| !exceeds);
-        assert_eq!(outcome.decision.retry_after(), longest, "{context}");
-        let names: Vec<_> = outcome.decision.limits().iter().map(LimitStatus::name).collect();
-        assert_eq!(names, applying.iter().map(|index| NAMES[*index]).collect::<Vec<_>>(), "{context}");
-        assert_eq!(outcome.decision.is_exempt(), applying.is_empty(), "{context}");
-        let (mut theirs, mut remaining) = (Vec::new(), Vec::new());
-        for (index, peek) in applying.iter().zip(&peeks) {
-            if is_allowed {
-                let single = acquire(&singles[*index], &call.user, options);
-                remaining.push(single.decision.remaining().expect("a limit"));
-                theirs.extend(single.held);
-            } else {
-                remaining.push(peek.remaining().expect("a limit"));
-            }
-        }
-        let ours: Vec<_> = outcome.decision.limits().iter().map(LimitStatus::remaining).collect();
-        assert_eq!(ours, remaining, "{context}");
-        held.extend(outcome.held.map(|ours| (ours, theirs)));
-        counts[usize::from(is_allowed) + usize::from(outcome.decision.is_exempt())] += 1;
-    }
-    counts
-}
-
-fn limits() -> impl MemoryLimits<Call, DefaultHashBuilder> + 'static {
-    (
-        Limit::new(NAMES[0], Gcra::new(quota()).burst(3))
-            .keyed_by(|call: &Call| call.user)
-            .only_if(|call: &Call| call.is(0)),
-        Limit::new(NAMES[1], FixedWindow::new(quota())).keyed_by_some(|call: &Call| call.is(1).then_some(call.user)),
-        Limit::new(NAMES[2], SlidingLog::new(quota()))
-            .keyed_by_ref(|call: &Call| &call.user)
-            .only_if(|call: &Call| call.is(2)),
-        Limit::new(NAMES[3], InFlight::new(3)).keyed_by(|call: &Call| call.user).only_if(|call: &Call| call.is(3)),
-        Limit::new(NAMES[4], SlidingWindow::new(quota())).keyed_by(|_: &Call| ()).only_if(|call: &Call| call.is(4)),
-    )
 }
 
 fn dyn_limits() -> Vec<DynLimit<Call>> {
@@ -143,16 +48,6 @@ fn dyn_limits() -> Vec<DynLimit<Call>> {
 }
 
 #[test]
-fn limits_that_apply_decide_as_if_there_were_no_others() {
-    for seed in 1..=3 {
-        for counts in [compare_with_single_limits(limits(), seed), compare_with_single_limits(dyn_limits(), seed)] {
-            println!("seed {seed}: {} denied, {} allowed, {} exempt", counts[0], counts[1], counts[2]);
-            assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
-        }
-    }
-}
-
-#[test]
 fn limit_that_does_not_apply_is_in_no_decision_and_stores_nothing() {
     let limiter = Memory::builder(dyn_limits()).clock(ManualClock::new()).build().expect("limits");
     let call = Call { applies: 0b0_0001, user: 7 };
@@ -163,61 +58,6 @@ fn limit_that_does_not_apply_is_in_no_decision_and_stores_nothing() {
     let used: Vec<_> = limiter.usage().iter().map(|usage| usage.live_keys + usage.held_keys).collect();
     assert_eq!(used[1..], [0, 0, 0, 0], "{used:?}");
     assert!(used[0] > 0);
-}
-
-#[test]
-fn request_to_which_no_limit_applies_is_exempt() {
-    let limiter = Memory::builder(limits()).clock(ManualClock::new()).build().expect("limits");
-    let call = Call { applies: 0, user: 7 };
-    for _ in 0..100 {
-        let decision = limiter.check(&call, 1_000_000);
-        assert!(decision.is_allowed() && decision.is_exempt());
-        assert_eq!((decision.remaining(), decision.source()), (None, DecisionSource::Store));
-    }
-    assert!(ready(limiter.peek(&call, AcquireOptions::default())).is_exempt());
-    let held = acquire(&limiter, &call, AcquireOptions::cost(9).keep_guard().hold()).held.expect("allowed");
-    ready(held.settle(5));
-    assert!(!limiter.check(&Call { applies: 1, user: 7 }, 1).is_exempt());
-    assert!(!limiter.check(&Call { applies: 1, user: 7 }, 9).is_exempt());
-    // A shadow applies, too.
-    let shadow = Memory::new(Limit::new("a", Gcra::new(quota())).keyed_by(|call: &Call| call.user).shadow());
-    assert!(!shadow.check(&call, 1).is_exempt());
-}
-
-#[test]
-fn chain_is_exempt_if_no_limit_of_its_limiters_applies() {
-    let limiter = |bit: usize, name| {
-        let limit = Limit::new(name, Gcra::new(quota())).keyed_by(|call: &Call| call.user);
-        Memory::new(limit.only_if(move |call: &Call| call.is(bit)))
-    };
-    let chain = Chained::new(limiter(0, "first"), limiter(1, "second"));
-    for applies in 0..4 {
-        let decision =
-            acquire(&chain, &Call { applies, user: 1 }, AcquireOptions::cost(1).detail(Detail::All)).decision;
-        assert_eq!((decision.is_exempt(), decision.limits().len()), (applies == 0, applies.count_ones() as usize));
-    }
-}
-
-/// Administrative operations concern the limits that apply to their key.
-#[test]
-fn administrative_operations_act_on_the_limits_that_apply() {
-    let limiter = Memory::builder(dyn_limits()).clock(ManualClock::new()).build().expect("limits");
-    let [of_bucket, of_window] = [1, 2].map(|applies| Call { applies, user: 7 });
-    assert!(limiter.check(&of_bucket, 3).is_allowed() && limiter.check(&of_window, 4).is_allowed());
-    ready(limiter.reset(&of_bucket));
-    assert_eq!(limiter.check(&of_bucket, 0).remaining(), Some(3));
-    assert_eq!(limiter.check(&of_window, 0).remaining(), Some(0), "the reset concerned a key of another limit");
-    let refused = [
-        limiter.block("window", &of_bucket, Duration::from_secs(1)).try_ready().expect("done"),
-        limiter.set_usage("window", &of_bucket, 1).try_ready().expect("done"),
-        limiter.key_id("window", &of_bucket).map(drop),
-    ];
-    for result in refused {
-        let error = result.expect_err("the limit does not apply");
-        assert!(error.is_config() && error.to_string().contains("\"window\" does not apply"), "{error}");
-    }
-    ready(limiter.block("window", &of_window, Duration::from_secs(1)));
-    assert!(limiter.check(&of_window, 0).is_blocked() && limiter.check(&of_bucket, 1).is_allowed());
 }
 
 /// A cached denial belongs to the whole key, so it never answers for a key that meets other limits.

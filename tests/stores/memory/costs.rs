@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 use crate::immediate::acquire;
 
-const SECOND: Duration = Duration::from_secs(1);
-const MICROSECOND: Duration = Duration::from_micros(1);
 const TEN: Quota = Quota::per_minute(10);
 
 /// Every algorithm alone, and as one of two limits.
@@ -99,82 +97,6 @@ fn surcharge_of_one_on_an_absent_key_is_charged() {
     }
 }
 
-/// With two limits, of which the second denies.
-#[test]
-fn decision_of_several_limits_lists_those_that_the_options_ask_for() {
-    use tower_ratelimit::Detail;
-
-    let clock = ManualClock::new();
-    let limit = |name: &'static str, limit| Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
-    for (detail, when_allowed, when_denied) in
-        [(Detail::MostRestrictive, 1, 1), (Detail::AllIfDenied, 1, 2), (Detail::All, 2, 2)]
-    {
-        let fixed = Memory::<str, _>::builder((limit("first", 5), limit("second", 1))).clock(clock.clone()).build();
-        let dynamic = vec![DynLimit::new(limit("first", 5)), DynLimit::new(limit("second", 1))];
-        let dynamic = Memory::<str, _>::builder(dynamic).clock(clock.clone()).build();
-        for limiter in [BoxLimiter::new(fixed.expect("limits")), BoxLimiter::new(dynamic.expect("limits"))] {
-            for expected in [when_allowed, when_denied] {
-                let decision = acquire(&limiter, "alice", AcquireOptions::default().detail(detail)).decision;
-                assert_eq!(decision.limits().len(), expected, "{detail:?}");
-                assert_eq!(decision.most_restrictive().map(LimitStatus::name), Some("second"));
-            }
-        }
-    }
-}
-
-/// "The cost exceeds a limit" is the answer also if another limit denies for some time.
-#[test]
-fn exceeded_limit_is_more_restrictive_than_any_wait() {
-    let limit = |name: &'static str, limit| Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
-    for [first, second] in [[10, 3], [3, 10]] {
-        let limits = (limit("first", first), limit("second", second));
-        let limiter = Memory::<str, _>::builder(limits).clock(ManualClock::new()).build().expect("limits");
-        let used = if first == 10 { "first" } else { "second" };
-        limiter.set_usage(used, "alice", 10).try_ready().expect("ready").expect("set");
-        assert!(!limiter.check("alice", 3).exceeds_limit());
-        assert!(limiter.check("alice", 5).exceeds_limit());
-    }
-}
-
-/// The caller accepts a start that is scheduled after the blocks, so it must wait no longer than until they end.
-#[test]
-fn blocked_key_that_accepts_a_delay_waits_until_the_last_block_ends() {
-    for (first, second, wait) in [(5, 0, 5), (0, 5, 5), (5, 8, 8), (8, 5, 8)] {
-        let clock = ManualClock::new();
-        let limits = (
-            Limit::new("bucket", Gcra::new(Quota::per_second(1)).burst(100)),
-            Limit::new("queue", LeakyQueue::new(Quota::new(1, 10 * SECOND)).max_waiting(9)),
-        );
-        let limiter = Memory::<str, _>::builder(limits).clock(clock.clone()).build().expect("limits");
-        let done = |future: tower_ratelimit::limiter::LimiterFuture<()>| {
-            future.try_ready().expect("ready").expect("done");
-        };
-        // The bucket is not idle for 50 s, and the next start of the queue is in 20 s.
-        done(limiter.set_usage("bucket", "alice", 50));
-        done(limiter.set_usage("queue", "alice", 2));
-        done(limiter.block("bucket", "alice", first * SECOND));
-        done(limiter.block("queue", "alice", second * SECOND));
-        let options = AcquireOptions::default().max_delay(60 * SECOND);
-        assert_eq!(limiter.check("alice", options).retry_after(), Some(wait * SECOND), "{first} s and {second} s");
-        clock.advance(wait * SECOND);
-        assert_eq!(limiter.check("alice", options).delay(), (20 - wait) * SECOND);
-    }
-}
-
-/// Decisions allowed now, for later, and denied.
-#[test]
-fn enforced_limit_is_never_reported_as_a_shadow() {
-    let clock = ManualClock::new();
-    for limiter in every_limiter(&clock) {
-        for _ in 0..20 {
-            let decision = acquire(&limiter, "alice", AcquireOptions::default()).decision;
-            assert!(decision.most_restrictive().is_some());
-            assert!(!decision.limits().iter().any(LimitStatus::is_shadow), "{decision:?}");
-            assert_eq!(decision.shadow_denials().count(), 0);
-        }
-    }
-}
-
 /// A chooser that returns another limit in each call: an allowed request is charged all the same.
 #[test]
 fn limit_that_changes_during_a_decision_counts_every_allowed_request() {
@@ -195,19 +117,6 @@ fn limit_that_changes_during_a_decision_counts_every_allowed_request() {
         let allowed = (0..50).filter(|_| limiter.check("alice", options).is_allowed()).count();
         assert!((1..=10).contains(&allowed), "{allowed} with the pattern {pattern:04b}");
     }
-}
-
-/// The waits are exact to the microsecond.
-#[test]
-fn denial_waits_until_the_last_microsecond() {
-    let clock = ManualClock::new();
-    let limiter =
-        Memory::builder(FixedWindow::new(Quota::per_second(1))).clock(clock.clone()).build().expect("a limit");
-    assert!(limiter.check("alice", 1).is_allowed());
-    clock.advance(SECOND.saturating_sub(MICROSECOND));
-    assert_eq!(limiter.check("alice", 1).retry_after(), Some(MICROSECOND));
-    clock.advance(MICROSECOND);
-    assert!(limiter.check("alice", 1).is_allowed());
 }
 
 /// A limiter whose logs would take more bytes than `max_heap_bytes` is not built: `capacity` logs of the maximum size.

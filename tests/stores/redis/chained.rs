@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::limiter::{Chained, LimiterFuture, Outcome};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer};
 
 use crate::cluster_server::Cluster;
-use crate::helpers::{LONG_DEADLINE, acquire, hold, is_allowed, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::load::{DEADLINE, Load, all_answered};
 
 /// A limit per user, spread over all nodes.
@@ -268,28 +268,4 @@ async fn request_dropped_between_the_limiters_releases_its_hold() {
             sleep(Duration::from_millis(1)).await;
         }
     }
-}
-
-/// In sequence, chained limiters decide as one limiter with both limits.
-#[tokio::test]
-async fn retry_after_suffices_for_both_and_denied_figures_are_uncharged() {
-    let cluster = Cluster::start();
-    let hour = Duration::from_secs(3600);
-    let limiter = Chained::new(of_user(cluster.open(), 5), of_all(cluster.open(), 7));
-    assert!(acquire(&limiter, &1, AcquireOptions::cost(4)).await.expect("an answer").decision.is_allowed());
-    let outcome = acquire(&limiter, &2, AcquireOptions::cost(4).detail(Detail::All)).await.expect("an answer");
-    let Verdict::Denied { retry_after } = outcome.decision.verdict() else { panic!("{outcome:?}") };
-    assert!(retry_after + LONG_DEADLINE * 3 > hour && retry_after <= hour, "{retry_after:?}");
-    let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
-    assert_eq!(figures.collect::<Vec<_>>(), [("user", 5), ("all", 3)]);
-    let outcome = acquire(&limiter, &2, AcquireOptions::cost(3).detail(Detail::All)).await.expect("an answer");
-    let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
-    assert_eq!(figures.collect::<Vec<_>>(), [("user", 2), ("all", 0)]);
-    assert_eq!(
-        (remaining_of(&of_user(cluster.open(), 5), 2).await, remaining_of(&of_all(cluster.open(), 7), 2).await),
-        (2, 0)
-    );
-    let held = hold(&limiter, &3, 0).await;
-    held.settle(2).await.expect("done");
-    assert_eq!(remaining_of(&of_user(cluster.open(), 5), 3).await, 3);
 }

@@ -1,10 +1,12 @@
 //! Limits from configuration in Redis, and their replacement while the limiter is used.
 
+use std::time::Duration;
+
 use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, RedisServer};
 
-use crate::helpers::{acquire, hold, is_allowed, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, acquire, hold, is_allowed, redis_limiter};
 use crate::server::Server;
 
 struct Caller {
@@ -182,4 +184,23 @@ async fn holds_of_removed_limits_are_settled() {
     let peeked = limiter.peek(&7, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
     let used: Vec<_> = peeked.limits().iter().map(|limit| 100 - limit.remaining()).collect();
     assert_eq!(used, [7, 8]);
+}
+
+#[test]
+fn invalid_configuration_is_a_build_error() {
+    let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
+    let gcra = || Gcra::new(Quota::per_second(1));
+    let build = |name: &str, limits: Vec<RedisLimit<str>>, deadline: Duration| {
+        Redis::builder(server.clone(), name, limits).deadline(deadline).build().map(|_| ())
+    };
+    let limit = |name: &'static str| RedisLimit::new(Limit::new(name, gcra()));
+    assert!(build("api", vec![limit("a"), limit("b")], LONG_DEADLINE).is_ok());
+    for invalid in [
+        build("", vec![limit("a")], LONG_DEADLINE),
+        build("api", vec![], LONG_DEADLINE),
+        build("api", vec![limit("a"), limit("a")], LONG_DEADLINE),
+        build("api", vec![limit("a")], Duration::ZERO),
+    ] {
+        assert!(invalid.expect_err("invalid configuration").is_config());
+    }
 }

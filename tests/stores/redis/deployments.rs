@@ -47,10 +47,6 @@ impl Deployments {
         })
     }
 
-    pub(crate) fn alone(&self) -> RedisServer {
-        self.alone.open()
-    }
-
     /// Each deployment with its name.
     pub(crate) fn each(&self) -> Vec<(&'static str, RedisServer)> {
         let mut each = vec![("Redis", self.alone.open())];

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::{AdminOperation, Held};
+use tower_ratelimit::limiter::{AdminOperation, Chained, Held};
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock as _, Costs, Detail, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell, RedisServer, SlidingLog,
-    SlidingWindow, Timestamp, TokenBucket, per_key,
+    AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, FixedWindow, Gcra,
+    InFlight, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell,
+    RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
 };
 
 use crate::cell;
@@ -36,6 +36,8 @@ enum Trace {
     Holds,
     /// The clock steps back. Without blocks, which then last longer in Redis: see docs/redis.md.
     ClockSteps,
+    /// Hours and days pass instead of milliseconds.
+    Months,
 }
 
 /// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
@@ -57,32 +59,86 @@ fn block_reason(random: &mut Random, now: Timestamp) -> BlockReason {
     if is_escalation { BlockReason::Escalation } else { BlockReason::Administrator }
 }
 
-/// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
+/// Runs one trace on each deployment, with several requests at a time.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace)
 where
     L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
 {
+    compare_limits(deployments, name, limits, seed, trace, 16).await;
+}
+
+async fn compare_limits<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace, concurrent: u64)
+where
+    L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
+{
+    compare_limiters(deployments, name, seed, trace, concurrent, |server, name, clock| {
+        (in_memory(limits.clone(), clock), in_redis(server, name, limits.clone(), clock))
+    })
+    .await;
+}
+
+/// Compares chains of two limiters. A request of a chain waits between its limiters, so requests come one by one.
+async fn compare_chains<A, B>(deployments: &Deployments, name: &str, (first, second): (A, B), seed: u64, trace: Trace)
+where
+    A: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
+    B: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
+{
+    compare_limiters(deployments, name, seed, trace, 1, |server, name, clock| {
+        let [of_first, of_second] = ["first", "second"].map(|part| format!("{name} {part}"));
+        let memory = Chained::new(in_memory(first.clone(), clock), in_memory(second.clone(), clock));
+        let redis = Chained::new(
+            in_redis(server, &of_first, first.clone(), clock),
+            in_redis(server, &of_second, second.clone(), clock),
+        );
+        (BoxLimiter::new(memory), BoxLimiter::new(redis))
+    })
+    .await;
+}
+
+fn in_memory(limits: impl MemoryLimits<Caller, FixedHasher> + 'static, clock: &ManualClock) -> BoxLimiter<Caller> {
+    let memory = MemoryBuilder::new(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
+    BoxLimiter::new(memory.clock(clock.clone()).build().expect("limits"))
+}
+
+fn in_redis(
+    server: &RedisServer,
+    name: &str,
+    limits: impl IntoRedisLimits<Caller>,
+    clock: &ManualClock,
+) -> BoxLimiter<Caller> {
+    let redis = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
+    BoxLimiter::new(redis.deadline(LONG_DEADLINE).build().expect("limits"))
+}
+
+/// Runs one trace on the limiters that `make` returns for each deployment, with at most `concurrent` requests at a time. The
+/// trace on a single Redis is longest, as the script is equal on all of them.
+async fn compare_limiters(
+    deployments: &Deployments,
+    name: &str,
+    seed: u64,
+    trace: Trace,
+    concurrent: u64,
+    make: impl Fn(&RedisServer, &str, &ManualClock) -> (BoxLimiter<Caller>, BoxLimiter<Caller>),
+) {
     let steps = std::env::var("DIFFERENTIAL_STEPS").map_or(STEPS, |steps| steps.parse().expect("a number"));
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { steps } else { steps / 6 };
         // The name is unique, because tests share the deployments.
-        let name = format!("{name} {seed} {trace:?} on {deployment}");
-        compare_on(server, &name, limits.clone(), seed, steps, trace).await;
+        let (name, clock) = (format!("{name} {seed} {trace:?} on {deployment}"), ManualClock::new());
+        let limiters = make(&server, &name, &clock);
+        compare_on(&limiters, &clock, &name, seed, steps, trace, concurrent).await;
     }
 }
 
-async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, trace: Trace)
-where
-    L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
-{
-    let clock = ManualClock::new();
-    let memory = MemoryBuilder::new(limits.clone()).max_keys(MAX_KEYS).hasher(FixedHasher::default());
-    let memory = memory.clock(clock.clone()).build().expect("limits");
-    let redis = Redis::builder(server, name, limits)
-        .clock_for_tests(clock.clone())
-        .hold_expiry(ONE_DAY)
-        .deadline(LONG_DEADLINE);
-    let redis = redis.build().expect("limits");
+async fn compare_on(
+    (memory, redis): &(BoxLimiter<Caller>, BoxLimiter<Caller>),
+    clock: &ManualClock,
+    name: &str,
+    seed: u64,
+    steps: usize,
+    trace: Trace,
+    concurrent: u64,
+) {
     let mut random = Random::new(seed);
     // A peek in a unit that no limit names is an error.
     let peek_in = |unit| memory.peek(&caller(&mut Random::new(seed)), Costs::new().add(unit, 0).into()).try_ready();
@@ -91,7 +147,7 @@ where
     let mut held: Vec<(Held, Held)> = Vec::new();
     let (mut step, mut wait) = (0, None);
     while step < steps {
-        advance(&clock, &mut random, wait.take(), trace == Trace::ClockSteps);
+        advance(clock, &mut random, wait.take(), trace);
         let caller = caller(&mut random);
         let options = |random: &mut Random, min_cost| random_options(random, &units, min_cost);
         match random.below(40) {
@@ -108,7 +164,7 @@ where
                 // Also the shortest blocks: none, and of microseconds.
                 let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
                 let span = Duration::from_micros(micros);
-                let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
+                let Some(limit) = limit_of(memory, &mut random, &caller).await else { continue };
                 let reason = block_reason(&mut random, clock.now());
                 let block = AdminOperation::Block { limit: &limit, duration: span, reason };
                 memory.administer(&caller, block).await.expect("done");
@@ -118,11 +174,12 @@ where
                 // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
                 // clock then steps back.
                 let used = random.below(9).max(u64::from(trace == Trace::ClockSteps));
-                let Some(limit) = limit_of(&memory, &mut random, &caller).await else { continue };
+                let Some(limit) = limit_of(memory, &mut random, &caller).await else { continue };
                 memory.set_usage(&limit, &caller, used).await.expect("done");
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
-            4..=11 if !held.is_empty() => {
+            4 if trace != Trace::ClockSteps => compare_extremes(memory, redis, &caller, &mut random, name).await,
+            5..=12 if !held.is_empty() => {
                 let index = random.index(held.len());
                 let (ours, theirs) = held.swap_remove(index);
                 if random.below(4) == 0 {
@@ -140,7 +197,7 @@ where
             }
             _ => {
                 // Several concurrent acquires, which Redis decides in one batch.
-                let count = if random.below(2) == 0 { 1 + random.below(16) } else { 1 };
+                let count = if random.below(2) == 0 { 1 + random.below(concurrent) } else { 1 };
                 let requests: Vec<_> = (0..count)
                     .map(|_| {
                         let caller = if random.below(2) == 0 { caller } else { self::caller(&mut random) };
@@ -169,6 +226,10 @@ where
                     );
                     held.extend(from_memory.held.zip(from_redis.held));
                 }
+                // A chain charges its first limiter after it has answered, before the second of these calls.
+                for _ in 0..if concurrent == 1 { 2 } else { 0 } {
+                    let _ = redis.peek(&caller, AcquireOptions::cost(0)).await.expect("an answer");
+                }
                 // After the batch: Redis has decided all of it.
                 while held.len() > 40 {
                     let (ours, theirs) = held.remove(0);
@@ -182,10 +243,62 @@ where
     drop(held);
 }
 
+/// The largest numbers, and what both refuse. The usage is reset afterwards, because no request would pass again.
+async fn compare_extremes(
+    memory: &BoxLimiter<Caller>,
+    redis: &BoxLimiter<Caller>,
+    caller: &Caller,
+    random: &mut Random,
+    name: &str,
+) {
+    let Some(limit) = limit_of(memory, random, caller).await else { return };
+    let huge = random.choose(&[1 << 40, 1 << 53, u64::MAX]);
+    let operations = [
+        AdminOperation::SetUsage { limit: &limit, used: huge },
+        AdminOperation::SetUsage { limit: "unknown", used: 1 },
+        AdminOperation::Block { limit: "unknown", duration: Duration::MAX, reason: BlockReason::Administrator },
+        AdminOperation::Block { limit: &limit, duration: Duration::MAX, reason: BlockReason::Administrator },
+    ];
+    let operation = random.choose(&operations);
+    let [ours, theirs] = [memory.administer(caller, operation).await, redis.administer(caller, operation).await];
+    assert_eq!(
+        ours.map_err(|error| error.is_config()),
+        theirs.map_err(|error| error.is_config()),
+        "{name} {operation:?}"
+    );
+    let of = |cost| AcquireOptions::cost(cost).keep_guard().max_delay(Duration::MAX).detail(Detail::All);
+    let requests = [of(1), of(huge), of(huge).hold(), AcquireOptions::default().detail(Detail::All)];
+    for options in requests {
+        let [ours, theirs] = [memory.acquire(caller, options).await, redis.acquire(caller, options).await];
+        match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) => {
+                // Not the waits: numbers end at the year 2112 in Redis, and at that of 64 bits in memory.
+                let facts = |decision: &Decision| {
+                    let remaining: Vec<_> = decision.limits().iter().map(|limit| limit.remaining()).collect();
+                    (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)
+                };
+                let decisions = [ours.decision, theirs.decision].map(|decision| facts(&decision));
+                assert_eq!(decisions[0], decisions[1], "{name} {caller:?} {operation:?} {options:?}");
+                let [ours, theirs] = [ours.held, theirs.held].map(|held| held.map(|held| held.settle(u64::MAX)));
+                for settled in [ours, theirs].into_iter().flatten() {
+                    settled.await.expect("done");
+                }
+            }
+            // Without a guard, limits on requests in flight decide nothing.
+            (Err(ours), Err(theirs)) => assert!(ours.is_config() && theirs.is_config(), "{ours} {theirs}"),
+            (ours, theirs) => panic!("{name} {options:?}: {ours:?} {theirs:?}"),
+        }
+    }
+    for limiter in [memory, redis] {
+        limiter.block(&limit, caller, Duration::ZERO).await.expect("done");
+        limiter.reset(caller).await.expect("done");
+    }
+}
+
 /// Advances by zero up to a time after which every key is idle, or to the moments around the one at which a denied
 /// request is allowed.
-fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, steps_back: bool) {
-    let now = clock.now();
+fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, trace: Trace) {
+    let (now, steps_back) = (clock.now(), trace == Trace::ClockSteps);
     if let Some(wait) = wait.filter(|wait| *wait < LONG && random.below(4) == 0) {
         return clock.advance(wait.saturating_sub(Duration::from_micros(random.below(3))));
     }
@@ -203,7 +316,8 @@ fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, ste
         9 | 10 => random.below(2_000_000),
         _ => random.below(9_000_000),
     };
-    clock.advance(Duration::from_micros(micros));
+    // From minutes to two weeks.
+    clock.advance(Duration::from_micros(if trace == Trace::Months { micros * 130_000 } else { micros }));
 }
 
 fn caller(random: &mut Random) -> Caller {
@@ -278,6 +392,10 @@ macro_rules! agree_on_all_traces {
         mod memory_and_redis_agree_when_the_clock_steps_back {
             agree!(ClockSteps: $($name,)+ long_periods);
         }
+
+        mod memory_and_redis_agree_over_months {
+            agree!(Months: calendars);
+        }
     };
 }
 
@@ -303,6 +421,7 @@ agree_on_all_traces! {
     kept_free,
     shares,
     near_limit,
+    chains,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

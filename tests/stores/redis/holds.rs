@@ -344,6 +344,33 @@ async fn dropped_hold_call_is_released() {
     wait_for_usage(&direct, "alice", 0).await;
 }
 
+/// The caller never received the guard. Its cost is released; the request itself counts, like any request whose reply
+/// was lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_that_is_dropped_before_its_reply_keeps_the_fixed_cost_at_most() {
+    let server = Server::start();
+    let limits = (
+        Limit::new("requests", FixedWindow::new(Quota::per_day(9))).fixed_cost(1),
+        Limit::new("tokens", FixedWindow::new(Quota::per_day(1000))),
+    );
+    let limiter = limiter_on::<str>(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits);
+    let remaining = async || {
+        let options = AcquireOptions::cost(0).detail(Detail::All);
+        let decision = limiter.peek("alice", options).await.expect("an answer");
+        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
+    };
+    assert_eq!(remaining().await, [9, 1000]);
+    drop(limiter.hold("alice", AcquireOptions::cost(100)));
+    let held = limiter.hold("alice", AcquireOptions::cost(1));
+    held.await.expect("an answer").held.expect("allowed").release().await.expect("done");
+    let deadline = Instant::now() + LONG_DEADLINE;
+    while remaining().await[1] != 1000 {
+        assert!(Instant::now() < deadline, "the tokens are released");
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!((7..=8).contains(&remaining().await[0]));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_with_a_lost_reply_ends_with_its_session() {
     let server = Server::start();
@@ -395,35 +422,6 @@ fn guards_work_in_other_runtimes_and_at_shutdown() {
     let began = Instant::now();
     drop(other);
     assert!(began.elapsed() < LONG_DEADLINE, "the shutdown hangs");
-}
-
-/// Several limits hold all or nothing. A shadow limit holds only what it would have allowed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_limits_hold_together_or_not_at_all() {
-    let server = Server::start();
-    let limits = (
-        Limit::new("user", Gcra::new(Quota::per_day(10))).keyed_by(|&(user, _): &(u64, u64)| user),
-        Limit::new("log", SlidingLog::new(Quota::per_day(20))).keyed_by(|&(_, team): &(u64, u64)| team),
-        Limit::new("shadow", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &(u64, u64)| ()).shadow(),
-    );
-    let limiter = limiter_on(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits);
-    let remaining_of = async |key: (u64, u64)| {
-        let decision = limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
-        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
-    };
-    let first = hold(&limiter, &(1, 1), 4).await;
-    assert_eq!(remaining_of((1, 1)).await, [6, 16, 1]);
-    let second = hold(&limiter, &(1, 1), 6).await;
-    assert_eq!(remaining_of((1, 1)).await, [0, 10, 1], "the shadow does not hold what it denies");
-    assert!(acquire(&limiter, &(1, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
-    let third = hold(&limiter, &(2, 1), 10).await;
-    assert!(acquire(&limiter, &(3, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
-    assert_eq!(remaining_of((3, 1)).await, [10, 0, 1], "a hold that one limit denies is held by no limit");
-    second.settle(7).await.expect("done");
-    assert_eq!(remaining_of((1, 1)).await, [0, 0, 1], "a surcharge");
-    third.release().await.expect("done");
-    first.settle(2).await.expect("done");
-    assert_eq!(remaining_of((1, 1)).await, [1, 11, 3]);
 }
 
 /// The limits of a user and of all users: each user's holds take one entry on the user's key, and all holds one entry

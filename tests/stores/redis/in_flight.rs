@@ -11,12 +11,10 @@ use tokio::time::sleep;
 use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{
-    AcquireOptions, Clock, Detail, FixedWindow, InFlight, Limit, Limiter as _, ManualClock, Quota, Redis, RedisServer,
-};
+use tower_ratelimit::{AcquireOptions, Clock, InFlight, Limiter as _, ManualClock, Redis, RedisServer};
 
 use crate::child::{child_task, command};
-use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, acquire};
 use crate::holds::pass_expiries;
 use crate::process::Process;
 use crate::server::Server;
@@ -62,30 +60,6 @@ async fn in_flight_requests_are_renewed_and_released_in_redis() {
     drop(start(&limiter, 3).await);
     wait_for_remaining(&limiter, 3).await;
     assert!(server.keys().is_empty(), "nothing is stored for a key without requests in flight");
-}
-
-#[tokio::test]
-async fn in_flight_and_a_rate_are_one_transaction_in_redis() {
-    let server = Server::start();
-    let limits = (
-        Limit::new("minute", FixedWindow::new(Quota::per_minute(100))),
-        Limit::new("streams", InFlight::new(2)).fixed_cost(1),
-    );
-    let limiter: Redis<str> = redis_limiter(server.open(), "api", limits);
-    let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no guard is kept");
-    assert!(error.is_config(), "{error}");
-    let first = start(&limiter, 10).await;
-    let second = acquire(&limiter, "alice", request(10).hold()).await.expect("an answer");
-    for _ in 0..3 {
-        let denied = acquire(&limiter, "alice", request(10).detail(Detail::All)).await.expect("an answer").decision;
-        let remaining: Vec<_> = denied.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
-        assert_eq!(remaining, [80, 0], "nothing is charged");
-    }
-    second.held.expect("allowed").settle(25).await.expect("settled");
-    first.held.expect("allowed").release().await.expect("released");
-    let now = limiter.peek("alice", AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
-    let remaining: Vec<_> = now.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
-    assert_eq!(remaining, [65, 2], "the first request was charged when it started");
 }
 
 /// A limiter whose server time is `clock`, and the uncounted costs that it has reported.

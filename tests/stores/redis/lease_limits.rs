@@ -285,3 +285,27 @@ async fn no_limit_is_exceeded_in_any_window() {
     let audits: [Audit; 2] = [audit(log, bucket(USER)), audit(all, bucket(ALL))];
     assert!(audits.iter().all(|audit| audit.beyond == 0 && audit.admitted > ALL), "{audits:?}, {leased} by leases");
 }
+
+/// The decisions of both kinds together see the mark, also if most of the usage is that of another process.
+#[tokio::test]
+async fn leased_decisions_signal_the_mark_by_their_estimate() {
+    let server = Server::start();
+    let limits = || Limit::new("api", FixedWindow::new(Quota::per_day(4_000))).warn_at(0.5);
+    let limiter = leased(server.open(), limits());
+    until_leased(&limiter, "alice").await;
+    let first = decide(&limiter, "alice").await;
+    assert!(first.is_allowed() && !first.is_near_limit());
+    let other = direct::<str>(server.open(), limits()).build().expect("limits");
+    assert!(acquire(&other, "alice", AcquireOptions::cost(2_500)).await.expect("an answer").decision.is_allowed());
+    let (mut crossed, mut is_near) = (Vec::new(), false);
+    for _ in 0..400 {
+        let decision = decide(&limiter, "alice").await;
+        assert!(decision.is_allowed());
+        if decision.limits().iter().any(LimitStatus::crossed_mark) {
+            crossed.push(decision.source());
+        }
+        is_near = decision.is_near_limit();
+    }
+    assert_eq!(crossed, [DecisionSource::Lease], "after a report, once");
+    assert!(is_near);
+}

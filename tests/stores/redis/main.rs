@@ -23,7 +23,6 @@ mod cluster_server;
 mod conditions;
 mod config;
 mod conflicts;
-mod conformance;
 mod credentials;
 mod deployments;
 mod differential;
@@ -32,7 +31,6 @@ mod exactness;
 mod examples;
 mod fail_over;
 mod faults;
-mod fixed_costs;
 mod goodput;
 mod helpers;
 mod hold_ladder;
@@ -57,9 +55,6 @@ mod leases;
 mod link;
 mod load;
 mod lua;
-#[path = "../memory/near_events.rs"]
-mod near_events;
-mod near_limit;
 mod open_loop;
 #[allow(dead_code, reason = "the program in `oracle` uses all of it")]
 #[path = "../../../oracle/src/model.rs"]

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
     AcquireOptions, Costs, Detail, FixedWindow, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer,
@@ -34,30 +33,6 @@ fn tokens(input: u64, output: u64) -> Costs {
     Costs::new().add("input", input).add("output", output)
 }
 
-/// One limit holds, and another one has nothing to hold: both are settled, each by its own cost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_limit_settles_its_own_cost_also_beside_a_hold_of_zero() {
-    let server = Server::start();
-    let limiter = limiter(server.open(), "units");
-    let hold = async |costs: Costs| {
-        acquire(&limiter, "alice", AcquireOptions::from(costs).hold())
-            .await
-            .expect("known units")
-            .held
-            .expect("allowed")
-    };
-    let held = hold(tokens(100, 30)).await;
-    assert_eq!(remaining(&limiter).await, [8, 900, 470]);
-    held.settle(tokens(80, 40)).await.expect("done");
-    assert_eq!(remaining(&limiter).await, [8, 920, 460]);
-    hold(tokens(100, 0)).await.settle(tokens(20, 7)).await.expect("done");
-    assert_eq!(remaining(&limiter).await, [7, 900, 453]);
-    hold(Costs::from(0)).await.settle(tokens(1, 2)).await.expect("done");
-    assert_eq!(remaining(&limiter).await, [7, 899, 451]);
-    hold(tokens(10, 10)).await.release().await.expect("done");
-    assert_eq!(remaining(&limiter).await, [7, 899, 451]);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_unit_is_an_error_and_charges_nothing_in_redis() {
     let server = Server::start();
@@ -72,22 +47,6 @@ async fn unknown_unit_is_an_error_and_charges_nothing_in_redis() {
     let held = acquire(&limiter, "alice", AcquireOptions::from(tokens(5, 5)).hold()).await.expect("known").held;
     assert!(held.expect("allowed").settle(typo).await.is_err());
     assert_eq!(remaining(&limiter).await, [8, 995, 495], "the whole held cost");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chained_limiters_in_redis_charge_their_own_units() {
-    let server = Server::start();
-    let (requests, input, output) = limits();
-    let build = |name, limits: Vec<_>| {
-        let limits: Vec<_> = limits.into_iter().map(tower_ratelimit::store::RedisLimit::new).collect();
-        Redis::<str>::builder(server.open(), name, limits).deadline(LONG_DEADLINE).build().expect("limits")
-    };
-    let limiter = Chained::new(build("first", vec![requests, input]), build("second", vec![output]));
-    let held =
-        acquire(&limiter, "alice", AcquireOptions::from(tokens(100, 30)).hold()).await.expect("known units").held;
-    assert_eq!(remaining(&limiter).await, [8, 900, 470]);
-    held.expect("allowed").settle(tokens(50, 1)).await.expect("done");
-    assert_eq!(remaining(&limiter).await, [8, 950, 499]);
 }
 
 /// Leases serve costs in units; a request that leaves out a unit is decided in Redis.

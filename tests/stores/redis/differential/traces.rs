@@ -298,3 +298,40 @@ pub(super) async fn near_limit(trace: Trace) {
         compare(&deployments, "mark of a log", log, seed, trace).await;
     }
 }
+
+/// Limiters that charge all or none of their limits: each by itself, with units, a shadow, fixed costs and classes.
+pub(super) async fn chains(trace: Trace) {
+    let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+    for seed in 91..=93 {
+        let user = Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user);
+        let log = Limit::new("log", SlidingLog::new(b)).cost_of("input").keyed_by(|caller: &Caller| caller.team);
+        let shadow = Limit::new("shadow", FixedWindow::new(c)).keyed_by(|_: &Caller| ()).shadow();
+        compare_chains(&deployments, "chain", (user.clone(), (log.clone(), shadow)), seed, trace).await;
+        let requests =
+            Limit::new("requests", FixedWindow::new(c)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1);
+        let classes = Limit::new("all", SlidingWindow::new(b))
+            .keyed_by(|_: &Caller| ())
+            .keep_free_by(|caller: &Caller| caller.user)
+            .only_if(|caller: &Caller| caller.tier < 2);
+        compare_chains(&deployments, "chain of conditions", ((requests, log), (classes, user)), seed, trace).await;
+    }
+}
+
+/// Windows of several calendars beside a rate, and calendars that a key changes: across ends of months, leap days and
+/// changes of the clocks. A decision whose client has another window makes a second call, after later requests.
+pub(super) async fn calendars(trace: Trace) {
+    let deployments = Deployments::shared();
+    let berlin = Calendar::monthly_on(31).zone("Europe/Berlin").expect("a zone");
+    let tiers =
+        [Calendar::monthly(), Calendar::weekly_from(Weekday::Sunday), Calendar::daily().utc_offset_minutes(-570)];
+    let tier = per_key(move |caller: &Caller| FixedWindow::calendar(9, tiers[caller.tier]));
+    for seed in 1..=3 {
+        let limits = (
+            Limit::new("month", FixedWindow::calendar(25, berlin)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("tier", tier.clone()).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("smooth", Gcra::new(Quota::per_hour(1))).keyed_by(|_: &Caller| ()),
+            Limit::new("year", FixedWindow::calendar(200, Calendar::yearly())).keyed_by(|_: &Caller| ()).shadow(),
+        );
+        compare_limits(&deployments, "calendars", limits, seed, trace, 1).await;
+    }
+}
