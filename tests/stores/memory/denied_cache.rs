@@ -50,7 +50,7 @@ fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
     (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
 }
 
-fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow, ManualClock> {
+fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
 }
 
@@ -276,7 +276,7 @@ async fn invalidation_of_another_key_keeps_a_cached_denial() {
 #[tokio::test]
 async fn operation_without_a_result_removes_the_cached_denial() {
     /// A limiter whose operations take effect and then fail.
-    struct LosesResponses(Memory<u64, FixedWindow, ManualClock>);
+    struct LosesResponses(Memory<u64, FixedWindow>);
 
     impl Limiter<u64> for LosesResponses {
         fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
@@ -408,7 +408,7 @@ async fn new_denial_replaces_a_denial_that_expires_sooner() {
     assert!(cached > 120, "{cached} long denials are cached");
 }
 
-type CountedPart = Arc<Counted<Memory<u64, FixedWindow, ManualClock>>>;
+type CountedPart = Arc<Counted<Memory<u64, FixedWindow>>>;
 type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
 
 /// A cache around two chained limiters, and the counts of calls that reach their stores.
