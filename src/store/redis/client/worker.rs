@@ -73,7 +73,8 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(open) = &connection else { break };
-            let TakenBatch { batch, late } = queue.take_batch(&control.admission());
+            let TakenBatch { batch, late } =
+                queue.take_batch(&control.admission(), |operation| operation.must_wait(&config.holds));
             if batch.is_empty() && late.is_empty() {
                 break;
             }
