@@ -136,10 +136,14 @@ impl QueuedOperation {
         self.steps() * self.target.weight
     }
 
+    pub(super) fn is_hold(&self) -> bool {
+        matches!(self.kind, OperationKind::Hold(..))
+    }
+
     /// Whether the operation holds on a key on which calls in flight create enough sessions: a key has a limited number.
     pub(super) fn must_wait(&self, holds: &HoldRegistry) -> bool {
         let keys = || (0..self.target.key_offsets.len()).map(|limit| self.target.key(limit));
-        matches!(self.kind, OperationKind::Hold(..)) && holds.creates_enough(keys())
+        self.is_hold() && holds.creates_enough(keys())
     }
 
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is
