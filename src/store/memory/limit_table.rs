@@ -3,8 +3,9 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
+use super::chain::{self, PartList};
 use super::part::{LimitPart, Part};
-use super::plain::{self, PartList};
+use super::plain;
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
@@ -179,7 +180,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             return plain::try_alone(self, context);
         }
         let part = LimitPart::new(self, context)?;
-        plain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
+        chain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
     }
 
     /// Returns the fingerprint of the sub-key of a limit that applies. A condition that has changed its result since then

@@ -5,8 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
+use super::chain::{PartList, PlainChain};
 use super::limit_table::{LimitTable, StateOf};
-use super::plain::{self, Allowed, Charged, PartList, PlainChain, PlainLimit};
+use super::plain::{self, Allowed, Charged, PlainLimit};
 use super::table::{Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};

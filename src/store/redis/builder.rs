@@ -237,7 +237,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 "invalid prefix: a brace in the prefix selects the cluster slot; remove the brace, or `slot_by`",
             ));
         }
-        if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
+        if self.server.0.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
                 "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a \
                  limiter of its own, and combine them with `limiter::Chained`",
@@ -267,7 +267,7 @@ pub(crate) fn check_settings(
     deadline: Duration,
     secret: Option<&[u8]>,
 ) -> Result<(), Error> {
-    server.check()?;
+    server.0.check()?;
     if let Some(secret) = secret {
         check_secret(secret)?;
     }

@@ -1,12 +1,9 @@
 //! The health check: decisions on keys that belong to nobody.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
-
-use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, call_once};
+use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, by_deadline, call_once};
 use super::connect::{CONNECT_TIMEOUT, Connection, no_runtime};
 use super::limiter_state::LimiterState;
 use super::random_id::random_id;
@@ -37,14 +34,14 @@ impl<Key: ?Sized> LimiterState<Key> {
             }
             Ok(())
         };
-        match select(pin!(checked), pin!(timer)).await {
-            Either::Left((result, _)) => result,
-            Either::Right(_) => Err(Error::unavailable(format!(
+        by_deadline(checked, timer, || {
+            format!(
                 "health check failed: Redis ({}) did not respond within {CONNECT_TIMEOUT:?}; check that the server is \
                  reachable",
                 server.describe(),
-            ))),
-        }
+            )
+        })
+        .await
     }
 
     /// Decides on some keys in one call, and then on each of the others alone: each call of the script must find what the

@@ -25,8 +25,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
         self.client.submit_decision(|reply| {
             let target = self.target(key, algorithms)?;
-            let (keys, max_ids) = (self.reservation_keys(&target, reserve)?, self.max_ids);
-            let reserve = ReserveOperation { options, reserve, template, keys, max_ids };
+            let id = self.id(&target, reserve, reserve.repeats)?;
+            let reserve = ReserveOperation { options, template, id };
             Ok(target.operation(OperationKind::Reserve(Box::new(reserve)), reply))
         })
     }
@@ -59,9 +59,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Result<LimiterFuture<Outcome>, Error> {
         remember.check()?;
         let target = self.target(key, self.algorithms(key))?;
-        let id_keys = Arc::new(self.reservation_keys(&target, remember)?);
-        let repeats = if options.hold { 0 } else { remember.repeats };
-        let once = OnceOperation { keys: id_keys, remember, max_ids: self.max_ids, repeats };
+        let once = self.id(&target, remember, if options.hold { 0 } else { remember.repeats })?;
         self.client.submit_once(OnceRequest {
             options,
             target,
@@ -69,6 +67,11 @@ impl<Key: ?Sized> LimiterState<Key> {
             holds: options.hold || self.holds_until_end(key),
             once,
         })
+    }
+
+    fn id(&self, target: &OperationTarget, remember: CallId, repeats: u16) -> Result<OnceOperation, Error> {
+        let keys = Arc::new(self.reservation_keys(target, remember)?);
+        Ok(OnceOperation { keys, remember, max_ids: self.max_ids, repeats })
     }
 
     fn reservation_keys(&self, target: &OperationTarget, remember: CallId) -> Result<ReservationKeys, Error> {

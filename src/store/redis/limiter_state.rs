@@ -60,7 +60,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
         let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
         let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
-        if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
+        if builder.server.0.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
         }
         let leases = builder.lease.map(|lease| {
@@ -412,7 +412,7 @@ fn new_client(
     Arc::new_cyclic(|client: &Weak<Client>| {
         let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
         let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
-        let health = ServerHealth::new(name, server, observers);
+        let health = ServerHealth::new(name, server.0, observers);
         Client::new(ClientConfig {
             health: Arc::new(health),
             deadline,

@@ -30,7 +30,7 @@ where
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn from(pool: Pool<M>) -> Self {
-        Self::from_connector(Arc::new(PoolConnector { pool, kept: Arc::default() }))
+        Self(Arc::new(PoolConnector { pool, kept: Arc::default() }))
     }
 }
 
@@ -44,7 +44,7 @@ impl RedisServer {
         M: ManageConnection<Error = RedisError>,
         M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::from_connector(Arc::new(ManagerConnector(Arc::new(manager))))
+        Self(Arc::new(ManagerConnector(Arc::new(manager))))
     }
 }
 

@@ -139,7 +139,7 @@ impl Connector for AnyServer {
 pub fn check(input: &[u8]) {
     let Some((&kind, replies)) = input.split_first() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let server = RedisServer::from_connector(Arc::new(AnyServer(Arc::new(Mutex::new(replies.to_vec())))));
+    let server = RedisServer(Arc::new(AnyServer(Arc::new(Mutex::new(replies.to_vec())))));
     runtime.expect("a runtime").block_on(async {
         match kind % 6 {
             0 => call_all(&build(server, bucket(), None)).await,

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -8,12 +7,8 @@ use super::cluster::ClusterConnector;
 use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
 use super::connect::SentinelConnector;
-use super::connect::{
-    ClientConnector, Connection, Connector, CredentialsProvider, Failure, ProviderError, RedisCredentials,
-    parse_address,
-};
+use super::connect::{ClientConnector, Connector, CredentialsProvider, ProviderError, RedisCredentials, parse_address};
 use crate::error::Error;
-use crate::store::inner::BoxFuture;
 
 /// The address of a Redis deployment, and how to connect to it.
 ///
@@ -29,8 +24,8 @@ use crate::store::inner::BoxFuture;
 /// gives none after an outage, they open one by the pool's manager until it does. A pool needs a `max_size` of at least 2,
 /// and `test_on_check_out`; otherwise building a limiter is an error. Connections of `RedisConnectionManager` give up a call
 /// after 500 ms, whatever the limiter's deadline is. `from_manager` connects beside a pool.
-#[derive(Clone)]
-pub struct RedisServer(Arc<dyn Connector>);
+#[derive(Clone, Debug)]
+pub struct RedisServer(pub(super) Arc<dyn Connector>);
 
 impl RedisServer {
     /// Parses an address: `redis://[user:password@]host[:port][/database]` or `unix:///path/to/socket`.
@@ -151,23 +146,6 @@ impl RedisServer {
         Ok(Self(self.0.with_credentials(CredentialsProvider::new(provider))?))
     }
 
-    #[cfg(any(test, fuzzing, feature = "bb8"))]
-    pub(crate) fn from_connector(connector: Arc<dyn Connector>) -> Self {
-        Self(connector)
-    }
-
-    pub(crate) fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        self.0.connect(node)
-    }
-
-    pub(crate) fn describe(&self) -> &str {
-        self.0.describe()
-    }
-
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.0.check()
-    }
-
     /// The known endpoints; for a pool, an identifier of the pool. Equal servers have one in common.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         let mut endpoints = self.0.endpoints();
@@ -175,27 +153,5 @@ impl RedisServer {
             endpoints.push(format!("{:p}", Arc::as_ptr(&self.0)));
         }
         endpoints
-    }
-
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.0.is_cluster()
-    }
-
-    pub(crate) fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
-        self.0.discover_nodes()
-    }
-
-    pub(crate) fn node_count(&self) -> usize {
-        self.0.node_count()
-    }
-
-    pub(crate) fn node_of_slot(&self, slot: u16) -> usize {
-        self.0.node_of_slot(slot)
-    }
-}
-
-impl fmt::Debug for RedisServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RedisServer").field(&self.0.describe()).finish()
     }
 }

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, ManualClock, Memory, MissingKeyPolicy};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Memory, MissingKeyPolicy};
 
 use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, key_of, limited, per_minute};
 
-type PerMinute = Memory<&'static str, FixedWindow, ManualClock>;
+type PerMinute = Memory<&'static str, FixedWindow>;
 
 /// Returns the remaining tokens of `key`.
 fn remaining(limiter: &PerMinute, key: &'static str) -> u64 {

@@ -42,7 +42,7 @@ async fn admitted<S: Service<Caller, Error = BoxError>>(service: &mut S, caller:
     admitted
 }
 
-fn in_memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L, ManualClock>, ManualClock)
+fn in_memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L>, ManualClock)
 where
     L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {

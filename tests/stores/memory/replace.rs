@@ -155,7 +155,7 @@ impl Model {
     }
 }
 
-type Limiter = Memory<Key, Vec<DynLimit<Key>>, ManualClock>;
+type Limiter = Memory<Key, Vec<DynLimit<Key>>>;
 
 fn left(limiter: &Limiter, key: Key) -> Vec<(String, u64, bool)> {
     let decision = ready(limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)));

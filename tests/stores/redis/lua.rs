@@ -116,6 +116,8 @@ pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> S
     if leases {
         parts.push(include_str!("../../../src/store/redis/script/lease.lua").to_owned());
     }
+    let operations = include_str!("../../../src/store/redis/script/operations.lua");
+    parts.push(format!("local run_decision, operate = (function()\n{operations}end)()\n"));
     parts.push(include_str!("../../../src/store/redis/script/driver.lua").to_owned());
     let script = parts.concat();
     fields::resolve(&script)
@@ -286,28 +288,33 @@ struct HoldsOfSessions<'a> {
     /// The id, the key, and the sums of the held, released and charged costs.
     sessions: Vec<(u64, u16, [u64; 3])>,
     last_id: u64,
+    /// For each operation of the last batch, and each of its repeats, whether it is a hold.
+    kinds: Vec<bool>,
 }
+
+/// Whether it is a hold, the key, the cost, the repeats, and the own numbers.
+type HoldOrUpdate = (bool, u16, u64, u16, Vec<f64>);
 
 impl HoldsOfSessions<'_> {
     /// A hold of a new session.
-    fn new_hold(&mut self, key: u16, cost: u64) -> (bool, u16, u64, Vec<f64>) {
+    fn new_hold(&mut self, key: u16, cost: u64, repeats: u16) -> HoldOrUpdate {
         self.last_id += 1;
-        self.sessions.push((self.last_id, key, [cost, 0, 0]));
-        (true, key, cost, vec![-number(self.last_id)])
+        self.sessions.push((self.last_id, key, [cost * u64::from(repeats), 0, 0]));
+        (true, key, cost, repeats, vec![-number(self.last_id)])
     }
 
-    /// Whether it is a hold, the key, the cost, and the own numbers.
-    fn operation(&mut self) -> (bool, u16, u64, Vec<f64>) {
+    fn operation(&mut self) -> HoldOrUpdate {
         let (known, cost) = (self.random.index(self.sessions.len() + 1), self.random.between(1, 3));
+        let repeats = if self.random.percent(20) { 3 } else { 1 };
         if known == self.sessions.len() || self.random.percent(20) {
             let key = u16::try_from(self.random.between(1, 3)).expect("small");
-            return self.new_hold(key, cost);
+            return self.new_hold(key, cost, repeats);
         }
         let (id, key, mut sums) = self.sessions.remove(known);
         let is_hold = self.random.percent(45);
         let (mut ends, mut numbers) = (false, vec![number(id)]);
         if is_hold {
-            sums[0] += cost;
+            sums[0] += cost * u64::from(repeats);
         } else {
             ends = self.random.percent(50);
             sums[1] += self.random.below((sums[0] + 2).saturating_sub(sums[1]));
@@ -318,7 +325,7 @@ impl HoldsOfSessions<'_> {
         if !ends {
             self.sessions.push((id, key, sums));
         }
-        (is_hold, key, if is_hold { cost } else { 0 }, numbers)
+        (is_hold, key, if is_hold { cost } else { 0 }, if is_hold { repeats } else { 1 }, numbers)
     }
 
     /// Returns a batch for the driver, and for the fast path, and the number of its keys.
@@ -329,17 +336,19 @@ impl HoldsOfSessions<'_> {
         for key in 1..keys {
             // The fast path supports no key without an operation.
             if operations.iter().all(|operation| operation.1 != key) && self.random.percent(90) {
-                operations.push(self.new_hold(key, 1));
+                operations.push(self.new_hold(key, 1, 1));
             }
         }
         let (mut templates, mut steps) = (Vec::new(), Vec::new());
-        for (index, (is_hold, key, cost, numbers)) in (1..).zip(&operations) {
+        self.kinds.clear();
+        for (index, (is_hold, key, cost, repeats, numbers)) in (1..).zip(&operations) {
+            self.kinds.extend((0..*repeats).map(|_| *is_hold));
             let expiry = number(self.random.choose(&[900_000, 5_000_000, 9_000_000]));
             // The codes of a hold and of an update, and the limit.
             let (codes, args) = if *is_hold { ([2, 0], [0.0, expiry]) } else { ([7, 1], [expiry, 0.0]) };
             let doubles = [&args[..], &(self.params)(*cost), &[0.0, number(*cost)]].concat();
             templates.extend([shorts(&codes), longs(&doubles)].concat());
-            steps.extend([shorts(&[index, *key, 1]), longs(numbers)].concat());
+            steps.extend([shorts(&[index, *key, *repeats]), longs(numbers)].concat());
         }
         let count = u16::try_from(operations.len()).expect("few");
         let batch = [0, 2].map(|path| {
@@ -363,23 +372,20 @@ impl HoldsOfSessions<'_> {
     }
 
     /// The results of a reply without flags, and the held costs and the state of each key.
-    fn seen(&self, input: &[u8], reply: &[u8]) -> (Vec<f64>, Vec<Vec<f64>>) {
-        let short = |bytes: &[u8], at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
-        let (count, is_fast, sent) = (short(input, 18), short(reply, 8) == 1, short(reply, 10));
-        let keys = short(input, 22);
+    fn seen(&self, reply: &[u8]) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let short = |at: usize| usize::from(u16::from_le_bytes([reply[at], reply[at + 1]]));
+        let (is_fast, sent, keys) = (short(8) == 1, short(10), short(12));
         let all = doubles(&reply[14..14 + sent * 8]);
-        let (mut results, mut at, mut template) = (Vec::new(), 0, 24);
-        for _ in 0..count {
-            let is_hold = short(input, template) == 2;
-            template += 4 + 8 * (4 + (self.params)(1).len());
-            let own = if is_hold { 1 } else { 2 };
+        let (mut results, mut at) = (Vec::new(), 0);
+        for is_hold in &self.kinds {
+            let own = if *is_hold { 1 } else { 2 };
             results.extend((0..own).map(|index| all.get(at + index).copied().unwrap_or(0.0)));
-            at += if is_hold && !is_fast { 2 } else { own };
+            at += if *is_hold && !is_fast { 2 } else { own };
         }
         let values = 14 + sent * 8;
         let mut start = values + if is_fast { 0 } else { 2 * keys };
         let states = (0..keys).map(|key| {
-            let length = if is_fast { (reply.len() - values) / keys } else { short(reply, values + 2 * key) };
+            let length = if is_fast { (reply.len() - values) / keys } else { short(values + 2 * key) };
             let value = &reply[start..start + length];
             start += length;
             let mut words = doubles(value);
@@ -422,7 +428,7 @@ fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn
     let mut connection = server.connect();
     let random = Random::new(7);
     let now = 1_790_000_000_000_000;
-    let mut holds = HoldsOfSessions { random, words, params, now, sessions: Vec::new(), last_id: 0 };
+    let mut holds = HoldsOfSessions { random, words, params, now, sessions: Vec::new(), last_id: 0, kinds: Vec::new() };
     let (mut fast, mut inputs, mut replies) = (0, Vec::new(), Vec::new());
     let rounds = 1_500;
     for round in 0..rounds {
@@ -435,7 +441,7 @@ fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn
             let mut call = redis::cmd("EVAL");
             call.arg(&text).arg(count).arg(&keys).arg(&batch[path][..]);
             let reply: Vec<u8> = call.query(&mut connection).expect("a reply");
-            let seen = holds.seen(&batch[path], &reply);
+            let seen = holds.seen(&reply);
             if path == 1 {
                 fast += usize::from(reply[8] == 1);
                 inputs.push((batch[path].clone(), usize::from(count)));
@@ -452,24 +458,25 @@ fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn
     }
 }
 
+/// Forty per ten seconds.
+fn forty(cost: u64) -> Vec<f64> {
+    let span = |count: u64| number(count * 250_000);
+    vec![1.0, 250_000.0, span(40 - cost), 0.0, span(cost), 0.0, span(40), number(41 - cost), 0.0]
+}
+
+/// Seven per second, and a burst of 35: spans have fractions.
+fn sevenths(cost: u64) -> Vec<f64> {
+    let span = |count: u64| [number(count * 1_000_000 / 7), number(count * 1_000_000 % 7)];
+    let spans = [span(35 - cost), span(cost)].concat();
+    [&[7.0, 1_000_000.0], &spans[..], &[5_000_000.0, number(36 - cost), 0.0]].concat()
+}
+
+const BUCKET: &str = include_str!("../../../src/algorithm/bucket/bucket.lua");
+
 #[test]
 fn fast_path_of_holds_equals_the_driver() {
-    // Forty per ten seconds.
-    let params = |cost: u64| {
-        let span = |count: u64| number(count * 250_000);
-        vec![1.0, 250_000.0, span(40 - cost), 0.0, span(cost), 0.0, span(40), number(41 - cost), 0.0]
-    };
-    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
-    // Seven per second: spans have fractions.
-    let params = |cost: u64| {
-        let span = |count: u64| {
-            let units = count * 1_000_000;
-            [number(units / 7), number(units % 7)]
-        };
-        let spans = [span(35 - cost), span(cost)].concat();
-        [&[7.0, 1_000_000.0], &spans[..], &[5_000_000.0, number(36 - cost), 0.0]].concat()
-    };
-    check_fast_holds(include_str!("../../../src/algorithm/bucket/bucket.lua"), FAST_BUCKET, 5, &params);
+    check_fast_holds(BUCKET, FAST_BUCKET, 5, &forty);
+    check_fast_holds(BUCKET, FAST_BUCKET, 5, &sevenths);
     let in_flight = concat!(
         include_str!("../../../src/algorithm/in_flight_fast.lua"),
         include_str!("../../../src/algorithm/fast_holds.lua")
@@ -477,4 +484,26 @@ fn fast_path_of_holds_equals_the_driver() {
     check_fast_holds(include_str!("../../../src/algorithm/in_flight.lua"), in_flight, 1, &|cost| {
         vec![30.0, number(cost)]
     });
+}
+
+/// The control.
+#[test]
+fn mistakes_in_the_fast_path_of_holds_are_found() {
+    let mistakes = [
+        ("held + allowed * cost", "held + cost"),
+        ("sum_released - own_released", "sum_released"),
+        ("sum_charged - own_charged", "sum_charged"),
+        ("due > now and", ""),
+        ("if ends == 1 or released > own_held then", "if ends == 1 then"),
+        ("state_tokens, state_ticks, charged_at = tokens, ticks, now", ""),
+        ("fraction = fraction - over", ""),
+        ("if expiry < due then due = expiry end", ""),
+        ("own = value:sub(HELD_LENGTH + 1, own_at - 1) .. own", "own = own"),
+    ];
+    for (code, mistake) in mistakes {
+        let text = FAST_BUCKET.replace(code, mistake);
+        assert_ne!(text, FAST_BUCKET, "{code}");
+        let found = std::panic::catch_unwind(|| check_fast_holds(BUCKET, &text, 5, &sevenths));
+        assert!(found.is_err(), "the mistake is not found: {code}");
+    }
 }

@@ -73,6 +73,7 @@ impl Call {
         // The limit's own numbers, no shadow limit, and the cost.
         let cost = to_f64(self.cost);
         f64(&[arg1, arg2, to_f64(self.limit), to_f64(PERIOD), cost, 0.0, cost], &mut input);
+        u16(&[1, 1, 1], &mut input);
         match (self.operation, &*self.session) {
             // A negative number creates the session.
             (HOLD, [session]) => f64(&[-to_f64(*session)], &mut input),
@@ -82,7 +83,6 @@ impl Call {
             // The costs that the session holds: only limits on requests in flight read them.
             f64(&[0.0], &mut input);
         }
-        u16(&[1, 1, 1], &mut input);
         input
     }
 }

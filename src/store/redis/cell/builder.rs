@@ -71,7 +71,7 @@ impl RedisCellBuilder {
     /// - The server is a cluster.
     pub fn build(self) -> Result<RedisCell, Error> {
         check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
-        if self.server.is_cluster() {
+        if self.server.0.is_cluster() {
             return Err(Error::config(
                 "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by \
                  itself; use `Redis` instead of `RedisCell`",
@@ -79,7 +79,7 @@ impl RedisCellBuilder {
         }
         let rate = Rate::new(self.quota, self.burst)?;
         let key_format = KeyFormat::new(&self.prefix, &self.name, [("default", "cell")], self.secret.as_deref());
-        let health = ServerHealth::new(self.name, self.server, Observers::default());
+        let health = ServerHealth::new(self.name, self.server.0, Observers::default());
         Ok(RedisCell::of_link(CellLink::new(health, self.deadline), rate, key_format))
     }
 }

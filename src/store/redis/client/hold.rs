@@ -1,14 +1,13 @@
 //! Holds, and the guards that settle them.
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{FutureExt, TryFutureExt, join_all};
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
-use super::future::reply_lost;
+use super::config::ClientConfig;
+use super::future::{by_deadline, reply_of};
 use super::once::OnceRequest;
 use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::{Client, no_runtime};
@@ -16,7 +15,7 @@ use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture, Outcome};
 use crate::store::inner::BoxFuture;
-use crate::store::inner::runtime::{Sleep, sleep};
+use crate::store::inner::runtime::sleep;
 use crate::store::inner::{capacity_released, limit_id};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
@@ -27,49 +26,32 @@ impl Client {
     /// Queues a hold, and once more in a new session if the server does not know the session of the first.
     pub(crate) fn submit_hold(
         self: &Arc<Self>,
-        operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + 'static,
+        operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + Sync + 'static,
     ) -> Result<LimiterFuture<Outcome>, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
         let answer_by = Some(timer.deadline());
         let first = self.enqueue(&operation, answer_by)?;
         let client = Arc::clone(self);
-        let hold = async move {
-            match first.await.map_err(|_| reply_lost())?? {
+        Ok(LimiterFuture::pending(async move {
+            let hold = async {
+                let mut reply = reply_of(first).await?;
                 // Nothing is held: the server has lost the session.
-                Completion::SessionExpired => {
-                    let second = client.enqueue(&operation, answer_by)?.await.map_err(|_| reply_lost())??;
-                    into_outcome(&client, second)
+                if matches!(reply, Completion::SessionExpired) {
+                    reply = reply_of(client.enqueue(&operation, answer_by)?).await?;
                 }
-                completion => into_outcome(&client, completion),
-            }
-        };
-        let config = Arc::clone(&self.config);
-        Ok(until_deadline(hold, timer, move || {
-            format!(
-                "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held until \
-                 the hold expires; raise `deadline` or check the server",
-                config.health.server.describe(),
-                config.deadline
-            )
+                into_outcome(&client, reply)
+            };
+            let ClientConfig { health, deadline, .. } = &*client.config;
+            by_deadline(hold, timer, || {
+                format!(
+                    "hold failed: Redis ({}) did not reply within the deadline of {deadline:?}, and the cost may stay held \
+                     until the hold expires; raise `deadline` or check the server",
+                    health.server.describe()
+                )
+            })
+            .await
         }))
     }
-}
-
-/// Returns a decision that fails with this message at the deadline.
-///
-/// Dropping `decided` cancels an operation that was not sent. Otherwise the grant in its reply is dropped, and releases
-/// the cost.
-pub(super) fn until_deadline(
-    decided: impl Future<Output = Result<Outcome, Error>> + Send + 'static,
-    timer: Sleep,
-    message: impl FnOnce() -> String + Send + 'static,
-) -> LimiterFuture<Outcome> {
-    LimiterFuture::pending(async move {
-        match select(pin!(decided), pin!(timer)).await {
-            Either::Left((outcome, _)) => outcome,
-            Either::Right(_) => Err(Error::unavailable(message())),
-        }
-    })
 }
 
 pub(super) fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
@@ -141,23 +123,18 @@ fn settle(
     let confirmed = |reply: Option<Result<BoxFuture<Result<(), Error>>, Error>>| match reply {
         None => LimiterFuture::ready(Ok(())),
         Some(Err(error)) => LimiterFuture::ready(Err(not_confirmed(error))),
-        Some(Ok(reply)) => LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) }),
+        Some(Ok(reply)) => LimiterFuture::pending(async move {
+            let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
+            let message =
+                || format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server");
+            by_deadline(reply, timer, message).await.map_err(not_confirmed)
+        }),
     };
     let released: Vec<_> = holds.iter().map(|hold| client.limit_id(&hold.session.key)).collect();
     confirmed(updated).and(confirmed(charged)).map_result(move |result| {
         capacity_released(released);
         result
     })
-}
-
-async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {
-    let timer = sleep(deadline).ok_or_else(no_runtime)?;
-    match select(reply, pin!(timer)).await {
-        Either::Left((result, _)) => result,
-        Either::Right(_) => Err(Error::unavailable(format!(
-            "the call to Redis failed: no reply within the deadline of {deadline:?}; check the server"
-        ))),
-    }
 }
 
 fn not_confirmed(error: Error) -> Error {
@@ -169,35 +146,23 @@ fn not_confirmed(error: Error) -> Error {
 }
 
 impl HoldTransport for Client {
-    fn send_update(&self, mut updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        // Holds before and after a replacement of the limits have different scripts.
-        updates.sort_by_key(|update| update.target.entry.limit);
-        let mut replies = Vec::new();
-        for updates in group_by_limits(updates, |update| &update.target.limits) {
-            let key_of = |update: &SessionUpdate| (Arc::clone(&update.session.key), Arc::clone(&update.target));
-            let sessions: Vec<_> = updates.iter().map(key_of).collect();
-            replies.push(self.send(&sessions, OperationKind::Update(updates))?);
-        }
-        Ok(all(replies))
+    fn send_update(&self, updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let of = |update: &SessionUpdate| (Arc::clone(&update.session.key), Arc::clone(&update.target));
+        self.send_groups(updates, of, OperationKind::Update)
     }
 
     fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let mut charges: Vec<_> =
+        let charges =
             charges.iter().map(|(session, cost)| (Arc::clone(&session.key), session.target(), *cost)).collect();
-        charges.sort_by_key(|(_, target, _)| target.entry.limit);
-        let mut replies = Vec::new();
-        for charges in group_by_limits(charges, |(_, target, _)| &target.limits) {
+        let of = |(key, target, _): &(Arc<[u8]>, Arc<SessionTarget>, u64)| (Arc::clone(key), Arc::clone(target));
+        self.send_groups(charges, of, |charges| {
             let templates = charges.iter().filter_map(|(_, target, cost)| {
                 let limit = &target.limits.limits[target.entry.limit];
                 let algorithm = limit.algorithm(target.entry.algorithm.as_ref())?;
                 Some(Arc::new(limit.template(target.entry.limit, Operation::Charge, algorithm, *cost, *cost)))
             });
-            let kind = OperationKind::Mutate(templates.collect());
-            let sessions: Vec<_> =
-                charges.iter().map(|(key, target, _)| (Arc::clone(key), Arc::clone(target))).collect();
-            replies.push(self.send(&sessions, kind)?);
-        }
-        Ok(all(replies))
+            OperationKind::Mutate(templates.collect())
+        })
     }
 }
 
@@ -217,16 +182,23 @@ impl Client {
         limit_id((Arc::as_ptr(self) as usize, redis_key))
     }
 
-    /// Queues an operation on some sessions with the same limits.
-    fn send(
+    /// Queues operations on sessions, one for the sessions with the same limits: holds before and after a replacement of the
+    /// limits have different scripts.
+    fn send_groups<T>(
         &self,
-        sessions: &[(Arc<[u8]>, Arc<SessionTarget>)],
-        kind: OperationKind,
+        mut items: Vec<T>,
+        session_of: impl Fn(&T) -> (Arc<[u8]>, Arc<SessionTarget>),
+        kind: impl Fn(Vec<T>) -> OperationKind,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let Some((_, first)) = sessions.first() else { return Ok(Box::pin(std::future::ready(Ok(())))) };
-        let entries = sessions.iter().map(|(key, target)| (&**key, &target.entry));
-        let target = OperationTarget::of_entries(&first.limits, entries);
-        let reply = self.enqueue(|reply| Ok(target.operation(kind, reply)), None)?;
-        Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
+        items.sort_by_key(|item| session_of(item).1.entry.limit);
+        let mut replies = Vec::new();
+        for group in group_by_limits(items, |item| Arc::clone(&session_of(item).1.limits)) {
+            let sessions: Vec<_> = group.iter().map(&session_of).collect();
+            let entries = sessions.iter().map(|(key, target)| (&**key, &target.entry));
+            let target = OperationTarget::of_entries(&sessions[0].1.limits, entries);
+            let reply = self.enqueue(|reply| Ok(target.operation(kind(group), reply)), None)?;
+            replies.push(reply_of(reply).map_ok(drop).boxed());
+        }
+        Ok(all(replies))
     }
 }

@@ -45,7 +45,8 @@ use tokio::time::Instant;
 pub(crate) use self::completion::{Completion, OperationResult};
 pub(crate) use self::config::{ClientConfig, ServerClock};
 use self::dispatch::execute;
-use self::future::{PendingReply, reply_lost};
+pub(crate) use self::future::by_deadline;
+use self::future::{reply_lost, reply_of};
 pub(crate) use self::lease::LeaseSender;
 pub(crate) use self::once::{OnceOperation, OnceRequest};
 pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
@@ -89,7 +90,10 @@ impl Client {
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> Result<LimiterFuture<T>, Error> {
-        self.submit(operation, true).map(PendingReply::into_decision)
+        self.submit(operation, true, |completion| match completion {
+            Completion::Decided(decision, _) => Ok(decision.into()),
+            Completion::SessionExpired | Completion::Repeated(_) | Completion::Done => Err(reply_lost()),
+        })
     }
 
     /// Queues an operation without a value.
@@ -97,20 +101,21 @@ impl Client {
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> LimiterFuture<()> {
-        match self.submit(operation, false) {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(pending) => LimiterFuture::pending(async move { pending.await.map(|_| ()) }),
-        }
+        self.submit(operation, false, |_| Ok(())).unwrap_or_else(|error| LimiterFuture::ready(Err(error)))
     }
 
-    fn submit(
+    fn submit<T: Send + 'static>(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
         is_decision: bool,
-    ) -> Result<PendingReply, Error> {
+        read: impl FnOnce(Completion) -> Result<T, Error> + Send + 'static,
+    ) -> Result<LimiterFuture<T>, Error> {
         let timer = sleep(self.config.deadline * mistake!(CallerWaitsLonger, 3, 1)).ok_or_else(no_runtime)?;
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
-        Ok(PendingReply::new(reply, timer, Arc::clone(&self.config)))
+        let config = Arc::clone(&self.config);
+        Ok(LimiterFuture::pending(async move {
+            by_deadline(async { read(reply_of(reply).await?) }, timer, || config.timeout_message()).await
+        }))
     }
 
     /// Queues an operation, and returns the receiver of its result. An operation with a deadline (`answer_by`) fails if
@@ -206,7 +211,7 @@ pub(crate) async fn call_once(
     drop(execute(config, node, connection, operations, None).await);
     let mut results = Vec::new();
     for reply in replies {
-        results.push(reply.await.map_err(|_| reply_lost())??);
+        results.push(reply_of(reply).await?);
     }
     Ok(results)
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::completion::{Completion, OperationResult};
-use super::future::reply_lost;
-use super::hold::{into_guard, into_outcome, until_deadline};
+use super::future::{by_deadline, reply_of};
+use super::hold::{into_guard, into_outcome};
 use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::reservation::push_key;
 use super::{Client, no_runtime};
@@ -19,13 +19,13 @@ use crate::store::redis::script::{
     LimitInfo, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
 };
 
-/// The id of a decision, and what the server remembers of it.
+/// The id of a decision or a hold, and what the server remembers of it.
 #[derive(Clone)]
 pub(crate) struct OnceOperation {
     pub(crate) keys: Arc<ReservationKeys>,
     pub(crate) remember: CallId,
     pub(crate) max_ids: usize,
-    /// 0 for a hold, which its settlement records.
+    /// 0 for a hold of a request that is charged once, which its settlement records.
     pub(crate) repeats: u16,
 }
 
@@ -50,7 +50,7 @@ impl OnceOperation {
         }
     }
 
-    fn encode_record(&self, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
+    pub(super) fn encode_record(&self, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
         let fields = fields::Reserve {
             record_key: push_key(&self.keys.record, keys),
             counts_key: push_key(&self.keys.counts, keys),
@@ -146,7 +146,7 @@ impl Client {
         let decided = async move {
             let (mut reply, mut conflicts, mut has_lost_session) = (first, 0, false);
             loop {
-                match reply.await.map_err(|_| reply_lost())?? {
+                match reply_of(reply).await? {
                     Completion::Repeated(Repeated::Charged(credits)) => {
                         attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
                     }
@@ -168,6 +168,6 @@ impl Client {
             }
         };
         let config = Arc::clone(&self.config);
-        Ok(until_deadline(decided, timer, move || config.timeout_message()))
+        Ok(LimiterFuture::pending(async move { by_deadline(decided, timer, || config.timeout_message()).await }))
     }
 }

@@ -3,24 +3,19 @@
 use std::sync::Arc;
 
 use super::completion::{Completion, OperationResult};
+use super::once::OnceOperation;
 use super::operation::QueuedOperation;
-use super::results::arrived_late;
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
-use crate::store::inner::{CallId, StateEncoding};
-use crate::store::redis::key_format::ReservationKeys;
 use crate::store::redis::script::{
-    Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, catch_panic, fields,
-    limit_has_no_algorithm, to_f64,
+    Failure, LimitInfo, OperationTemplate, Replay, ReplyReader, Settled, catch_panic, fields, to_f64,
 };
 
 /// A hold with an id.
 pub(crate) struct ReserveOperation {
     pub(crate) options: AcquireOptions,
-    pub(crate) reserve: CallId,
     pub(crate) template: Arc<OperationTemplate>,
-    pub(crate) keys: ReservationKeys,
-    pub(crate) max_ids: usize,
+    pub(crate) id: OnceOperation,
 }
 
 /// The settlement of a hold by its id.
@@ -34,15 +29,8 @@ impl ReserveOperation {
     /// Returns the numbers to send, and adds the keys of the id.
     pub(super) fn encode(&self, limits: &[LimitInfo], keys: &mut Vec<Vec<u8>>) -> Vec<f64> {
         let holds = |limit: &LimitInfo| f64::from(u8::from(limit.options(self.options).hold));
-        let mut numbers: Vec<_> = limits.iter().map(holds).collect();
-        let fields = fields::Reserve {
-            record_key: push_key(&self.keys.record, keys),
-            counts_key: push_key(&self.keys.counts, keys),
-            lifetime: self.reserve.micros(),
-            max_ids: self.max_ids as u64,
-            repeats: u64::from(self.reserve.repeats),
-        };
-        numbers.extend(fields.map(to_f64).into_numbers());
+        let mut numbers = limits.iter().map(holds).collect();
+        self.id.encode_record(&mut numbers, keys);
         numbers
     }
 
@@ -53,19 +41,12 @@ impl ReserveOperation {
         reply: &mut ReplyReader<'_>,
         replay: &mut Replay<'_>,
     ) -> Option<OperationResult> {
-        let verdict = ScriptVerdict::read(reply, replay)?;
-        if verdict.has_invalid_state() {
-            return Some(Err(operation.foreign_key_error()));
-        }
-        if verdict.is_late() {
-            replay.was_late = true;
-            return Some(Err(arrived_late()));
-        }
+        let verdict = match operation.read_verdict(reply, replay)? {
+            Ok(verdict) => verdict,
+            Err(error) => return Some(Err(error)),
+        };
         if let Some(failed) = verdict.failed_reservation(replay.now) {
             return Some(failed.map(|decision| Completion::Decided(decision, None)));
-        }
-        if let Err(error) = verdict.check_hold() {
-            return Some(Err(error));
         }
         let key = |limit| operation.target.key(limit);
         let decided = catch_panic(|| verdict.decision(self.options, &self.template, replay, key));
@@ -100,8 +81,9 @@ impl SettleOperation {
                 result = Err(operation.foreign_key_error());
             } else if Failure::of(released) == Some(Failure::UnknownId) {
                 result = Err(Error::unknown_id());
-            } else if let Err(error) = replay_settlement(index, released, charged, replay) {
-                result = Err(error);
+            } else {
+                let (limits, algorithms) = (replay.limits, replay.algorithms);
+                replay.settle(index, limits[index].select(index, algorithms), released, charged);
             }
         }
         Some(result)
@@ -112,15 +94,4 @@ impl SettleOperation {
 pub(super) fn push_key(key: &[u8], keys: &mut Vec<Vec<u8>>) -> u64 {
     keys.push(key.to_vec());
     keys.len() as u64
-}
-
-fn replay_settlement(index: usize, released: i64, charged: i64, replay: &mut Replay<'_>) -> Result<(), Error> {
-    let (now, algorithms, limit) = (replay.now, replay.algorithms, &replay.limits[index]);
-    let state = replay.state(index);
-    state.held = state.held.saturating_add_signed(-released);
-    if charged > 0 && limit.script.state_encoding() == StateEncoding::Full {
-        let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
-        state.replay_charge(algorithm, now, charged.unsigned_abs());
-    }
-    Ok(())
 }

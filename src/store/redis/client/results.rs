@@ -25,15 +25,13 @@ impl QueuedOperation {
         // Results consume pending holds and updates. What replaces the operation allocates nothing.
         match std::mem::replace(&mut self.kind, OperationKind::Mutate(Vec::new())) {
             OperationKind::Decide(options, template) => {
-                let verdict = ScriptVerdict::read(reply, replay)?;
-                if verdict.has_invalid_state() {
-                    return Some(Err(self.foreign_key_error()));
-                }
-                if verdict.is_late() {
-                    replay.was_late = true;
-                    self.kind = OperationKind::Decide(options, template);
-                    return Some(Err(arrived_late()));
-                }
+                let verdict = match self.read_verdict(reply, replay)? {
+                    Ok(verdict) => verdict,
+                    Err(error) => {
+                        self.kind = OperationKind::Decide(options, template);
+                        return Some(Err(error));
+                    }
+                };
                 if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
                     return Some(Ok(Completion::Repeated(repeated)));
                 }
@@ -44,8 +42,8 @@ impl QueuedOperation {
             // `join_sessions` found no algorithm, so nothing was sent.
             OperationKind::Hold(_, _, None) => Some(Err(limit_has_no_algorithm())),
             OperationKind::Hold(options, template, Some(pending)) => {
-                let verdict = ScriptVerdict::read(reply, replay)?;
-                let result = self.read_hold(options, &template, pending, &verdict, replay);
+                let verdict = self.read_verdict(reply, replay)?;
+                let result = self.read_hold(options, &template, pending, verdict, replay);
                 if replay.was_late {
                     self.kind = OperationKind::Hold(options, template, None);
                 }
@@ -85,21 +83,35 @@ impl QueuedOperation {
         }
     }
 
+    /// Reads a verdict, or the error of a decision that was not made. Returns `None` if the reply ends too early.
+    pub(super) fn read_verdict(
+        &self,
+        reply: &mut ReplyReader<'_>,
+        replay: &mut Replay<'_>,
+    ) -> Option<Result<ScriptVerdict, Error>> {
+        let verdict = ScriptVerdict::read(reply, replay)?;
+        replay.was_late = verdict.is_late();
+        if verdict.has_invalid_state() {
+            return Some(Err(self.foreign_key_error()));
+        }
+        Some(if replay.was_late { Err(arrived_late()) } else { verdict.check_hold().map(|()| verdict) })
+    }
+
     fn read_hold(
         &self,
         options: AcquireOptions,
         template: &OperationTemplate,
         pending: PendingHold,
-        verdict: &ScriptVerdict,
+        verdict: Result<ScriptVerdict, Error>,
         replay: &mut Replay<'_>,
     ) -> OperationResult {
-        let invalid = verdict.has_invalid_state().then(|| self.foreign_key_error());
-        replay.was_late |= verdict.is_late();
-        let late = || verdict.is_late().then(arrived_late);
-        if let Some(error) = invalid.or_else(late).or_else(|| verdict.check_hold().err()) {
-            pending.denied();
-            return Err(error);
-        }
+        let verdict = match verdict {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                pending.denied();
+                return Err(error);
+            }
+        };
         if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
             pending.denied();
             return Ok(Completion::Repeated(repeated));
@@ -137,23 +149,14 @@ impl QueuedOperation {
         if ReplyReader::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
-        let index = update.target.entry.limit;
-        let (now, limit) = (replay.now, &replay.limits[index]);
-        let state = replay.state(index);
-        let is_known = Failure::of(released) != Some(Failure::Expired);
+        let (index, is_known) = (update.target.entry.limit, Failure::of(released) != Some(Failure::Expired));
+        // For requests in flight, the second number is the held cost for which the server has no room.
+        let in_flight = update.session.is_in_flight;
         if is_known {
-            state.held = state.held.saturating_add_signed(-released);
+            let algorithm = replay.limits[index].algorithm(update.target.entry.algorithm.as_ref());
+            replay.settle(index, algorithm, released, if in_flight { 0 } else { charged });
         }
-        if update.session.is_in_flight {
-            // For requests in flight, this number is the held cost for which the server has no room.
-            update.finish(is_known, charged.unsigned_abs());
-            return Some(Ok(()));
-        }
-        let algorithm = limit.algorithm(update.target.entry.algorithm.as_ref());
-        if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
-            state.replay_charge(algorithm, now, charged.unsigned_abs());
-        }
-        update.finish(is_known, 0);
+        update.finish(is_known, if in_flight { charged.unsigned_abs() } else { 0 });
         Some(Ok(()))
     }
 
@@ -216,7 +219,7 @@ impl QueuedOperation {
 }
 
 /// The script did not make the decision, because its reply would have come after the deadline.
-pub(super) fn arrived_late() -> Error {
+fn arrived_late() -> Error {
     Error::unavailable(
         "the decision reached Redis too late, and nothing is charged: its reply would have missed the deadline; check \
          the server and the network for stalls, or raise `deadline`",

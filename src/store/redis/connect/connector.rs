@@ -1,3 +1,4 @@
+use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -69,6 +70,12 @@ pub(crate) trait Connector: Send + Sync {
     /// The index of the node that serves a cluster slot.
     fn node_of_slot(&self, _slot: u16) -> usize {
         0
+    }
+}
+
+impl fmt::Debug for dyn Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe().fmt(f)
     }
 }
 

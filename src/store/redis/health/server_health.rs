@@ -7,19 +7,19 @@ use super::node::{NodeState, Nodes};
 use crate::error::Error;
 use crate::observe::{Event, ShedCause};
 use crate::store::inner::Observers;
-use crate::store::redis::server::RedisServer;
+use crate::store::redis::connect::Connector;
 
 /// The server of one limiter, and the state of its nodes.
 pub(crate) struct ServerHealth {
     /// The limiter's name in events.
     pub(crate) limiter: String,
-    pub(crate) server: RedisServer,
+    pub(crate) server: Arc<dyn Connector>,
     pub(crate) observers: Observers,
     nodes: Nodes,
 }
 
 impl ServerHealth {
-    pub(crate) fn new(limiter: String, server: RedisServer, observers: Observers) -> Self {
+    pub(crate) fn new(limiter: String, server: Arc<dyn Connector>, observers: Observers) -> Self {
         Self { limiter, server, observers, nodes: Nodes::new() }
     }
 

@@ -1,6 +1,7 @@
 //! Below capacity, load control changes nothing: every decision is made, in as few calls as the callers allow.
 
-use super::{LINKS, Link, MS, SPAN, connect, offer, slow_server, start};
+use super::{LINKS, Link, MS, SPAN, connect, offer, offer_each, slow_server, start};
+use crate::AcquireOptions;
 use crate::limiter::Limiter;
 
 #[tokio::test(start_paused = true)]
@@ -12,6 +13,33 @@ async fn all_decisions_below_capacity_are_answered() {
             assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms, {per_ms}/ms");
             // Half of the decisions wait for the round trip, the service of two batches, and two ticks of the timer.
             assert!(goodput.p50 <= MS * (round_trip + 4), "{round_trip} ms: {goodput:?}");
+        }
+    }
+}
+
+/// At 0.8 of the capacity nothing is shed: a hold and its settlement are two operations, a decision with an id is one.
+#[tokio::test(start_paused = true)]
+async fn holds_and_ids_below_capacity_are_answered() {
+    for (round_trip, deadline) in LINKS {
+        for (holds, per_ms) in [(true, 8), (false, 15)] {
+            // Four calls with holds are in flight at most.
+            if holds && round_trip > 0 {
+                continue;
+            }
+            let (world, limiter) = start(slow_server(round_trip), MS * deadline);
+            connect(&limiter).await;
+            let goodput = offer_each(&world, per_ms, SPAN, |number| {
+                let once = AcquireOptions::default().once(&number.to_string(), 1, SPAN);
+                let options = if holds { AcquireOptions::default().hold() } else { once };
+                let decision = limiter.acquire(&number, options);
+                async move {
+                    let Ok(outcome) = decision.await else { return false };
+                    let Some(held) = outcome.held else { return !holds };
+                    held.settle(1).await.is_ok()
+                }
+            });
+            let goodput = goodput.await;
+            assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms, holds {holds}: {goodput:?}");
         }
     }
 }

@@ -54,17 +54,29 @@ async fn connect(limiter: &Redis<u64>) {
 /// Starts decisions at a fixed rate, and waits until all have ended.
 async fn offer(world: &World, limiter: &Redis<u64>, per_ms: u64, span: Duration) -> Goodput {
     connect(limiter).await;
+    offer_each(world, per_ms, span, |number| {
+        let decision = limiter.acquire(&(number % 10_000), AcquireOptions::default());
+        async move { decision.await.is_ok() }
+    })
+    .await
+}
+
+/// Starts requests at a fixed rate, and waits until all have ended. The requests are numbered.
+async fn offer_each<F: Future<Output = bool> + Send + 'static>(
+    world: &World,
+    per_ms: u64,
+    span: Duration,
+    start: impl Fn(u64) -> F,
+) -> Goodput {
     let first = world.calls();
     let times = Arc::new(Mutex::new(Vec::new()));
     let (mut offered, started_at, mut tasks) = (0, Instant::now(), Vec::new());
     while started_at.elapsed() < span {
         for _ in 0..per_ms {
             offered += 1;
-            let (decision, times) =
-                (limiter.acquire(&(offered % 10_000), AcquireOptions::default()), Arc::clone(&times));
-            let began = Instant::now();
+            let (request, times, began) = (start(offered), Arc::clone(&times), Instant::now());
             tasks.push(tokio::spawn(async move {
-                if decision.await.is_ok() {
+                if request.await {
                     times.lock().expect("no panic").push(began.elapsed());
                 }
             }));

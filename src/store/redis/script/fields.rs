@@ -286,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    const FILES: [(&str, &str); 8] = [
+    const FILES: [(&str, &str); 9] = [
         ("prelude", include_str!("prelude.lua")),
         ("fast_reply", include_str!("fast_reply.lua")),
         ("fast_holds", include_str!("../../../algorithm/fast_holds.lua")),
@@ -294,6 +294,7 @@ mod tests {
         ("holds", include_str!("holds.lua")),
         ("lease", include_str!("lease.lua")),
         ("reservations", include_str!("reservations.lua")),
+        ("operations", include_str!("operations.lua")),
         ("driver", include_str!("driver.lua")),
     ];
 

@@ -307,3 +307,6 @@ for index = 1, template_count do
     end
   end
 end
+
+-- The functions of holds.lua and reservations.lua, created on first use.
+local held_costs, reservations

@@ -31,7 +31,7 @@ local MIN_STEP = 125
 -- No id is remembered for longer: twice 24 hours and what expiries are rounded.
 local MAX_REMEMBERED = 2.5 * 86400000000
 
-local function make_reservations(held_costs)
+local function make_reservations()
   local this = {}
 
   -- Returns the bytes of a key, nil if it is absent, or false if it has another type.

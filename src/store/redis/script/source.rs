@@ -65,6 +65,9 @@ impl Script {
             text.push_str(include_str!("lease.lua"));
         }
         text.push_str(include_str!("reservations.lua"));
+        text.push_str("local run_decision, operate = (function()\n");
+        text.push_str(include_str!("operations.lua"));
+        text.push_str("end)()\n");
         text.push_str(include_str!("driver.lua"));
         let text = fields::resolve(&text);
         let hash = HashedScript::new(&text).get_hash().to_owned();

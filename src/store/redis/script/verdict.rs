@@ -60,6 +60,22 @@ impl Replay<'_> {
     pub(crate) fn state(&mut self, limit: usize) -> &mut ReplayedState {
         &mut self.states[usize::from(self.key_indices[limit])]
     }
+
+    /// Replays a settlement on the limit with this index.
+    pub(crate) fn settle(
+        &mut self,
+        limit: usize,
+        algorithm: Option<&dyn DynLuaAlgorithm>,
+        released: i64,
+        charged: i64,
+    ) {
+        let (now, encoding) = (self.now, self.limits[limit].script.state_encoding());
+        let state = self.state(limit);
+        state.held = state.held.saturating_add_signed(-released);
+        if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, encoding) {
+            state.replay_charge(algorithm, now, charged.unsigned_abs());
+        }
+    }
 }
 
 impl ScriptVerdict {

@@ -30,7 +30,7 @@ impl World {
     /// The server for the limiter of one process.
     pub(crate) fn server(&self, client: usize) -> RedisServer {
         let settings = Client::open("redis://127.0.0.1").expect("an address");
-        RedisServer::from_connector(Arc::new(SimulatedConnector { world: self.clone(), client, settings }))
+        RedisServer(Arc::new(SimulatedConnector { world: self.clone(), client, settings }))
     }
 }
 
