@@ -61,7 +61,7 @@ pub(crate) async fn call<L: Limiter<str>>(limiter: &L, clock: &ManualClock) -> R
 #[allow(dead_code, reason = "a test includes this file")]
 async fn main() -> Result<(), Error> {
     let clock = clock();
-    let limiter = Memory::<str, _, _>::builder(plan()).clock(clock.clone()).build()?;
+    let limiter = Memory::<str, _>::builder(plan()).clock(clock.clone()).build()?;
     for line in call(&limiter, &clock).await? {
         println!("{line}");
     }

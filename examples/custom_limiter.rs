@@ -24,7 +24,7 @@ use tower_ratelimit::{
 /// A limiter for prepaid accounts: `burst` limits how fast an account can spend its credit.
 #[derive(Clone)]
 struct Prepaid {
-    burst: Memory<KeyText, Limit<Gcra>, ManualClock>,
+    burst: Memory<KeyText, Limit<Gcra>>,
     bank: Arc<Bank>,
 }
 

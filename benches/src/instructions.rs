@@ -263,7 +263,7 @@ impl Service<Request<Body>> for EmptyService {
 fn limited<R: Clone>(
     algorithm: Gcra,
     responder: R,
-) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra, ManualClock>, R> {
+) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra>, R> {
     let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limit");
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(EmptyService)
 }

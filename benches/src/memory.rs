@@ -25,7 +25,7 @@ pub(crate) const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_
 
 /// All contestants, with the same quota.
 pub(crate) struct Contestants<K: Key> {
-    ours: Memory<K, Gcra, SystemClock, foldhash::quality::RandomState>,
+    ours: Memory<K, Gcra, foldhash::quality::RandomState>,
     baseline: Baseline<SystemClock>,
     /// The baseline with the cheapest clock.
     baseline_raw: Baseline<RawClock>,
@@ -151,14 +151,13 @@ pub(crate) fn run(harness: &mut Harness) {
     clocks(harness);
 }
 
-pub(crate) fn decide<'a, K, L, C, S>(
+pub(crate) fn decide<'a, K, L, S>(
     name: &'static str,
-    limiter: &'a Memory<K, L, C, S>,
+    limiter: &'a Memory<K, L, S>,
     keys: &'a [K],
 ) -> Contestant<'a>
 where
     K: Sync,
-    C: Clock,
     L: MemoryLimits<K, S>,
     S: Send + Sync,
 {

@@ -129,7 +129,7 @@ fn floods(harness: &Harness) {
 fn flood(keys: usize, step: Duration) -> impl Fn(usize) -> Box<dyn FnMut(u64) + Send> {
     let clock = ManualClock::new();
     let quota = Gcra::new(Quota::per_day(1)).burst(1_000);
-    let limiter: Memory<u64, _, _> =
+    let limiter: Memory<u64, _> =
         Memory::builder(quota).max_keys(keys).clock(clock.clone()).build().expect("a limiter");
     let next = Arc::new(AtomicU64::new(0));
     let decide = move || {

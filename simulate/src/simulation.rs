@@ -31,7 +31,7 @@ pub struct Simulation<'a> {
     units: Units,
     detail: Detail,
     clock: ManualClock,
-    limiter: Memory<[usize], Vec<DynLimit<[usize]>>, ManualClock>,
+    limiter: Memory<[usize], Vec<DynLimit<[usize]>>>,
     max_delay: Option<Duration>,
 }
 

@@ -7,6 +7,7 @@ mod costs;
 mod flags;
 mod near;
 mod options;
+mod reading;
 mod reservation_id;
 mod shares;
 mod snapshot;
@@ -19,12 +20,13 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::block::BlockReason;
-pub(crate) use self::combine::{Counting, DecisionPart, HasReading, LimitNumbers, LimitReading, Plan};
+pub(crate) use self::combine::{DecisionPart, Plan};
 pub use self::costs::Costs;
 pub(crate) use self::costs::UnitCosts;
 use self::flags::DecisionFlags;
 pub(crate) use self::near::{NearLimit, WarnAt};
 pub use self::options::{AcquireOptions, Detail};
+pub(crate) use self::reading::{Counting, HasReading, LimitNumbers, LimitReading};
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub use self::reservation_id::CallId;
 pub use self::reservation_id::ReservationId;

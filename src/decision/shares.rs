@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use super::combine::{Counting, HasReading};
+use super::reading::{Counting, HasReading};
 use super::verdict::Verdict;
 
 /// The part of a limit in the guaranteed shares of its limiter.

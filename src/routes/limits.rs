@@ -6,7 +6,6 @@ use super::key::{RequestKey, Rule, SubKey};
 use super::part::Source;
 use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
 use super::policy::{RouteCondition, RoutePolicies, RoutePolicy, routes_in};
-use crate::clock::Clock;
 #[cfg(feature = "redis")]
 use crate::config::limit_in_redis;
 use crate::config::{Conditions, Policy, SubKeyFn, When, field_error, limit_in_memory};
@@ -34,11 +33,11 @@ impl<A, U> RequestParts<A, U> {
     /// # Errors
     ///
     /// If the policies are invalid together, or the limiter cannot be built.
-    pub fn in_memory<C: Clock>(
+    pub fn in_memory(
         self,
         policies: &RoutePolicies,
-        build: impl FnOnce(Vec<DynLimit<RequestKey>>) -> Result<Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>, Error>,
-    ) -> Result<RouteLimits<A, U, Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>>, Error> {
+        build: impl FnOnce(Vec<DynLimit<RequestKey>>) -> Result<Memory<RequestKey>, Error>,
+    ) -> Result<RouteLimits<A, U, Memory<RequestKey>>, Error> {
         RouteLimits::new(self, policies, build)
     }
 
@@ -200,12 +199,10 @@ pub trait RouteStore: Clone + sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
-    impl<C> Sealed for super::InMemory<C> {}
+    impl Sealed for super::Memory<super::RequestKey> {}
     #[cfg(feature = "redis")]
     impl Sealed for super::Redis<super::RequestKey> {}
 }
-
-type InMemory<C> = Memory<RequestKey, Vec<DynLimit<RequestKey>>, C>;
 
 /// Returns the sub-key and the condition of a limit.
 fn parts_of(rule: &Arc<Rule>) -> (SubKeyFn<RequestKey, SubKey>, Conditions<RequestKey>) {
@@ -219,7 +216,7 @@ fn parts_of(rule: &Arc<Rule>) -> (SubKeyFn<RequestKey, SubKey>, Conditions<Reque
     (Arc::new(move |key| by.sub_key(key)), Conditions { when, kept_free: kept_free.collect() })
 }
 
-impl<C: Clock> RouteStore for InMemory<C> {
+impl RouteStore for Memory<RequestKey> {
     type Limit = DynLimit<RequestKey>;
 
     const IS_SHARED: bool = false;

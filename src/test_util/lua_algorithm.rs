@@ -31,7 +31,7 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
     for seed in 0..TRACES {
         let (mut random, mut steps, mut guards) = (Random::new(seed), Vec::new(), Vec::new());
         let clock = ManualClock::at(Timestamp::from_micros((1 << 50) + random.below(1 << 40)));
-        let memory: Memory<str, _, _> = Memory::builder(algorithm.clone()).clock(clock.clone()).build()?;
+        let memory: Memory<str, _> = Memory::builder(algorithm.clone()).clock(clock.clone()).build()?;
         let redis = Redis::builder(server.clone(), &format!("{run}-{seed}"), algorithm.clone()).prefix("check");
         let redis: Redis<str> = redis
             .clock_for_tests(clock.clone())

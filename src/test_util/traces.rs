@@ -22,7 +22,7 @@ const CALLS: usize = 120;
 
 /// Random limits, and the calls on a limiter with them.
 pub(super) struct Trace {
-    memory: Memory<TestKey, Vec<DynLimit<TestKey>>, ManualClock>,
+    memory: Memory<TestKey, Vec<DynLimit<TestKey>>>,
     clock: ManualClock,
     seed: u64,
     limits: Vec<MakeLimit>,

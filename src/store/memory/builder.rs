@@ -3,22 +3,23 @@ use std::hash::BuildHasher;
 use std::io::Read;
 use std::marker::PhantomData;
 
+use super::clock::MemoryClock;
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::MemoryLimits;
 use super::save::{Restore, SavedCounts};
 use super::transaction_limit::{Capacity, read_clock};
 use super::when_full::WhenFull;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::store::inner::CallId;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
-pub struct MemoryBuilder<Key: ?Sized, L, C = SystemClock, S = DefaultHashBuilder> {
+pub struct MemoryBuilder<Key: ?Sized, L, S = DefaultHashBuilder> {
     limits: L,
     capacity: Capacity,
-    clock: C,
+    clock: MemoryClock,
     hasher: S,
     restore: Option<Restore>,
     max_ids: usize,
@@ -40,7 +41,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
         Self {
             limits,
             capacity: Capacity::DEFAULT,
-            clock: SystemClock::new(),
+            clock: MemoryClock::default(),
             hasher: DefaultHashBuilder::default(),
             restore: None,
             max_ids: CallId::DEFAULT_MAX_IDS,
@@ -49,7 +50,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
     }
 }
 
-impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
+impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
     /// Sets the number of keys that each limit can store, by default 100 000. A table grows with the keys in use, up to
     /// this number, and never shrinks. [Algorithms](crate::guide::choosing) lists the bytes of a key.
     ///
@@ -102,9 +103,9 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     }
 
     /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
-    pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<Key, L, D, S> {
-        let Self { limits, capacity, hasher, restore, max_ids, .. } = self;
-        MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = MemoryClock::Other(Box::new(clock));
+        self
     }
 
     /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
@@ -122,7 +123,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// let limiter = builder.hasher(RandomState::new()).build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, C, T> {
+    pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, T> {
         let Self { limits, capacity, clock, restore, max_ids, .. } = self;
         MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
     }
@@ -194,10 +195,9 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// Returns an error if the number of keys is zero or over 2^32, if a sliding log could take more than
     /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique. Also returns the errors of
     /// [`restore`](Self::restore).
-    pub fn build(self) -> Result<Memory<Key, L, C, S>, Error>
+    pub fn build(self) -> Result<Memory<Key, L, S>, Error>
     where
         L: MemoryLimits<Key, S>,
-        C: Clock,
         S: BuildHasher + 'static,
     {
         const MAX: u64 = 1 << 32;
@@ -220,7 +220,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     }
 }
 
-impl<Key: ?Sized, L, C, S> fmt::Debug for MemoryBuilder<Key, L, C, S> {
+impl<Key: ?Sized, L, S> fmt::Debug for MemoryBuilder<Key, L, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryBuilder").field("max_keys", &self.capacity.max_keys).finish_non_exhaustive()
     }

@@ -1,16 +1,17 @@
 //! Calls with an id: holds and their settlement by the id, and requests that are charged once.
 
-use super::limiter::{Memory, Shared, table_full};
+use super::acquire::table_full;
+use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
 use super::transaction_limit::read_clock;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
 use crate::limiter::Outcome;
 use crate::store::inner::{CallId, HeldCharge, HeldEntry};
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     /// Holds the cost under an id, unless the id is remembered.
     pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: CallId) -> Result<Outcome, Error> {
         reserve.check()?;
@@ -95,13 +96,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
         let record = self.record_key(key, once);
-        let credit = record.and_then(|record| records.repeatable(record));
-        context.credit = credit.as_ref();
+        let charge_before = record.and_then(|record| records.repeatable(record));
+        context.charge_before = charge_before.as_ref();
         let (decision, limits) = shared.acquire(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };
-        if credit.is_some() {
+        if charge_before.is_some() {
             records.repeated(record, charged);
         } else if !options.hold && !records.is_remembered(record) {
             // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.
@@ -149,7 +150,7 @@ impl ChargedFor {
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     /// Charges the holds with an id that have expired.
     #[inline]
     pub(super) fn end_due(&self) {

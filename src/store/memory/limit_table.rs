@@ -3,8 +3,9 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
+use super::chain::{self, PartList};
 use super::part::{LimitPart, Part};
-use super::plain::{self, PartList};
+use super::plain;
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
@@ -119,9 +120,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     }
 
     /// Returns the record of a hold, which has a number and a deadline, or zeros.
-    pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), credit: u64) -> HeldEntry {
+    pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), charge_before: u64) -> HeldEntry {
         let (table, cost, until_end) = (self.table.id(), self.limit.cost(), C::Algorithm::HELD_UNTIL_END);
-        HeldEntry { table, key, id, at, amount, cost, credit, until_end }
+        HeldEntry { table, key, id, at, amount, cost, charge_before, until_end }
     }
 
     /// Wakes the requests that wait for the capacity of keys whose holds have ended. Not under a lock.
@@ -179,7 +180,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
             return plain::try_alone(self, context);
         }
         let part = LimitPart::new(self, context)?;
-        plain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
+        chain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
     }
 
     /// Returns the fingerprint of the sub-key of a limit that applies. A condition that has changed its result since then

@@ -4,26 +4,22 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
+use super::clock::MemoryClock;
 use super::hasher::DefaultHashBuilder;
-use super::hold_by_id::ChargedFor;
-use super::limits::INLINE_LIMITS;
 use super::limits::MemoryLimits;
-use super::part::Part;
-use super::plain::PartList;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
-use super::table::TableFull;
-use super::transaction::{LimitStep, Transaction};
-use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, Capacity, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
-use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+#[cfg(doc)]
+use crate::limiter::Limiter;
 use crate::observe::{Event, Observer};
-use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_added, capacity_released, limit_id};
+use crate::store::inner::capacity_added;
 
 /// A limiter that stores its states in this process's memory.
 ///
@@ -111,17 +107,20 @@ use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_added, capacity_rel
 /// }
 /// # let _ = limiters();
 /// ```
-pub struct Memory<Key, L = Vec<DynLimit<Key>>, C = SystemClock, S = DefaultHashBuilder>
+///
+/// `S` is the type of the [hasher](MemoryBuilder::hasher). It is a parameter because a decision on one hot key takes 1.1
+/// times as long with a hasher that is chosen at run time.
+pub struct Memory<Key, L = Vec<DynLimit<Key>>, S = DefaultHashBuilder>
 where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
 {
-    shared: Arc<Shared<Key, L, C, S>>,
+    pub(super) shared: Arc<Shared<Key, L, S>>,
 }
 
-pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> {
+pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, S> {
     pub(super) tables: L::Tables,
-    pub(super) clock: C,
+    pub(super) clock: MemoryClock,
     hasher: S,
     pub(super) reservations: Reservations,
     key: PhantomData<fn(&Key)>,
@@ -172,13 +171,13 @@ where
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
-    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S, max_ids: usize) -> Self {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
+    pub(super) fn from_parts(tables: L::Tables, clock: MemoryClock, hasher: S, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
         Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
     }
 
-    pub(super) fn shared(&self) -> &Shared<Key, L, C, S> {
+    pub(super) fn shared(&self) -> &Shared<Key, L, S> {
         &self.shared
     }
 
@@ -201,9 +200,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     #[inline]
-    fn context_at<'a>(&'a self, key: &'a Key, options: AcquireOptions, now: Timestamp) -> AcquireContext<'a, Key, S> {
+    pub(super) fn context_at<'a>(
+        &'a self,
+        key: &'a Key,
+        options: AcquireOptions,
+        now: Timestamp,
+    ) -> AcquireContext<'a, Key, S> {
         let Shared { hasher, clock, .. } = &*self.shared;
-        AcquireContext { hasher, key, now, options, clock, credit: None }
+        AcquireContext { hasher, key, now, options, clock, charge_before: None }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
@@ -279,7 +283,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     }
 
     /// Runs `f` on the limit with this name, which must apply to the key.
-    fn in_limit_of<T>(
+    pub(super) fn in_limit_of<T>(
         &self,
         limit: &str,
         key: &Key,
@@ -320,172 +324,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             observer.observe(&Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held });
         }
     }
-
-    /// Decides what the fast path does not handle: holds, for example.
-    #[inline(never)]
-    fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
-    where
-        Key: 'static,
-        L: 'static,
-        S: Send + Sync + 'static,
-    {
-        let (key, options) = (context.key, &context.options);
-        self.check_units(options)?;
-        if not_decided == NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, context, None)
-        {
-            return Ok(decision.into());
-        }
-        if !options.keeps_guard && self.shared.any_limit(|limit| limit.is_held_until_end()) {
-            return Err(Error::guard_not_kept());
-        }
-        if let Some(reserve) = options.reserve() {
-            return self.hold_with_id(key, *options, reserve);
-        }
-        if let Some(once) = options.charged_once() {
-            let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
-            return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
-        }
-        // Released if nothing is decided, or if an algorithm panics.
-        let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
-        self.shared.end_due();
-        // A request without a guard has had this case above.
-        if not_decided != NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut())
-        {
-            return Ok(match held.into_held() {
-                Some(held) => self.outcome(options, decision, held, None),
-                None => decision.into(),
-            });
-        }
-        let (decision, entries) = self.shared.acquire(context);
-        let Some(mut held) = held.into_held() else { return Ok(decision.into()) };
-        for entry in entries {
-            held.add(entry);
-        }
-        Ok(self.outcome(options, decision, held, None))
-    }
-
-    /// Checks that a limit names each unit of the options.
-    pub(super) fn check_units(&self, options: &AcquireOptions) -> Result<(), Error> {
-        options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
-    }
-
-    /// Returns the guard of what the limits hold.
-    fn guard(&self, options: &AcquireOptions, entries: &[HeldEntry]) -> Held
-    where
-        Key: 'static,
-        L: 'static,
-        S: Send + Sync + 'static,
-    {
-        let store = Arc::<Shared<Key, L, C, S>>::clone(&self.shared);
-        let mut held = Held::of_store(options.hold.then_some(options.cost), store);
-        for entry in entries {
-            held.add(*entry);
-        }
-        held
-    }
-
-    /// Returns the outcome of a decision, with the guard if the request is allowed and holds anything.
-    ///
-    /// The settlement records what is charged for `charged_for`, if there is an id.
-    fn outcome(
-        &self,
-        options: &AcquireOptions,
-        decision: Decision,
-        mut held: Held,
-        charged_for: Option<ChargedFor>,
-    ) -> Outcome
-    where
-        Key: 'static,
-        L: 'static,
-        S: Send + Sync + 'static,
-    {
-        if held.is_empty() || !decision.is_allowed() {
-            return decision.into();
-        }
-        if options.hold {
-            held = held.with_units(options.costs(), |visit| visit_units::<Key, L, S>(&self.shared.tables, visit));
-        }
-        if let Some(request) = charged_for {
-            let (shared, costs) = (Arc::clone(&self.shared), options.costs());
-            held = held.map_settle(move |held, actual| {
-                let settled = held.settle(actual);
-                if let Some(Ok(())) = settled.as_ready() {
-                    request.record(&shared.reservations, read_clock(&shared.clock), actual.or_number(costs));
-                }
-                settled
-            });
-        }
-        Outcome::of_store(decision, Some(held))
-    }
 }
 
-#[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
-    /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
-        self.transact(context, |transaction| transaction.acquire())
-            .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
-    }
-
-    /// Decides by a transaction, and changes nothing.
-    pub(super) fn peek(&self, context: &AcquireContext<'_, Key, S>) -> Decision {
-        self.transact(context, |transaction| transaction.peek())
-            .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
-    }
-
-    /// Runs `decide` on the limits that apply. Always returns a value.
-    fn transact<T>(&self, context: &AcquireContext<'_, Key, S>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
-        let (mut decided, mut ended) = (None, Vec::new());
-        L::with_parts(&self.tables, context, &mut |list| {
-            let count = PartList::iter(list).count();
-            let (mut few, mut many);
-            let parts: &mut [&dyn Part] = match list {
-                None => &mut [],
-                Some(list) if count <= INLINE_LIMITS => {
-                    few = [list.part; INLINE_LIMITS];
-                    &mut few[..count]
-                }
-                Some(list) => {
-                    many = vec![list.part; count];
-                    &mut many
-                }
-            };
-            parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
-            let (mut few, mut some, mut many);
-            // A step is large, so a few limits initialize no more than they need.
-            let steps: &mut [LimitStep] = match count {
-                0..=2 => {
-                    few = [LimitStep::EMPTY; 2];
-                    &mut few[..count]
-                }
-                3..=INLINE_LIMITS => {
-                    some = [LimitStep::EMPTY; INLINE_LIMITS];
-                    &mut some[..count]
-                }
-                _ => {
-                    many = vec![LimitStep::EMPTY; count];
-                    &mut many
-                }
-            };
-            let transaction = Transaction::new(parts, steps, context.options, context.now, context.clock, &mut ended);
-            decided = Some(decide(transaction));
-        });
-        if !ended.is_empty() {
-            capacity_released(ended.into_iter().map(limit_id));
-        }
-        decided
-    }
-
-    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key, S>) -> bool) -> bool {
-        let mut any = false;
-        L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
-        any
-    }
-}
-
-impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, C, S> {
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
     /// A limit takes over the table of a previous one if the name, the type of the algorithm and the type of the
@@ -507,90 +348,14 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     }
 }
 
-fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
-    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
-}
-
-pub(super) fn table_full(full: TableFull) -> Error {
-    Error::unavailable(if full.all_held {
-        "key table full: all keys in the place of the key have held costs or requests in flight; raise `max_keys`"
-    } else {
-        "key table full: eviction is disabled (`WhenFull::Deny`); raise `max_keys`"
-    })
-}
-
-impl<Key, L, C, S> Limiter<Key> for Memory<Key, L, C, S>
-where
-    Key: ?Sized + 'static,
-    L: MemoryLimits<Key, S> + 'static,
-    C: Clock,
-    S: Send + Sync + 'static,
-{
-    #[inline]
-    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let context = self.context(key, options);
-        let decided = if options.call_id.is_some() {
-            Err(NotDecided::NotApplicable)
-        } else {
-            L::try_acquire(&self.shared.tables, &context)
-        };
-        match decided {
-            Ok(decision) => LimiterFuture::ready(Ok(decision.into())),
-            Err(error) => LimiterFuture::ready(self.acquire_slow(&context, error)),
-        }
-    }
-
-    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.shared.end_due();
-        let peeked = self.check_units(&options).map(|()| self.shared.peek(&self.context(key, options)));
-        LimiterFuture::ready(peeked)
-    }
-
-    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
-            L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
-        };
-        if limits.add_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit)) || limits.add_all(add_all) {
-            return;
-        }
-        let context = self.context(key, AcquireOptions::default());
-        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
-    }
-
-    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.shared.end_due();
-        let context = self.context(key, AcquireOptions::default());
-        let done = LimiterFuture::ready(match operation {
-            AdminOperation::SetUsage { limit, used } => {
-                let set = self.in_limit_of(limit, key, |table| table.set(&context, used));
-                set.and_then(|set| set.map_err(table_full))
-            }
-            AdminOperation::Block { limit, duration, reason } => {
-                let until = context.now.saturating_add(duration);
-                self.in_limit_of(limit, key, |table| table.block(&context, until, reason))
-            }
-            AdminOperation::Settle { id, actual } => self.settle_id(key, id, actual),
-            AdminOperation::Reset => {
-                L::for_each(&self.shared.tables, &mut |table| {
-                    if table.applies_to(key) {
-                        table.reset(&context);
-                    }
-                });
-                Ok(())
-            }
-        });
-        operation.wake_waiters(self, key, done)
-    }
-}
-
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> Clone for Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Clone for Memory<Key, L, S> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: fmt::Debug, S> fmt::Debug for Memory<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> fmt::Debug for Memory<Key, L, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("clock", &self.shared.clock).finish_non_exhaustive()
+        f.debug_struct("Memory").finish_non_exhaustive()
     }
 }

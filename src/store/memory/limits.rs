@@ -1,9 +1,10 @@
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
 
+use super::chain::{self, PartList};
 use super::limit_table::LimitTable;
 use super::part::LimitPart;
-use super::plain::{self, PartList, PlainLimit};
+use super::plain::{self, PlainLimit};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
@@ -190,7 +191,7 @@ macro_rules! tuple {
                     return plain::decision([$($charged),+], now, context.options.lists_all(Verdict::Allowed));
                 }
                 let mut decided = None;
-                Self::with_parts(tables, context, &mut |parts| decided = plain::try_parts(parts, context, held.as_deref_mut()));
+                Self::with_parts(tables, context, &mut |parts| decided = chain::try_parts(parts, context, held.as_deref_mut()));
                 decided
             }
 

@@ -1,9 +1,12 @@
 //! The store in this process's memory.
 //!
-//! A decision locks what it reads, decides and writes: see `table`. What the states alone determine is a `plain` case. All
-//! else is a `transaction`.
+//! A decision locks what it reads, decides and writes: see `table`. What the states alone determine is a `plain` case, or
+//! a `chain` of limits of any types. All else is a `transaction`.
 
+mod acquire;
 mod builder;
+mod chain;
+mod clock;
 mod hasher;
 mod hold_by_id;
 mod limit_info;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
+use super::chain::{self, PartList};
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
 use super::limits::{MemoryLimits, with_parts_of};
-use super::plain::{self, PartList};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
@@ -195,7 +195,7 @@ fn try_parts<Key: ?Sized, S>(
 ) -> Option<Decision> {
     let mut decided = None;
     with_parts_of(tables, context, None, &mut |parts| {
-        decided = plain::try_parts(parts, context, held.as_deref_mut());
+        decided = chain::try_parts(parts, context, held.as_deref_mut());
     });
     decided
 }

@@ -1,17 +1,16 @@
 //! The end of a hold, by its guard or its id.
 
-use super::limiter::{Shared, table_full};
+use super::acquire::table_full;
+use super::limiter::Shared;
 use super::limits::MemoryLimits;
 use super::table::TableFull;
-use crate::clock::Clock;
 use crate::error::Error;
 use crate::store::inner::{HeldCharge, HeldEntry, HoldStore, capacity_released, limit_id};
 
-impl<Key, L, C, S> HoldStore for Shared<Key, L, C, S>
+impl<Key, L, S> HoldStore for Shared<Key, L, S>
 where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
-    C: Clock,
     S: Send + Sync,
 {
     /// Ends the hold of a guard, after the holds with an id that have expired before.
@@ -21,7 +20,7 @@ where
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
     pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
         let (mut settled, mut open) = (Ok(()), OpenEntries { shared: self, entries });
@@ -45,12 +44,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Shared<Key, L, C, S> {
 }
 
 /// What is still held while a hold is settled. If an algorithm panics, the drop releases it, without a call of an algorithm.
-struct OpenEntries<'a, Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> {
-    shared: &'a Shared<Key, L, C, S>,
+struct OpenEntries<'a, Key: ?Sized, L: MemoryLimits<Key, S>, S> {
+    shared: &'a Shared<Key, L, S>,
     entries: &'a [HeldEntry],
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Drop for OpenEntries<'_, Key, L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Drop for OpenEntries<'_, Key, L, S> {
     fn drop(&mut self) {
         for entry in self.entries {
             let _ = self.shared.settle_entry(entry, 0);

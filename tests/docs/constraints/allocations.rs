@@ -397,7 +397,7 @@ where
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(service_fn(page as PageFn))
 }
 
-fn one_strict_limit<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
+fn one_strict_limit<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 

@@ -9,7 +9,7 @@ const IDS: u64 = 10_000;
 
 /// Returns the bytes for each of the ids of one key, and of as many calls again, which are not remembered.
 fn bytes_of(options: impl Fn(ReservationId) -> AcquireOptions) -> [i64; 2] {
-    let limiter: Memory<str, _, _> = Memory::builder(FixedWindow::new(Quota::per_day(1_000_000)))
+    let limiter: Memory<str, _> = Memory::builder(FixedWindow::new(Quota::per_day(1_000_000)))
         .max_keys(100)
         .clock(ManualClock::new())
         .build()

@@ -23,7 +23,7 @@ type Body = Full<bytes::Bytes>;
 type Fields = &'static [(&'static str, &'static str)];
 
 /// Returns a limiter whose limit is used up.
-fn exhausted() -> Memory<(), FixedWindow, ManualClock> {
+fn exhausted() -> Memory<(), FixedWindow> {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
     assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());

@@ -153,7 +153,7 @@ fn method_is_case_sensitive() {
     assert!(matches!(method(&"X".repeat(10_000)), Extracted::Key(_)), "bounded");
 }
 
-fn one_a_minute<Key: Hash + ?Sized>() -> Memory<Key, Gcra, ManualClock> {
+fn one_a_minute<Key: Hash + ?Sized>() -> Memory<Key, Gcra> {
     Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings")
 }
 

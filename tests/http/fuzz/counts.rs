@@ -5,7 +5,7 @@ use tower_ratelimit::{Gcra, Limit, ManualClock, Memory, MemoryBuilder, Quota, Sl
 
 type Limits = (Limit<Gcra>, Limit<SlidingLog>, Limit<SlidingWindow>);
 
-fn builder() -> MemoryBuilder<u64, Limits, ManualClock> {
+fn builder() -> MemoryBuilder<u64, Limits> {
     let quota = Quota::per_minute(10);
     let limits = (
         Limit::new("bucket", Gcra::new(Quota::per_hour(10))),

@@ -53,7 +53,7 @@ fn policy(settings: &str) -> Result<Policy, toml::de::Error> {
     toml::from_str(settings)
 }
 
-type Dynamic = Memory<Caller, Vec<DynLimit<Caller>>, ManualClock>;
+type Dynamic = Memory<Caller, Vec<DynLimit<Caller>>>;
 
 fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
     Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
@@ -926,7 +926,7 @@ fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
 }
 
 /// Whether a full table of keys with usage denies a new key.
-fn denies_when_full(limiter: &Memory<u64, Vec<DynLimit<u64>>, ManualClock>) -> bool {
+fn denies_when_full(limiter: &Memory<u64, Vec<DynLimit<u64>>>) -> bool {
     (0..1000_u64).any(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed())
 }
 

@@ -20,7 +20,7 @@ use crate::support::{NOTIFICATIONS, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn one_per_second() -> Memory<(), Gcra, TokioClock> {
+fn one_per_second() -> Memory<(), Gcra> {
     Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")
 }
 
@@ -90,7 +90,7 @@ async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
 #[tokio::test(start_paused = true)]
 async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
     let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
-    let limiter: Memory<(), _, _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
+    let limiter: Memory<(), _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
     let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
     assert_eq!(call(service.clone(), with_timeout("")).await, (true, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("99m")).await, (false, Duration::ZERO));
@@ -119,7 +119,7 @@ async fn refused_call_is_not_charged() {
     let (mut refused, mut served) = (0, 0);
     for round in 0..20 {
         let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(MAX_WAITING);
-        let limiter: Memory<(), _, _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
+        let limiter: Memory<(), _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
         let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
         let (started, mut free_at, mut calls) = (Instant::now(), Duration::ZERO, Vec::new());
         for index in 0..100 {

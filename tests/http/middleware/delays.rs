@@ -332,7 +332,7 @@ async fn remote_scheduled_start_is_awaited_beyond_max_waiters() {
 // Several limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L, TokioClock>
+fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L>
 where
     L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {

@@ -188,7 +188,7 @@ async fn newcomers_do_not_overtake() {
     let user = Limit::new("user", FixedWindow::new(Quota::per_hour(1))).keyed_by(|key: &Key| key.0);
     let organisation = Gcra::new(Quota::per_second(50)).burst(1);
     let organisation = Limit::new("organisation", organisation).keyed_by(|key: &Key| key.1);
-    let limiter: Memory<Key, _, _> =
+    let limiter: Memory<Key, _> =
         Memory::builder((user, organisation)).clock(TokioClock::new()).build().expect("limits");
     let (calls, inner) = recorder();
     let layer = RateLimitLayer::new(|key: &Key| Some(*key), limiter).responder(RejectWithError);
@@ -258,7 +258,7 @@ fn after_release<K: Copy>(starts: &Starts<K>, released: Instant) -> Option<(Dura
 async fn release_wakes_every_queue() {
     let _lock = NOTIFICATIONS.lock().await;
     // Two layers on one limiter.
-    let limiter: Memory<u32, _, _> =
+    let limiter: Memory<u32, _> =
         Memory::builder(Limit::new("all", one_unit()).keyed_by(|_: &u32| ())).clock(TokioClock::new()).build().unwrap();
     let (starts, inner) = timed();
     let layer = || {
@@ -310,7 +310,7 @@ async fn release_wakes_every_queue() {
 /// A request that is handed a start, and leaves before it uses the start, wakes the requests of other keys.
 #[tokio::test(start_paused = true)]
 async fn start_that_is_left_wakes_the_requests_of_other_keys() {
-    let limiter: Memory<u32, _, _> =
+    let limiter: Memory<u32, _> =
         Memory::builder(Limit::new("all", one_unit()).keyed_by(|_: &u32| ())).clock(TokioClock::new()).build().unwrap();
     let (starts, inner) = timed();
     let layer = RateLimitLayer::new(|request: &(u32, Duration)| Some(request.0), limiter).responder(RejectWithError);
@@ -337,7 +337,7 @@ async fn start_that_is_left_wakes_the_requests_of_other_keys() {
 #[tokio::test(start_paused = true)]
 async fn released_unit_goes_to_the_oldest_of_several_layers() {
     let _lock = NOTIFICATIONS.lock().await;
-    let limiter: Memory<(), _, _> = Memory::builder(one_unit()).clock(TokioClock::new()).build().unwrap();
+    let limiter: Memory<(), _> = Memory::builder(one_unit()).clock(TokioClock::new()).build().unwrap();
     let (starts, inner) = timed();
     let layers: Vec<_> = (0..4)
         .map(|_| {

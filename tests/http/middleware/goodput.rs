@@ -154,7 +154,7 @@ where
     }
 }
 
-fn bucket(quota: Quota, burst: u64) -> Memory<(), Gcra, TokioClock> {
+fn bucket(quota: Quota, burst: u64) -> Memory<(), Gcra> {
     Memory::builder(Gcra::new(quota).burst(burst)).max_keys(100).clock(TokioClock::new()).build().expect("a limit")
 }
 

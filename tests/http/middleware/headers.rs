@@ -36,7 +36,7 @@ use tower_ratelimit::{
 use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::{serve, spawn};
 
-type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>, ManualClock>, R>;
+type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>>, R>;
 
 fn layer<K, Key: Hash>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K, Key> {
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
@@ -392,7 +392,7 @@ async fn fields_of_a_calendar_have_the_length_and_the_end_of_the_month() {
     for (days, length) in [(0, 31), (2, 29), (35, 31), (70, 30)] {
         let clock = ManualClock::at(Timestamp::from_micros((noon + days * DAY) * 1_000_000));
         let limit = Limit::new("month", FixedWindow::calendar(1, Calendar::monthly()));
-        let limiter: Memory<(), _, _> = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        let limiter: Memory<(), _> = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
         let end = Calendar::monthly().window_at(clock.now()).end.as_micros() / 1_000_000;
         let http = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
         let service = RateLimitLayer::new(Global, limiter)

@@ -69,7 +69,7 @@ async fn left(limiter: &impl Limiter<String>, client: &str) -> u64 {
     limiter.peek(&client.to_owned(), AcquireOptions::cost(0)).await.expect("a decision").remaining().expect("a number")
 }
 
-type Window = Memory<String, FixedWindow, ManualClock>;
+type Window = Memory<String, FixedWindow>;
 
 fn window(limit: u64) -> (Window, ManualClock) {
     let clock = ManualClock::new();
@@ -210,7 +210,7 @@ async fn idempotency_of_a_settled_request_buys_nothing() {
 #[tokio::test(start_paused = true)]
 async fn idempotency_of_waiting_requests_charges_once() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).max_keys(100).clock(TokioClock::new());
-    let limiter: Memory<String, _, _> = limiter.build().expect("limits");
+    let limiter: Memory<String, _> = limiter.build().expect("limits");
     let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
     let service = layer.max_wait(MINUTE).layer(service_fn(answer));
     let started = Instant::now();
@@ -237,7 +237,7 @@ async fn idempotency_of_waiting_requests_charges_once() {
 #[tokio::test(start_paused = true)]
 async fn idempotency_of_a_waiting_request_whose_client_leaves_charges_once() {
     let limiter = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(9)).max_keys(100);
-    let limiter: Memory<String, _, _> = limiter.clock(TokioClock::new()).build().expect("limits");
+    let limiter: Memory<String, _> = limiter.clock(TokioClock::new()).build().expect("limits");
     let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
     let service = layer.layer(service_fn(answer));
     assert_eq!(send(&service, post("a")).await, 200);

@@ -70,7 +70,7 @@ async fn closure_responder_accepts_tuples() {
 /// A handler that calls a limiter answers as the layer does.
 #[tokio::test]
 async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
-    type Limiter = Memory<(), FixedWindow, ManualClock>;
+    type Limiter = Memory<(), FixedWindow>;
 
     async fn handler(State(limiter): State<Limiter>) -> Result<&'static str, Rejection> {
         let decision = limiter.check(&(), AcquireOptions::default());

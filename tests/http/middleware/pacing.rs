@@ -96,7 +96,7 @@ impl Body for Endless {
 /// receives more than `burst + rate * T` bytes in any time.
 async fn read(rate: u64, burst: u64, streams: usize, keys: usize, frame: usize, time: Duration) -> Vec<u64> {
     let bucket = TokenBucket::new(Quota::per_second(rate)).burst(burst);
-    let limiter: Memory<Key, _, _> = Memory::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
+    let limiter: Memory<Key, _> = Memory::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
     let frame = Bytes::from(vec![7; frame]);
     let service = PacingLayer::downloads(key_of, limiter).layer(service_fn(move |_: Request<()>| {
         let frame = frame.clone();
@@ -207,7 +207,7 @@ async fn bodies_arrive_byte_for_byte() {
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let rate = [5_000, 300_000][random.below(2) as usize];
-        let limiter: Memory<Key, _, _> = match random.below(2) {
+        let limiter: Memory<Key, _> = match random.below(2) {
             0 => Memory::builder(Gcra::new(Quota::per_second(rate)).burst(rate / 10)),
             _ => Memory::builder(Gcra::new(Quota::per_second(rate)).burst(rate)),
         }
@@ -248,7 +248,7 @@ async fn paced_bodies_are_whole_over_http() {
     let bytes: Bytes = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
     for (version, has_length) in [(1, true), (1, false), (2, true), (2, false)] {
         let bucket = || TokenBucket::new(Quota::per_second(100_000)).burst(20_000);
-        let limiter = || Memory::<Key, _, _>::builder(bucket()).clock(TokioClock::new()).build().expect("a limit");
+        let limiter = || Memory::<Key, _>::builder(bucket()).clock(TokioClock::new()).build().expect("a limit");
         let echo = service_fn(move |request: Request<_>| async move {
             let collected = BodyExt::collect(request.into_body()).await.expect("the whole body").to_bytes();
             let body = if has_length {
@@ -303,7 +303,7 @@ async fn second_upload_on_a_connection_is_not_blocked_by_a_paced_one() {
     const STREAM: u32 = 65_535;
     for (window, proceeds) in [(4 * STREAM, true), (STREAM, false)] {
         let bucket = TokenBucket::new(Quota::per_second(10_000)).burst(10_000);
-        let limiter = Memory::<Key, _, _>::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
+        let limiter = Memory::<Key, _>::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
         let handler = service_fn(|request: Request<_>| async {
             let collected = BodyExt::collect(request.into_body()).await.expect("the whole body").to_bytes();
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(collected.len().to_string()))))
@@ -347,7 +347,7 @@ async fn events_count_bytes_and_waits_by_direction_and_limit() {
     };
     let limiter = || {
         let limit = Limit::new("bytes", TokenBucket::new(Quota::per_second(1_000)).burst(1_000));
-        Memory::<Key, _, _>::builder(limit).clock(TokioClock::new()).build().expect("a limit")
+        Memory::<Key, _>::builder(limit).clock(TokioClock::new()).build().expect("a limit")
     };
     let service = tower::ServiceBuilder::new()
         .layer(PacingLayer::downloads(key_of, limiter()).max_wait(2 * SECOND).observe(move |event: &Event<'_>| {
@@ -395,7 +395,7 @@ async fn body_ends_with_an_error_if_no_byte_may_pass() {
     }
 
     let window = |limit, clock| {
-        Memory::<Key, _, _>::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock).build().expect("a limit")
+        Memory::<Key, _>::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock).build().expect("a limit")
     };
     let started = Instant::now();
     assert!(end("/1", StubLimiter::failing()).await.is_err());

@@ -20,7 +20,7 @@ use crate::support::{ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm, TokioClock> {
+fn memory(algorithm: impl Algorithm) -> Memory<(), impl Algorithm> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit")
 }
 

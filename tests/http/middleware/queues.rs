@@ -23,7 +23,7 @@ use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decis
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn window<Key: Hash>(limit: u64, period: Duration) -> Memory<Key, FixedWindow, TokioClock> {
+fn window<Key: Hash>(limit: u64, period: Duration) -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::new(limit, period))).clock(TokioClock::new()).build().expect("a limit")
 }
 
@@ -81,7 +81,7 @@ async fn one_key_leaves_places_to_others() {
         let set_per_key = [None, Some(1 + next(max_waiters + 2))][next(2)];
         let per_key = set_per_key.unwrap_or_else(|| max_waiters.div_ceil(2));
         let kept = (max_waiters / 10).min(max_waiters.saturating_sub(per_key));
-        let limiter: Memory<u32, _, _> = window(1, SECOND);
+        let limiter: Memory<u32, _> = window(1, SECOND);
         let layer = RateLimitLayer::new(|key: &u32| Some(*key), limiter).responder(RejectWithError);
         let layer = layer.max_wait(10_000 * SECOND);
         // The order of the settings does not matter.
@@ -308,7 +308,7 @@ async fn waiter_starts_within_10_ms_of_a_release() {
 #[tokio::test(start_paused = true)]
 async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
     type Limits = Vec<DynLimit<()>>;
-    type Operation = fn(&Memory<(), Limits, TokioClock>) -> LimiterFuture<()>;
+    type Operation = fn(&Memory<(), Limits>) -> LimiterFuture<()>;
     let replace: Operation = |limiter| {
         let more = Gcra::new(Quota::per_hour(9)).burst(9);
         LimiterFuture::ready(limiter.replace(vec![DynLimit::new(Limit::new("limit", more))]))

@@ -203,7 +203,7 @@ async fn release_asks_at_most_twice_for_a_unit() {
         let tenant = Limit::new("tenant", of_tenant).keyed_by(|tenant: &u32| *tenant);
         let tenant = if has_shares { DynLimit::new(tenant.guarantee(10_000)) } else { DynLimit::new(tenant) };
         let builder = Memory::builder(vec![DynLimit::new(all), tenant]).max_keys(50_000).clock(TokioClock::new());
-        let limiter: Memory<u32, _, _> = builder.build().expect("limits");
+        let limiter: Memory<u32, _> = builder.build().expect("limits");
         let hold = |tenant: u32| match limiter.hold(&tenant, AcquireOptions::default()).try_ready() {
             Ok(outcome) => outcome.expect("memory").held.expect("a free unit"),
             Err(_) => unreachable!("memory"),
@@ -248,7 +248,7 @@ async fn release_asks_at_most_twice_for_a_unit() {
 async fn reset_and_expiry_wake_the_requests_of_the_key() {
     let _lock = NOTIFICATIONS.lock().await;
     let log = SlidingLog::new(Quota::per_hour(1));
-    let limiter: Memory<u32, _, _> = Memory::builder(log).clock(TokioClock::new()).build().expect("a limit");
+    let limiter: Memory<u32, _> = Memory::builder(log).clock(TokioClock::new()).build().expect("a limit");
     let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone()).responder(RejectWithError);
     let service =
         layer.max_wait(10_000 * SECOND).layer(service_fn(|_: u32| async { Ok::<_, BoxError>(Instant::now()) }));
@@ -262,7 +262,7 @@ async fn reset_and_expiry_wake_the_requests_of_the_key() {
     let limit = InFlight::new(1).max_duration(ms(500));
     // One shard: a decision ends the overdue requests of its shard.
     let builder = Memory::<u32, _>::builder(limit).max_keys(20);
-    let limiter: Memory<u32, _, _> = builder.clock(TokioClock::new()).build().expect("a limit");
+    let limiter: Memory<u32, _> = builder.clock(TokioClock::new()).build().expect("a limit");
     let held = limiter.hold(&1, AcquireOptions::default()).await.expect("memory").held.expect("allowed");
     let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone()).responder(RejectWithError);
     let service = layer.release_on_response().max_wait(10_000 * SECOND);

@@ -19,7 +19,7 @@ use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
 
 use crate::support::spawn;
 
-fn layer(burst: u64) -> RateLimitLayer<Global, Memory<(), Gcra, TokioClock>, RejectWithError> {
+fn layer(burst: u64) -> RateLimitLayer<Global, Memory<(), Gcra>, RejectWithError> {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(burst)).clock(TokioClock::new());
     RateLimitLayer::new(Global, limiter.build().expect("a limiter")).responder(RejectWithError)
 }

@@ -16,7 +16,7 @@ use tower_ratelimit::{FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quo
 use crate::fields::{legacy, limits, policies};
 use crate::support::per_minute;
 
-type Named<Key> = Memory<Key, Limit<FixedWindow>, ManualClock>;
+type Named<Key> = Memory<Key, Limit<FixedWindow>>;
 
 fn named<Key: Hash>(name: &'static str, limit: u64) -> Named<Key> {
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));

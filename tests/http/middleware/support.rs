@@ -233,7 +233,7 @@ impl Future for Working {
 }
 
 /// Creates a limiter of `limit` a minute for each key, and its clock.
-pub(crate) fn per_minute<Key: Hash + ?Sized>(limit: u64) -> (Memory<Key, FixedWindow, ManualClock>, ManualClock) {
+pub(crate) fn per_minute<Key: Hash + ?Sized>(limit: u64) -> (Memory<Key, FixedWindow>, ManualClock) {
     let clock = ManualClock::new();
     let limiter =
         Memory::builder(FixedWindow::new(Quota::per_minute(limit))).max_keys(100).clock(clock.clone()).build();

@@ -22,7 +22,7 @@ use crate::support::spawn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn memory<Key: Hash + ?Sized, A: Algorithm>(algorithm: A) -> Memory<Key, A, TokioClock> {
+fn memory<Key: Hash + ?Sized, A: Algorithm>(algorithm: A) -> Memory<Key, A> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limiter")
 }
 
@@ -134,8 +134,8 @@ async fn until_ready_starts_when_a_held_cost_is_released() {
 /// Limits of each tenant (40/s) and of all (50/s), in one limiter each: three tenants with four callers each.
 #[tokio::test(start_paused = true)]
 async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() {
-    let of_tenant: Memory<usize, _, _> = memory(Gcra::new(Quota::per_second(40)).burst(5));
-    let of_all: Memory<(), _, _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
+    let of_tenant: Memory<usize, _> = memory(Gcra::new(Quota::per_second(40)).burst(5));
+    let of_all: Memory<(), _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
     let started: Arc<[AtomicUsize; 3]> = Arc::default();
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..12 {
@@ -180,8 +180,7 @@ async fn callers_of_one_limit_start_in_order_of_arrival() {
         DynLimit::new(Limit::new("all", FixedWindow::new(Quota::per_second(3))).keyed_by(|_: &u32| ())),
         DynLimit::new(Limit::new("all", Gcra::new(Quota::per_second(3)).burst(2)).keyed_by(|_: &u32| ())),
     ] {
-        let limiter: Memory<u32, _, _> =
-            Memory::builder(vec![limit]).clock(TokioClock::new()).build().expect("a limit");
+        let limiter: Memory<u32, _> = Memory::builder(vec![limit]).clock(TokioClock::new()).build().expect("a limit");
         let (order, mut callers) = (Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
         for caller in 0..20_u32 {
             let (limiter, order) = (limiter.clone(), Arc::clone(&order));
@@ -203,7 +202,7 @@ async fn callers_of_one_limit_start_in_order_of_arrival() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_own_limiters_share_no_starts() {
     #[derive(Clone)]
-    struct Own(Memory<str, Gcra, TokioClock>);
+    struct Own(Memory<str, Gcra>);
 
     impl Limiter<str> for Own {
         fn acquire(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Outcome> {

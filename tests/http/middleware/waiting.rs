@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceExt as _};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Clock, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
+    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
     TokioClock, Verdict,
 };
 use tower_test::mock;
@@ -28,7 +28,7 @@ fn after(delay: Duration) -> StubLimiter {
     StubLimiter(Ok(decision(Verdict::AllowedAfter(delay))))
 }
 
-type Paced<A> = Memory<&'static str, A, TokioClock>;
+type Paced<A> = Memory<&'static str, A>;
 
 fn paced<A: Algorithm>(algorithm: A) -> Paced<A> {
     Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().expect("a limiter")
@@ -40,14 +40,14 @@ fn one_a_second() -> Paced<Gcra> {
 }
 
 /// Creates a layer whose requests wait for up to ten seconds.
-fn waiting<A: Algorithm, C: Clock>(
-    limiter: &Memory<&'static str, A, C>,
-) -> RateLimitLayer<KeyFn, Memory<&'static str, A, C>, RejectWithError> {
+fn waiting<A: Algorithm>(
+    limiter: &Memory<&'static str, A>,
+) -> RateLimitLayer<KeyFn, Memory<&'static str, A>, RejectWithError> {
     RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
 }
 
 /// Returns the delay of one more request.
-fn next_delay<C: Clock>(limiter: &Memory<&'static str, Gcra, C>) -> Duration {
+fn next_delay(limiter: &Memory<&'static str, Gcra>) -> Duration {
     let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }

@@ -37,7 +37,7 @@ where
         .route("/health", get(async || "ok"))
 }
 
-fn memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L, ManualClock>, ManualClock)
+fn memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L>, ManualClock)
 where
     L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {

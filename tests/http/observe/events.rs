@@ -42,7 +42,7 @@ fn page() -> tower::util::ServiceFn<Page> {
     service_fn(|_| ready(Ok(())))
 }
 
-fn two_an_hour<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
+fn two_an_hour<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_hour(2))).clock(ManualClock::new()).build().expect("a limiter")
 }
 

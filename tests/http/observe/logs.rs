@@ -71,7 +71,7 @@ where
     let _ = service.oneshot(request).await;
 }
 
-fn once<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
+fn once<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 

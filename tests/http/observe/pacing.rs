@@ -18,7 +18,7 @@ async fn paced_bytes_waits_and_errors_are_series_of_the_direction() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let limit = Limit::new("bytes", TokenBucket::new(Quota::per_second(1_000)));
-    let limiter = Memory::<(), _, _>::builder(limit).clock(TokioClock::new()).build().expect("a limit");
+    let limiter = Memory::<(), _>::builder(limit).clock(TokioClock::new()).build().expect("a limit");
     let download = async |length: usize, max_wait: u64| {
         let page = service_fn(move |_: Request<()>| async move {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![7; length]))))

@@ -96,7 +96,7 @@ where
     Router::new().route("/settled", page).layer(layer)
 }
 
-fn window<Key: Hash>(limit: u64, clock: &ManualClock) -> Memory<Key, FixedWindow, ManualClock> {
+fn window<Key: Hash>(limit: u64, clock: &ManualClock) -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
 }
 

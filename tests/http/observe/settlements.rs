@@ -146,11 +146,11 @@ where
 }
 
 /// A limiter of a thousand units an hour or a second, with or without a limit on requests in flight.
-fn cost(quota: Quota) -> Memory<(), Limit<FixedWindow>, TokioClock> {
+fn cost(quota: Quota) -> Memory<(), Limit<FixedWindow>> {
     Memory::builder(Limit::new("cost", FixedWindow::new(quota))).clock(TokioClock::new()).build().expect("a limiter")
 }
 
-fn with_in_flight() -> Memory<(), (Limit<FixedWindow>, Limit<InFlight>), TokioClock> {
+fn with_in_flight() -> Memory<(), (Limit<FixedWindow>, Limit<InFlight>)> {
     let cost = Limit::new("cost", FixedWindow::new(Quota::per_hour(1000)));
     let limits = (cost, Limit::new("streams", InFlight::new(900)));
     Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter")

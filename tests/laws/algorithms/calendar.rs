@@ -297,7 +297,7 @@ fn usage_counts_after_a_change_of_calendar_until_the_earlier_end() {
     ] {
         let clock = ManualClock::at(day(change));
         let limit = |calendar| vec![DynLimit::new(Limit::new("limit", FixedWindow::calendar(9, calendar)))];
-        let limiter: Memory<str, Vec<DynLimit<str>>, ManualClock> =
+        let limiter: Memory<str, Vec<DynLimit<str>>> =
             Memory::builder(limit(before)).clock(clock.clone()).build().expect("a limit");
         let check = |cost| limiter.check("key", AcquireOptions::cost(cost));
         assert!(check(7).is_allowed());

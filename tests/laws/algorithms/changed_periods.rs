@@ -87,7 +87,7 @@ fn sliding_log() -> impl Strategy<Value = Reader<SlidingLog>> {
 /// The limiter, whose limit is chosen by the reader, or replaced.
 struct Subject<A> {
     readers: Vec<Reader<A>>,
-    limiter: Memory<str, Vec<DynLimit<str>>, ManualClock>,
+    limiter: Memory<str, Vec<DynLimit<str>>>,
     clock: ManualClock,
     tier: Arc<AtomicUsize>,
     replaces: bool,

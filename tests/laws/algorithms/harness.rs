@@ -23,7 +23,7 @@ pub(crate) fn no_windows() -> <FixedWindow as Algorithm>::State {
 
 /// The limiter under test with one key, and the guards of its holds.
 pub(crate) struct Subject {
-    limiter: Memory<str, Vec<DynLimit<str>>, ManualClock>,
+    limiter: Memory<str, Vec<DynLimit<str>>>,
     pub(crate) clock: ManualClock,
     tier: Arc<AtomicUsize>,
     guards: Vec<Held>,

@@ -18,7 +18,7 @@ use crate::span::micros;
 
 /// Streams or requests in flight at one limit, in virtual time.
 struct Traffic<A: Algorithm> {
-    limiter: Memory<str, A, ManualClock>,
+    limiter: Memory<str, A>,
     clock: ManualClock,
     /// The end of each request, and the index of its guard.
     ends: BinaryHeap<(Reverse<u64>, usize)>,

@@ -78,7 +78,7 @@ proptest! {
 }
 
 fn assert_decision_equals_peek(
-    limiter: &Memory<usize, Gcra, ManualClock>,
+    limiter: &Memory<usize, Gcra>,
     key: usize,
     options: AcquireOptions,
 ) -> Result<(), TestCaseError> {

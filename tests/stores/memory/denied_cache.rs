@@ -50,7 +50,7 @@ fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
     (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
 }
 
-fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow, ManualClock> {
+fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
 }
 
@@ -276,7 +276,7 @@ async fn invalidation_of_another_key_keeps_a_cached_denial() {
 #[tokio::test]
 async fn operation_without_a_result_removes_the_cached_denial() {
     /// A limiter whose operations take effect and then fail.
-    struct LosesResponses(Memory<u64, FixedWindow, ManualClock>);
+    struct LosesResponses(Memory<u64, FixedWindow>);
 
     impl Limiter<u64> for LosesResponses {
         fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
@@ -408,7 +408,7 @@ async fn new_denial_replaces_a_denial_that_expires_sooner() {
     assert!(cached > 120, "{cached} long denials are cached");
 }
 
-type CountedPart = Arc<Counted<Memory<u64, FixedWindow, ManualClock>>>;
+type CountedPart = Arc<Counted<Memory<u64, FixedWindow>>>;
 type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
 
 /// A cache around two chained limiters, and the counts of calls that reach their stores.
@@ -440,37 +440,12 @@ async fn check_cached_denial_reaches_no_store(limits: [u64; 2], cost: u64) {
     assert_eq!(count(), before, "{limits:?}");
 }
 
+/// Denials by the first limiter, by the second, and by both, with the longer wait; and of a cost above the limit of either.
 #[tokio::test]
-async fn denial_by_the_first_chained_limiter_is_cached() {
-    check_cached_denial_reaches_no_store([2, 9], 1).await;
-}
-
-#[tokio::test]
-async fn denial_by_the_second_chained_limiter_is_cached() {
-    check_cached_denial_reaches_no_store([9, 2], 1).await;
-}
-
-/// The second limiter has the longer wait, and the cached denials still return it.
-#[tokio::test]
-async fn denial_by_both_chained_limiters_is_cached() {
-    check_cached_denial_reaches_no_store([2, 2], 1).await;
-}
-
-/// The cached wait is the longer one, that of the second limiter.
-#[tokio::test]
-async fn exceeded_limit_of_a_chained_limiter_is_cached() {
-    check_cached_denial_reaches_no_store([2, 9], 3).await;
-    check_cached_denial_reaches_no_store([9, 2], 3).await;
-}
-
-#[tokio::test]
-async fn cache_around_chained_limiters_holds_a_denial_by_one() {
-    let clock = ManualClock::new();
-    let chained = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
-    let limiter = DeniedCache::with_clock(chained, 64, clock.clone());
-    assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
-    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+async fn denials_of_chained_limiters_are_cached() {
+    for (limits, cost) in [([2, 9], 1), ([9, 2], 1), ([2, 2], 1), ([2, 9], 3), ([9, 2], 3)] {
+        check_cached_denial_reaches_no_store(limits, cost).await;
+    }
 }
 
 /// Requires equal verdicts and times with the cache and without it.

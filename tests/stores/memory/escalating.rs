@@ -442,7 +442,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
         let quota = FixedWindow::new(Quota::per_hour(1));
         (Limit::new("api", quota), Limit::new("other", quota))
     };
-    let memory: Memory<str, _, _> = MemoryBuilder::new(limits()).clock(clock.clone()).build().expect("limits");
+    let memory: Memory<str, _> = MemoryBuilder::new(limits()).clock(clock.clone()).build().expect("limits");
     for (limit, reason) in [("api", BlockReason::Escalation), ("other", BlockReason::Administrator)] {
         for key in ["both", limit] {
             let duration = if limit == "api" { MINUTE } else { 2 * MINUTE };
@@ -451,7 +451,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
     }
     let mut file = Vec::new();
     memory.save(&mut file).expect("saved");
-    let restored: Memory<str, _, _> =
+    let restored: Memory<str, _> =
         MemoryBuilder::new(limits()).clock(clock.clone()).restore(&file[..]).build().expect("limits");
     for limiter in [&memory, &restored] {
         let reason = |key: &str| acquire(limiter, key).block_reason();

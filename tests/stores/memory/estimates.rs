@@ -27,7 +27,7 @@ struct Caller {
     tier: usize,
 }
 
-type Limiters = Memory<Caller, Vec<DynLimit<Caller>>, ManualClock>;
+type Limiters = Memory<Caller, Vec<DynLimit<Caller>>>;
 
 const TIERS: usize = 3;
 

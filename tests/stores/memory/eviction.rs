@@ -26,11 +26,7 @@ const FLOOD: u64 = 100 * MAX_KEYS;
 const TEN: Gcra = Gcra::new(Quota::per_day(10));
 const BURST: u64 = 10;
 
-fn memory<A: Algorithm>(
-    algorithm: A,
-    max_keys: u64,
-    when_full: WhenFull,
-) -> (Memory<u64, A, ManualClock>, ManualClock) {
+fn memory<A: Algorithm>(algorithm: A, max_keys: u64, when_full: WhenFull) -> (Memory<u64, A>, ManualClock) {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let keys = usize::try_from(max_keys).unwrap();
     let memory = Memory::builder(algorithm).max_keys(keys).when_full(when_full).clock(clock.clone()).build();
@@ -239,7 +235,7 @@ fn deny_policy_never_exceeds_the_limit() {
 }
 
 /// The smallest table, full of keys with this usage.
-fn full_of(when_full: WhenFull, used: u64) -> (Memory<u64, Gcra, ManualClock>, ManualClock) {
+fn full_of(when_full: WhenFull, used: u64) -> (Memory<u64, Gcra>, ManualClock) {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let memory = Memory::builder(TEN).max_keys(1).when_full(when_full).clock(clock.clone()).build().unwrap();
     let mut key = 1_000_000_u64;
@@ -287,7 +283,7 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, DecisionSource::Store));
 }
 
-fn hold(limiter: &Memory<u64, Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
+fn hold(limiter: &Memory<u64, Gcra>, key: u64, cost: u64) -> Option<Held> {
     ready(limiter.hold(&key, AcquireOptions::cost(cost))).unwrap().held
 }
 

@@ -31,7 +31,7 @@ fn memory(
     max_keys: usize,
     when_full: WhenFull,
     clock: &ManualClock,
-) -> Memory<u64, Vec<DynLimit<u64, FixedHasher>>, ManualClock, FixedHasher> {
+) -> Memory<u64, Vec<DynLimit<u64, FixedHasher>>, FixedHasher> {
     let builder = tower_ratelimit::MemoryBuilder::new(limits).max_keys(max_keys).when_full(when_full);
     builder.hasher(FixedHasher::default()).clock(clock.clone()).build().expect("limits")
 }

@@ -22,7 +22,7 @@ fn once(cost: u64, id: &str) -> AcquireOptions {
     AcquireOptions::cost(cost).once(id, 1, MINUTE)
 }
 
-fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow, ManualClock> {
+fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_day(limit))).clock(clock.clone()).build().expect("limits")
 }
 
@@ -144,7 +144,7 @@ fn idempotency_counts_within_its_key_and_apart_from_reservation_ids() {
 #[tokio::test]
 async fn idempotency_holds_each_repeat_in_flight_and_charges_each_limit_its_difference() {
     let clock = clock();
-    let limiter: Memory<str, _, _> = Memory::builder((
+    let limiter: Memory<str, _> = Memory::builder((
         Limit::new("requests", FixedWindow::new(HUNDRED)).fixed_cost(1),
         Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
         Limit::new("number", FixedWindow::new(HUNDRED)),
@@ -208,7 +208,7 @@ async fn idempotency_keeps_the_bound_of_the_bucket() {
     for seed in 0..100 {
         let (mut random, clock) = (Random::new(seed), ManualClock::new());
         let limiter = Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).clock(clock.clone());
-        let limiter: Memory<str, _, _> = limiter.build().expect("limits");
+        let limiter: Memory<str, _> = limiter.build().expect("limits");
         let mut admitted: Vec<(u64, u64)> = Vec::new();
         let mut known: HashMap<u64, (u64, u16, u64)> = HashMap::new();
         for _ in 0..400 {

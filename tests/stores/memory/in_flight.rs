@@ -35,7 +35,7 @@ fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
 }
 
 /// "A hundred a minute, and two at once."
-fn minute_and_streams(clock: &ManualClock) -> Memory<str, (Limit<FixedWindow>, Limit<InFlight>), ManualClock> {
+fn minute_and_streams(clock: &ManualClock) -> Memory<str, (Limit<FixedWindow>, Limit<InFlight>)> {
     let limits =
         (Limit::new("minute", FixedWindow::new(Quota::per_minute(100))), Limit::new("streams", InFlight::new(2)));
     Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter")

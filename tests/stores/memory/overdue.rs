@@ -74,7 +74,7 @@ fn overdue_requests_deny_no_new_key() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let clock = ManualClock::new();
         let limiter = Memory::builder(InFlight::new(1).max_duration(MAX_DURATION)).max_keys(2_000).when_full(when_full);
-        let limiter: Memory<u64, _, _> = limiter.clock(clock.clone()).build().expect("a limit");
+        let limiter: Memory<u64, _> = limiter.clock(clock.clone()).build().expect("a limit");
         let mut guards = Vec::new();
         for round in 0..4_u64 {
             let keys = round * 10_000..round * 10_000 + 2_000;

@@ -100,10 +100,12 @@ impl Model {
         let mut before = std::mem::take(&mut self.0);
         for spec in specs {
             let same = before.iter().position(|(old, _)| old.identity() == spec.identity());
-            let counts = same.map(|index| before.swap_remove(index).1).unwrap_or_else(|| {
+            let counts = if let Some(index) = same {
+                before.swap_remove(index).1
+            } else {
                 self.1 += 1;
                 Counts { number: self.1, ..Counts::default() }
-            });
+            };
             self.0.push((*spec, counts));
         }
     }
@@ -155,7 +157,7 @@ impl Model {
     }
 }
 
-type Limiter = Memory<Key, Vec<DynLimit<Key>>, ManualClock>;
+type Limiter = Memory<Key, Vec<DynLimit<Key>>>;
 
 fn left(limiter: &Limiter, key: Key) -> Vec<(String, u64, bool)> {
     let decision = ready(limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)));

@@ -23,7 +23,7 @@ fn options(cost: u64, id: &str) -> AcquireOptions {
     AcquireOptions::cost(cost).id(id).repeats(100).expires_in(MINUTE)
 }
 
-fn window(clock: &ManualClock) -> Memory<str, FixedWindow, ManualClock> {
+fn window(clock: &ManualClock) -> Memory<str, FixedWindow> {
     Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).build().expect("limits")
 }
 
@@ -84,7 +84,7 @@ async fn reservation_id_keeps_the_bound_of_the_bucket() {
         let (mut random, clock) = (Random::new(seed), ManualClock::new());
         let limiter =
             Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).max_keys(100).clock(clock.clone());
-        let limiter: Memory<str, _, _> = limiter.build().expect("limits");
+        let limiter: Memory<str, _> = limiter.build().expect("limits");
         // The start and the cost of each admitted request, surcharges apart.
         let mut admitted: Vec<(u64, u64)> = Vec::new();
         let mut open: Vec<(usize, u64, u64)> = Vec::new();
@@ -180,7 +180,7 @@ async fn reservation_id_differs_from_two_plain_holds() {
 #[tokio::test]
 async fn reservation_id_is_charged_as_of_its_expiry() {
     let clock = clock();
-    let limiter: Memory<str, _, _> =
+    let limiter: Memory<str, _> =
         Memory::builder(TokenBucket::new(Quota::per_minute(60))).clock(clock.clone()).build().expect("limits");
     assert!(limiter.hold("alice", options(60, "a")).await.expect("a decision").decision.is_allowed());
     clock.advance(MINUTE / 2);
@@ -243,7 +243,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
 #[tokio::test]
 async fn reservation_id_charges_the_unit_of_each_limit() {
     let clock = clock();
-    let limiter: Memory<str, _, _> = Memory::builder((
+    let limiter: Memory<str, _> = Memory::builder((
         Limit::new("requests", FixedWindow::new(HUNDRED)),
         Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
         Limit::new("fixed", FixedWindow::new(HUNDRED)).fixed_cost(2),

@@ -149,7 +149,7 @@ fn shares_and_borrowers_decide_as_documented_after_resets_and_surcharges() {
 
 /// Eight tenants of which the busy one changes every second, for 60 seconds after the first. Returns the served part of
 /// the capacity, and the smallest part of its requests that a tenant with little to send was served.
-fn serve(limiter: &Memory<Call, Vec<DynLimit<Call>>, ManualClock>, clock: &ManualClock) -> (f64, f64) {
+fn serve(limiter: &Memory<Call, Vec<DynLimit<Call>>>, clock: &ManualClock) -> (f64, f64) {
     const RATE: u64 = 800;
     let mut random = Random(7);
     let (mut served, mut asked_by, mut served_by) = (0, [0_u64; 8], [0_u64; 8]);

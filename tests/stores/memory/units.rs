@@ -24,7 +24,7 @@ fn output() -> Limit<TokenBucket> {
 
 type Model = (Limit<TokenBucket>, Limit<TokenBucket>, Limit<TokenBucket>);
 
-fn model() -> Memory<str, Model, ManualClock> {
+fn model() -> Memory<str, Model> {
     Memory::builder((requests(), input(), output())).clock(ManualClock::new()).build().expect("limits")
 }
 

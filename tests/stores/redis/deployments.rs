@@ -9,13 +9,13 @@ use crate::cluster_server::Cluster;
 use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
-/// A single Redis, a cluster of three masters, and a master with Sentinels.
+/// A single Redis, a cluster of three masters, a cluster behind one endpoint, and a master with Sentinels.
 ///
 /// With the environment variable `ONLY_SINGLE_REDIS` it is the single Redis only. Mutation testing sets it: the script
 /// is equal in all deployments, and the others take seconds to start.
 pub(crate) struct Deployments {
     alone: Server,
-    others: Option<(Cluster, SentinelDeployment)>,
+    others: Option<(Cluster, Cluster, SentinelDeployment)>,
 }
 
 impl Deployments {
@@ -43,15 +43,18 @@ impl Deployments {
         thread::scope(|scope| {
             let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(watched));
             let alone = Server::start();
-            Self { alone, others: Some((cluster.join().expect("a cluster"), sentinel.join().expect("Sentinels"))) }
+            let one_node = Cluster::masters(1, |_| Server::node_with(&[]));
+            let (cluster, sentinel) = (cluster.join().expect("a cluster"), sentinel.join().expect("Sentinels"));
+            Self { alone, others: Some((cluster, one_node, sentinel)) }
         })
     }
 
     /// Each deployment with its name.
     pub(crate) fn each(&self) -> Vec<(&'static str, RedisServer)> {
         let mut each = vec![("Redis", self.alone.open())];
-        if let Some((cluster, sentinel)) = &self.others {
-            each.extend([("a cluster", cluster.open()), ("Sentinel", sentinel.open())]);
+        if let Some((cluster, one_node, sentinel)) = &self.others {
+            let endpoint = RedisServer::cluster([one_node.nodes[0].address()]).expect("an address");
+            each.extend([("a cluster", cluster.open()), ("one endpoint", endpoint), ("Sentinel", sentinel.open())]);
         }
         each
     }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::{AdminOperation, Chained, Held};
+use tower_ratelimit::limiter::{AdminOperation, Chained, Held, LimiterFuture, Outcome};
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, FixedWindow, Gcra,
-    InFlight, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell,
-    RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
+    InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis,
+    RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
 };
 
 use crate::cell;
@@ -93,6 +93,40 @@ where
         (BoxLimiter::new(memory), BoxLimiter::new(redis))
     })
     .await;
+}
+
+/// Processes with other limits of one name, as before and after a deployment. A caller's tier is its process.
+struct Processes(Vec<BoxLimiter<Caller>>);
+
+impl Limiter<Caller> for Processes {
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        self.0[caller.tier].acquire(caller, options)
+    }
+
+    fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.0[caller.tier].peek(caller, options)
+    }
+
+    fn administer(&self, caller: &Caller, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.0[caller.tier].administer(caller, operation)
+    }
+}
+
+/// Compares three processes, each with a limit of its own, with one limiter in memory with three tiers.
+async fn compare_processes<A: LuaAlgorithm + Clone>(trace: Trace, name: &str, tiers: [A; 3]) {
+    let deployments = Deployments::shared();
+    for seed in 1..=2 {
+        compare_limiters(&deployments, name, seed, trace, 1, |server, name, clock| {
+            let of_user = |caller: &Caller| caller.user;
+            let all = tiers.clone();
+            let chosen = per_key(move |caller: &Caller| all[caller.tier].clone());
+            let processes =
+                tiers.clone().map(|one| in_redis(server, name, Limit::new("one", one).keyed_by(of_user), clock));
+            let memory = in_memory(Limit::new("one", chosen).keyed_by(of_user), clock);
+            (memory, BoxLimiter::new(Processes(processes.into())))
+        })
+        .await;
+    }
 }
 
 fn in_memory(limits: impl MemoryLimits<Caller, FixedHasher> + 'static, clock: &ManualClock) -> BoxLimiter<Caller> {
@@ -274,7 +308,7 @@ async fn compare_extremes(
             (Ok(ours), Ok(theirs)) => {
                 // Not the waits: numbers end at the year 2112 in Redis, and at that of 64 bits in memory.
                 let facts = |decision: &Decision| {
-                    let remaining: Vec<_> = decision.limits().iter().map(|limit| limit.remaining()).collect();
+                    let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
                     (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)
                 };
                 let decisions = [ours.decision, theirs.decision].map(|decision| facts(&decision));
@@ -422,6 +456,7 @@ agree_on_all_traces! {
     shares,
     near_limit,
     chains,
+    old_and_new_processes,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

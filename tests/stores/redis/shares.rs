@@ -215,7 +215,7 @@ async fn share_bounds_requests_to_which_no_common_limit_applies() {
     let trial = || Limit::new("trial", day(TENANTS, 18)).keyed_by(|_: &u64| ()).shadow();
     let redis = Redis::builder(server.open(), "alone", (share(), all(), trial())).deadline(LONG_DEADLINE);
     let redis: Redis<u64> = redis.clock_for_tests(clock.clone()).build().expect("limits");
-    let memory: Memory<u64, _, _> =
+    let memory: Memory<u64, _> =
         Memory::builder((share(), all(), trial())).clock(clock.clone()).build().expect("limits");
     for (tenant, expected) in [(11, BURST), (1, 18 - TENANTS * BURST), (12, BURST), (3, BURST)] {
         let (mut in_redis, mut in_memory) = (0, 0);

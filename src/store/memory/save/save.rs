@@ -4,16 +4,14 @@ use std::io::{self, Write};
 use super::file::FileWriter;
 use super::limit::SavedNames;
 use super::seed::seed_of;
-use crate::clock::Clock;
 use crate::error::Error;
 use crate::store::memory::limiter::Memory;
 use crate::store::memory::limits::MemoryLimits;
 
-impl<Key, L, C, S> Memory<Key, L, C, S>
+impl<Key, L, S> Memory<Key, L, S>
 where
     Key: ?Sized,
     L: MemoryLimits<Key, S>,
-    C: Clock,
     S: BuildHasher + 'static,
 {
     /// Saves the counts and blocks of all limits, for [`restore`](crate::MemoryBuilder::restore) in the next process.

@@ -118,7 +118,7 @@ impl<A: Algorithm> Table<A> {
 
     /// Locks the shard of a key.
     // Part of each decision: row "hot key" of benches/figures.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn lock(&self, fingerprint: u64) -> ShardGuard<'_, A> {
         self.shards[bounded_index(fingerprint, self.shards.len())].lock()
     }

@@ -32,7 +32,7 @@ impl<S: State> Set<S> {
     ///
     /// With branches: a processor that predicts the slot goes on before the cache line arrives. Not by an iterator, whose
     /// closure is not in line without LTO.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find(&self, fingerprint: u64) -> Option<usize> {
         let [first, second, third] = self.fingerprints;
         if first == fingerprint {
@@ -48,7 +48,7 @@ impl<S: State> Set<S> {
 }
 
 /// Returns the two candidate sets of a key in a shard of `sets` sets, a power of two. They differ in the lowest bit.
-#[inline(always)]
+#[inline]
 #[allow(clippy::cast_possible_truncation, reason = "only the low bits count")]
 pub(super) fn candidate_sets(fingerprint: u64, sets: usize) -> [usize; 2] {
     let mask = sets.wrapping_sub(1);

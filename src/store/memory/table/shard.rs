@@ -24,14 +24,14 @@ pub(in crate::store::memory) struct ShardGuard<'a, A: Algorithm>(SpinGuard<'a, K
 impl<A: Algorithm> Deref for ShardGuard<'_, A> {
     type Target = Keys<A>;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &Keys<A> {
         &self.0
     }
 }
 
 impl<A: Algorithm> DerefMut for ShardGuard<'_, A> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut Keys<A> {
         &mut self.0
     }
@@ -70,7 +70,7 @@ impl<A: Algorithm> Shard<A> {
         }))
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn lock(&self) -> ShardGuard<'_, A> {
         ShardGuard(self.0.lock())
     }
@@ -79,7 +79,7 @@ impl<A: Algorithm> Shard<A> {
 impl<A: Algorithm> Keys<A> {
     /// Returns the time of the decision, of which the caller has read the clock before it has locked. See "Time" in the
     /// parent module.
-    #[inline(always)]
+    #[inline]
     pub(in crate::store::memory) fn decide_at(&mut self, read: Timestamp, clock: &(impl Clock + ?Sized)) -> Timestamp {
         let now = if read.as_micros() < self.last_decided_at { read_clock_again(clock) } else { read };
         self.last_decided_at = now.as_micros();
@@ -95,7 +95,7 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Finds the slot of a key.
-    #[inline(always)]
+    #[inline]
     pub(in crate::store::memory) fn find(&self, fingerprint: u64) -> Option<SlotIndex> {
         let [first, second] = candidate_sets(fingerprint, self.sets.len());
         if let Some(slot) = self.sets.get(first)?.find(fingerprint) {
@@ -105,18 +105,18 @@ impl<A: Algorithm> Keys<A> {
         Some(SlotIndex { set: second, slot })
     }
 
-    #[inline(always)]
+    #[inline]
     pub(in crate::store::memory) fn state(&self, slot: SlotIndex) -> &A::State {
         &self.sets[slot.set].states[slot.slot]
     }
 
-    #[inline(always)]
+    #[inline]
     pub(in crate::store::memory) fn state_mut(&mut self, slot: SlotIndex) -> &mut A::State {
         &mut self.sets[slot.set].states[slot.slot]
     }
 
     /// Returns whether nothing but its state determines the decision on a present key.
-    #[inline(always)]
+    #[inline]
     pub(in crate::store::memory) fn is_plain(&self, fingerprint: u64) -> bool {
         !self.has_extras || self.extra(fingerprint).is_none()
     }

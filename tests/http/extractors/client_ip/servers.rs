@@ -20,7 +20,7 @@ use tower_ratelimit::{ClientIp, Gcra, ManualClock, Memory, Quota, RateLimitLayer
 use super::support::networks;
 
 /// Creates a layer that allows one request for each client; the clock stands still.
-fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<IpAddr, Gcra, ManualClock>> {
+fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<IpAddr, Gcra>> {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
     RateLimitLayer::new(ClientIp::x_forwarded_for(trusted), limiter)
 }

@@ -47,7 +47,7 @@ fn call() -> Request<()> {
 }
 
 /// Returns a limiter whose limit is used up.
-fn used_up(quota: FixedWindow) -> Memory<(), FixedWindow, ManualClock> {
+fn used_up(quota: FixedWindow) -> Memory<(), FixedWindow> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
     while limiter.check(&(), AcquireOptions::default()).is_allowed() {}
     limiter

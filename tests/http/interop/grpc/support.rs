@@ -15,7 +15,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
-pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow, ManualClock>, Grpc>;
+pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow>, Grpc>;
 
 /// Creates a layer of `limit` a minute for each peer, and its clock.
 pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {

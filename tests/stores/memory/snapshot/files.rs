@@ -9,7 +9,7 @@ use tower_ratelimit::{Gcra, Limiter, ManualClock, Memory, MemoryBuilder, Quota};
 use super::world::{Op, World};
 use crate::random::Random;
 
-fn builder() -> MemoryBuilder<u64, Gcra, ManualClock> {
+fn builder() -> MemoryBuilder<u64, Gcra> {
     Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(100).clock(ManualClock::new())
 }
 

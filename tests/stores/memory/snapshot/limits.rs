@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
-    SlidingWindow, WhenFull, per_key,
+    AcquireOptions, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, SlidingWindow,
+    WhenFull, per_key,
 };
 
 use super::world::{Counts, Op, World, limits};
@@ -196,26 +196,5 @@ fn snapshot_keeps_the_usage_that_evicted_keys_leave() {
         clock.advance(Duration::from_secs(3600));
         assert!(after.check(&1, 3).is_allowed(), "the debts expire");
         clock.set(ManualClock::START);
-    }
-}
-
-/// A log keeps the time of each hit.
-#[test]
-fn snapshot_keeps_each_hit_of_a_log() {
-    let clock = ManualClock::new();
-    let log = || SlidingLog::new(Quota::per_minute(3));
-    let before = Memory::<u64, _>::builder(log()).clock(clock.clone()).build().expect("a limit");
-    for _ in 0..3 {
-        assert!(before.check(&1, 1).is_allowed());
-        clock.advance(Duration::from_secs(10));
-    }
-    let mut file = Vec::new();
-    before.save(&mut file).expect("saved");
-    let after = Memory::<u64, _>::builder(log()).clock(clock.clone()).restore(&*file).build().expect("restored");
-    for wait in [30, 10, 10] {
-        let denied = after.check(&1, 1);
-        assert_eq!(denied.retry_after(), Some(Duration::from_secs(wait)));
-        clock.advance(Duration::from_secs(wait));
-        assert!(after.check(&1, 1).is_allowed());
     }
 }

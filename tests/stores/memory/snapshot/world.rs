@@ -12,7 +12,7 @@ use crate::immediate::ready;
 use crate::random::Random;
 
 pub(super) type Limits = Vec<DynLimit<u64>>;
-pub(super) type Counts = Memory<u64, Limits, ManualClock>;
+pub(super) type Counts = Memory<u64, Limits>;
 
 pub(super) const KEYS: u64 = 6;
 

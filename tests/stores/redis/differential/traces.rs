@@ -317,6 +317,18 @@ pub(super) async fn chains(trace: Trace) {
     }
 }
 
+/// Old and new limits of one name in three processes.
+pub(super) async fn old_and_new_processes(trace: Trace) {
+    let [a, b, c] = quotas();
+    compare_processes(trace, "old buckets", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+    let aligned = FixedWindow::new(b).aligned_to_clock();
+    compare_processes(trace, "old windows", [FixedWindow::new(a), aligned, FixedWindow::new(c)]).await;
+    let windows = [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).weighted()];
+    compare_processes(trace, "old blocks", windows).await;
+    compare_processes(trace, "old logs", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+    compare_processes(trace, "old flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+}
+
 /// Windows of several calendars beside a rate, and calendars that a key changes: across ends of months, leap days and
 /// changes of the clocks. A decision whose client has another window makes a second call, after later requests.
 pub(super) async fn calendars(trace: Trace) {

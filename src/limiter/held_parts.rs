@@ -1,0 +1,170 @@
+//! The parts of a guard: records of a store, or calls.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::future::LimiterFuture;
+#[cfg(doc)]
+use crate::decision::AcquireOptions;
+use crate::decision::{Costs, UnitCosts};
+use crate::error::Error;
+use crate::limit::LimitCost;
+
+/// What is held. A thread keeps the allocation of an ended guard for a later one, so a guard allocates nothing: rows "hold and
+/// settle" and "in flight" of benches/figures.md.
+#[derive(Default)]
+#[allow(clippy::struct_field_names, reason = "parts are what it has")]
+pub(super) struct Parts {
+    /// The cost of limits that name no unit, if there is a cost to settle.
+    pub(super) cost: Option<u64>,
+    pub(super) units: UnitCosts,
+    /// The units of the limiter.
+    pub(super) known_units: Vec<&'static str>,
+    pub(super) parts: Vec<Part>,
+    /// The store that adds what it holds.
+    pub(super) store: Option<Arc<dyn HoldStore>>,
+    /// The limits for which requests wait that the end of the hold wakes.
+    pub(super) wakes: Option<Arc<[u64]>>,
+}
+
+/// What one limit, or one limiter, holds.
+pub(super) struct Part {
+    pub(super) kind: PartKind,
+    pub(super) amount: u64,
+    pub(super) end: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PartKind {
+    /// Charged by its actual cost.
+    Settled,
+    /// A fixed cost, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds. Charged whole, or released.
+    Fixed,
+    /// Held by a limit on requests in flight, and never charged.
+    UntilEnd,
+}
+
+pub(super) enum End {
+    /// By a store, as this record says.
+    Entry(Arc<dyn HoldStore>, HeldEntry),
+    /// By a limiter of a user's own, or in another way.
+    Call(Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>),
+}
+
+/// A store whose holds are records.
+pub(crate) trait HoldStore: Send + Sync {
+    /// Ends a hold, and charges the key.
+    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error>;
+}
+
+/// The record of a hold on one limit: what its settlement needs in place of the key.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct HeldEntry {
+    /// The number of the limit's table.
+    pub(crate) table: u64,
+    /// The hash of the key.
+    pub(crate) key: u64,
+    /// The number of what the store keeps of the hold beside the amount, zero if it keeps nothing.
+    pub(crate) id: u64,
+    /// In microseconds. Of a cost that is held until the end, the time at which it ends at the latest; of any other, the
+    /// time of the charge, if the hold has expired. Zero if there is none.
+    pub(crate) at: u64,
+    /// The held cost.
+    pub(crate) amount: u64,
+    /// What the limit costs.
+    pub(crate) cost: LimitCost,
+    /// What was charged for the request before. The settlement charges only what exceeds it.
+    pub(crate) charge_before: u64,
+    /// The cost is held until the request ends, and never charged.
+    pub(crate) until_end: bool,
+}
+
+/// What the end of a hold charges on each limit.
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum HeldCharge {
+    Nothing,
+    Held,
+    /// The actual costs of the request, beyond what was charged for it before.
+    Actual(Costs),
+}
+
+impl HeldEntry {
+    /// Returns what the limit charges.
+    pub(crate) fn charged(&self, charge: &HeldCharge) -> u64 {
+        match charge {
+            _ if self.until_end => 0,
+            HeldCharge::Nothing => 0,
+            HeldCharge::Held => self.amount,
+            HeldCharge::Actual(actual) => self.cost.actual_beyond(self.charge_before, actual, self.amount),
+        }
+    }
+
+    pub(super) fn kind(&self) -> PartKind {
+        match self.until_end {
+            true => PartKind::UntilEnd,
+            false if self.cost.is_fixed() => PartKind::Fixed,
+            false => PartKind::Settled,
+        }
+    }
+}
+
+impl Part {
+    /// Ends the hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
+    pub(super) fn end(self, actual: Costs, admitted: bool) -> LimiterFuture<()> {
+        match self.end {
+            End::Entry(store, entry) => {
+                let charge = match self.kind {
+                    PartKind::Settled => HeldCharge::Actual(actual),
+                    PartKind::Fixed if admitted => HeldCharge::Held,
+                    PartKind::Fixed | PartKind::UntilEnd => HeldCharge::Nothing,
+                };
+                LimiterFuture::ready(store.end(&entry, &charge))
+            }
+            End::Call(end) => end(match self.kind {
+                PartKind::Settled => actual,
+                PartKind::Fixed => Costs::from(u64::from(admitted)),
+                PartKind::UntilEnd => Costs::from(0),
+            }),
+        }
+    }
+}
+
+thread_local! {
+    static SPARE: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
+}
+
+impl Parts {
+    /// The maximum capacity of a list that a thread keeps.
+    const MAX_CAPACITY: usize = 16;
+
+    /// Returns parts without a hold, which take the allocation of an ended guard.
+    #[inline]
+    #[allow(clippy::unnecessary_box_returns, reason = "the allocation is kept")]
+    pub(super) fn new(cost: Option<u64>) -> Box<Self> {
+        // A thread that ends has no spare one.
+        let mut parts = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        parts.cost = cost;
+        parts
+    }
+
+    /// Keeps the allocation of parts that have ended.
+    #[inline]
+    pub(super) fn keep(mut self: Box<Self>) {
+        if self.parts.capacity() <= Self::MAX_CAPACITY {
+            (self.units, self.store, self.wakes) = (UnitCosts::NONE, None, None);
+            self.known_units.clear();
+            let _ = SPARE.try_with(|spare| spare.set(Some(self)));
+        }
+    }
+
+    pub(super) fn costs(&self) -> Costs {
+        Costs::from_parts(Some(self.cost()), self.units)
+    }
+
+    /// Without a cost to settle, the largest one that is held until the end.
+    pub(super) fn cost(&self) -> u64 {
+        let until_end = || self.parts.iter().filter(|part| part.kind == PartKind::UntilEnd).map(|part| part.amount);
+        self.cost.unwrap_or_else(|| until_end().max().unwrap_or(0))
+    }
+}
