@@ -3,9 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Memory, MissingKeyPolicy};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Memory};
 
-use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, key_of, limited, per_minute};
+use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, limited, per_minute};
 
 type PerMinute = Memory<&'static str, FixedWindow>;
 
@@ -87,20 +87,6 @@ fn poll_ready_does_not_charge() {
     let mut service = limited(pool.service(), limiter.clone());
     for _ in 0..10 {
         assert_ready_ok!(service.poll_ready());
-    }
-    assert_eq!(remaining(&limiter, "a"), 5);
-}
-
-#[test]
-fn exempt_missing_key_is_not_charged() {
-    let (limiter, _clock) = per_minute(5);
-    let layer = tower_ratelimit::RateLimitLayer::new(key_of, limiter.clone())
-        .responder(tower_ratelimit::response::RejectWithError)
-        .missing_key(MissingKeyPolicy::Exempt);
-    let mut service = tower_test::mock::Spawn::new(tower::Layer::layer(&layer, Pool::new(1).service()));
-    for _ in 0..10 {
-        assert_ready_ok!(service.poll_ready());
-        assert_ready_ok!(task::spawn(service.call(TestRequest::WITHOUT_KEY)).poll());
     }
     assert_eq!(remaining(&limiter, "a"), 5);
 }

@@ -100,10 +100,12 @@ impl Model {
         let mut before = std::mem::take(&mut self.0);
         for spec in specs {
             let same = before.iter().position(|(old, _)| old.identity() == spec.identity());
-            let counts = same.map(|index| before.swap_remove(index).1).unwrap_or_else(|| {
+            let counts = if let Some(index) = same {
+                before.swap_remove(index).1
+            } else {
                 self.1 += 1;
                 Counts { number: self.1, ..Counts::default() }
-            });
+            };
             self.0.push((*spec, counts));
         }
     }

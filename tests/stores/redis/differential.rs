@@ -11,8 +11,8 @@ use tower_ratelimit::limiter::{AdminOperation, Chained, Held, LimiterFuture, Out
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, FixedWindow, Gcra,
-    InFlight, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis, RedisCell,
-    RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
+    InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis,
+    RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
 };
 
 use crate::cell;
@@ -308,7 +308,7 @@ async fn compare_extremes(
             (Ok(ours), Ok(theirs)) => {
                 // Not the waits: numbers end at the year 2112 in Redis, and at that of 64 bits in memory.
                 let facts = |decision: &Decision| {
-                    let remaining: Vec<_> = decision.limits().iter().map(|limit| limit.remaining()).collect();
+                    let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
                     (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)
                 };
                 let decisions = [ours.decision, theirs.decision].map(|decision| facts(&decision));
