@@ -55,11 +55,11 @@
 //! Extractor, limiter, algorithm and responder are traits for your own implementations. The documentation of each trait
 //! contains a complete example.
 //!
-//! | Module | Contents |
+//! | Item | Contents |
 //! |---|---|
 //! | [`key`] | key extractors and exemptions |
 //! | [`algorithm`] | algorithms, and the maximum that each admits |
-//! | [`limit`] | named limits, several limits in one limiter, algorithms [chosen by the key](per_key) |
+//! | [`Limit`] | named limits, several limits in one limiter, algorithms [chosen by the key](per_key) |
 //! | [`limiter`] | the trait between middleware and stores, combinators, and [holds](limiter::Held) |
 //! | [`store`] | stores: in memory, in Redis (feature `redis`), and [your own](store::StoreLimits) |
 //! | [`cost`] | costs of requests, before and after the response |

@@ -26,8 +26,6 @@ pub(crate) enum Mistake {
     CallerWaitsLonger,
     /// A decision is sent although its caller has gone.
     AbandonedDecisionIsSent,
-    /// A lost call with a hold keeps its permit.
-    LostCallKeepsPermit,
     /// A lost call stays in flight.
     LostCallStaysInFlight,
     /// A failed connection forgets the waiting calls.

@@ -260,10 +260,7 @@ impl Service<Request<Body>> for EmptyService {
 }
 
 /// The default responder, or the minimal one.
-fn limited<R: Clone>(
-    algorithm: Gcra,
-    responder: R,
-) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra>, R> {
+fn limited<R: Clone>(algorithm: Gcra, responder: R) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra>, R> {
     let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limit");
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(EmptyService)
 }

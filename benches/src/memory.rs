@@ -151,11 +151,7 @@ pub(crate) fn run(harness: &mut Harness) {
     clocks(harness);
 }
 
-pub(crate) fn decide<'a, K, L, S>(
-    name: &'static str,
-    limiter: &'a Memory<K, L, S>,
-    keys: &'a [K],
-) -> Contestant<'a>
+pub(crate) fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<K, L, S>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
     L: MemoryLimits<K, S>,

@@ -62,7 +62,7 @@ impl Costs {
     /// Adds `cost` in a unit. Costs that are added in the same unit add up. A cost of 2^56 or more counts as the largest.
     #[must_use]
     pub fn add(mut self, unit: &'static str, cost: u64) -> Self {
-        self.units.add(Unit::named(&unit.into()), cost);
+        self.units.add(Unit::named(unit), cost);
         self
     }
 

@@ -16,8 +16,9 @@ impl Unit {
     pub(crate) const TOO_MANY: Self = Self(u8::MAX);
 
     /// Returns the unit with this name.
-    pub(crate) fn named(name: &Cow<'static, str>) -> Self {
-        let leak = || match name {
+    pub(crate) fn named(name: impl Into<Cow<'static, str>>) -> Self {
+        let name = name.into();
+        let leak = || match &name {
             Cow::Borrowed(name) => name,
             Cow::Owned(name) => &*Box::leak(name.clone().into_boxed_str()),
         };

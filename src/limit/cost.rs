@@ -60,10 +60,10 @@ impl LimitCost {
         }
     }
 
-    /// Returns what of the actual cost on this limit exceeds `credit`: what the request was charged before. The limit has
-    /// held `held` beyond the credit.
-    pub(crate) fn actual_beyond(self, credit: u64, actual: &Costs, held: u64) -> u64 {
-        self.actual(actual, held.saturating_add(credit)).saturating_sub(credit)
+    /// Returns what of the actual cost on this limit exceeds `charge_before`, which the request was charged before. The
+    /// limit has held `held` beyond that.
+    pub(crate) fn actual_beyond(self, charge_before: u64, actual: &Costs, held: u64) -> u64 {
+        self.actual(actual, held.saturating_add(charge_before)).saturating_sub(charge_before)
     }
 
     /// Returns an error if the unit of the limit `name` is empty, or has no number.

@@ -303,7 +303,7 @@ impl<A, P> Limit<A, P> {
     /// ```
     #[must_use]
     pub fn cost_of(mut self, unit: impl Into<Cow<'static, str>>) -> Self {
-        self.cost = LimitCost::OfUnit(Unit::named(&unit.into()));
+        self.cost = LimitCost::OfUnit(Unit::named(unit));
         self
     }
 

@@ -61,7 +61,7 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
     /// Returns the cost that this limit has charged for a request of these costs. A repeat of the request is charged only
     /// what exceeds it. A limit in flight has charged nothing.
     #[cold]
-    pub(crate) fn credit_of(&self, charged: Costs) -> u64 {
+    pub(crate) fn charge_before_of(&self, charged: Costs) -> u64 {
         if C::Algorithm::HELD_UNTIL_END { 0 } else { self.cost.options(charged.into()).cost }
     }
 
@@ -80,10 +80,10 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
 }
 
 impl<A: Algorithm> Transition<'_, A> {
-    /// Charges less by `credit`, which was charged before for the same request.
+    /// Charges less by `charge_before`, which was charged before for the same request.
     #[cold]
-    pub(crate) fn less(mut self, credit: u64) -> Self {
-        self.options.cost = self.options.cost.saturating_sub(credit);
+    pub(crate) fn less(mut self, charge_before: u64) -> Self {
+        self.options.cost = self.options.cost.saturating_sub(charge_before);
         self
     }
 

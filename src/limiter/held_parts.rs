@@ -75,7 +75,7 @@ pub struct HeldEntry {
     /// What the limit costs.
     pub(crate) cost: LimitCost,
     /// What was charged for the request before. The settlement charges only what exceeds it.
-    pub(crate) credit: u64,
+    pub(crate) charge_before: u64,
     /// The cost is held until the request ends, and never charged.
     pub(crate) until_end: bool,
 }
@@ -96,7 +96,7 @@ impl HeldEntry {
             _ if self.until_end => 0,
             HeldCharge::Nothing => 0,
             HeldCharge::Held => self.amount,
-            HeldCharge::Actual(actual) => self.cost.actual_beyond(self.credit, actual, self.amount),
+            HeldCharge::Actual(actual) => self.cost.actual_beyond(self.charge_before, actual, self.amount),
         }
     }
 

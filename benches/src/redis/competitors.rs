@@ -56,10 +56,7 @@ pub(super) fn contestant(
 pub(super) const PLENTY: Quota = Quota::per_second(1_000_000);
 
 fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) -> Option<Contestant> {
-    let redis = Redis::builder(server.open(), name, limits)
-        .deadline(Duration::from_secs(5))
-        .build()
-        .expect("limits");
+    let redis = Redis::builder(server.open(), name, limits).deadline(Duration::from_secs(5)).build().expect("limits");
     contestant(name, move |key| {
         let decided = redis.acquire(&key, AcquireOptions::default());
         Box::pin(async move {
@@ -88,8 +85,7 @@ fn settled(
     limits: impl IntoRedisLimits<u64>,
     options: AcquireOptions,
 ) -> Option<Contestant> {
-    let redis =
-        Redis::builder(server.open(), name, limits).deadline(Duration::from_secs(5)).build().expect("limits");
+    let redis = Redis::builder(server.open(), name, limits).deadline(Duration::from_secs(5)).build().expect("limits");
     contestant("ours", move |key: u64| {
         let held = redis.acquire(&key, options);
         Box::pin(async move {
@@ -101,8 +97,9 @@ fn settled(
 
 /// A decision with an id, for the first time.
 pub(super) fn once(server: &Server, _: &Runtime) -> Option<Contestant> {
-    let redis =
-        Redis::builder(server.open(), "once", Gcra::new(PLENTY)).max_reservation_ids(10_000).deadline(Duration::from_secs(5));
+    let redis = Redis::builder(server.open(), "once", Gcra::new(PLENTY))
+        .max_reservation_ids(10_000)
+        .deadline(Duration::from_secs(5));
     let (redis, last) = (redis.build().expect("limits"), AtomicU64::new(0));
     contestant("ours", move |key: u64| {
         let id = format!("request {}", last.fetch_add(1, Ordering::Relaxed));

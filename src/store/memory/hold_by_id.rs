@@ -96,13 +96,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
         let record = self.record_key(key, once);
-        let credit = record.and_then(|record| records.repeatable(record));
-        context.credit = credit.as_ref();
+        let charge_before = record.and_then(|record| records.repeatable(record));
+        context.charge_before = charge_before.as_ref();
         let (decision, limits) = shared.acquire(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };
-        if credit.is_some() {
+        if charge_before.is_some() {
             records.repeated(record, charged);
         } else if !options.hold && !records.is_remembered(record) {
             // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.

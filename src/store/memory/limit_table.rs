@@ -120,9 +120,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     }
 
     /// Returns the record of a hold, which has a number and a deadline, or zeros.
-    pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), credit: u64) -> HeldEntry {
+    pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), charge_before: u64) -> HeldEntry {
         let (table, cost, until_end) = (self.table.id(), self.limit.cost(), C::Algorithm::HELD_UNTIL_END);
-        HeldEntry { table, key, id, at, amount, cost, credit, until_end }
+        HeldEntry { table, key, id, at, amount, cost, charge_before, until_end }
     }
 
     /// Wakes the requests that wait for the capacity of keys whose holds have ended. Not under a lock.

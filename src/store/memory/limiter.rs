@@ -207,7 +207,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         now: Timestamp,
     ) -> AcquireContext<'a, Key, S> {
         let Shared { hasher, clock, .. } = &*self.shared;
-        AcquireContext { hasher, key, now, options, clock, credit: None }
+        AcquireContext { hasher, key, now, options, clock, charge_before: None }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.

@@ -60,7 +60,7 @@ pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
     /// The options of the decision.
     options: &'a AcquireOptions,
     /// What was charged for the request before.
-    credit: u64,
+    charge_before: u64,
     locked: RefCell<Option<Locked<'a, C::Algorithm>>>,
 }
 
@@ -95,7 +95,7 @@ where
             plain,
             own: Cell::new(if holds { limit.limit.algorithm().select_owned(key) } else { None }),
             options,
-            credit: context.credit.map_or(0, |charged| limit.limit.credit_of(*charged)),
+            charge_before: context.charge_before.map_or(0, |charged| limit.limit.charge_before_of(*charged)),
             locked: RefCell::new(None),
         })
     }
@@ -109,7 +109,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
         let transition = self.plain.limit.limit.transition(self.algorithm(), self.plain.kept_free, *self.options);
-        if self.credit == 0 { transition } else { transition.less(self.credit) }
+        if self.charge_before == 0 { transition } else { transition.less(self.charge_before) }
     }
 
     /// Holds the cost after the rest of the limits: see [`Part::charge_plain`]. A limit with shares, marks or units that are
@@ -339,7 +339,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             })
         });
         let (amount, hold) = placed.flatten().unwrap_or((reading.cost, (0, 0)));
-        self.plain.limit.entry(self.plain.hash, amount, hold, self.credit)
+        self.plain.limit.entry(self.plain.hash, amount, hold, self.charge_before)
     }
 }
 

@@ -182,7 +182,7 @@ where
         limit: &'a LimitTable<C, P>,
         context: &AcquireContext<'_, Key, impl BuildHasher>,
     ) -> Option<Option<Self>> {
-        if C::Algorithm::HELD_UNTIL_END || !ALL && !(limit.is_plain && decides_by_states::<Key, _, _>(limit)) {
+        if C::Algorithm::HELD_UNTIL_END || !(ALL || limit.is_plain && decides_by_states::<Key, _, _>(limit)) {
             return None;
         }
         let Some(hash) = limit.key_hash(context.key, context.hasher) else {

@@ -102,7 +102,7 @@ pub struct AcquireContext<'a, Key: ?Sized, S> {
     pub(super) options: AcquireOptions,
     pub(super) clock: &'a dyn Clock,
     /// What was charged for the request before, if it repeats a remembered id.
-    pub(super) credit: Option<&'a Costs>,
+    pub(super) charge_before: Option<&'a Costs>,
 }
 
 /// Reads a clock, up to the latest time that a state can store.

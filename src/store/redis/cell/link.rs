@@ -19,10 +19,16 @@ use crate::store::redis::health::ServerHealth;
 pub(super) struct CellLink {
     pub(super) health: ServerHealth,
     pub(super) deadline: Duration,
+    state: Mutex<LinkState>,
     /// Locked while the connection is checked or opened.
-    connection: AsyncMutex<Option<Arc<dyn Connection>>>,
+    opening: AsyncMutex<()>,
+}
+
+#[derive(Default)]
+struct LinkState {
+    connection: Option<Arc<dyn Connection>>,
     /// When the first command was sent after the last reply.
-    silent_since: Mutex<Option<Instant>>,
+    silent_since: Option<Instant>,
 }
 
 impl CellLink {
@@ -30,7 +36,7 @@ impl CellLink {
     const MAX_SILENCE: u32 = 4;
 
     pub(super) fn new(health: ServerHealth, deadline: Duration) -> Self {
-        Self { health, deadline, connection: AsyncMutex::default(), silent_since: Mutex::default() }
+        Self { health, deadline, state: Mutex::default(), opening: AsyncMutex::default() }
     }
 
     /// Sends a command, and reads the reply. A command whose future is dropped before it was sent is not sent.
@@ -68,36 +74,44 @@ impl CellLink {
         };
         let failure = replied.as_ref().err();
         if failure.is_none_or(|failure| failure.server_responded) {
-            *self.silent_since() = None;
+            self.state().silent_since = None;
             self.health.record_success(&node);
         } else if let Some(failure) = failure {
             self.health.record_failure(&node, started_at, &failure.error);
         }
         if let (Some(true), Some(used)) = (failure.map(|failure| failure.reconnect), used) {
             used.give_up();
-            self.connection.lock().await.take_if(|current| Arc::ptr_eq(current, &used));
+            self.state().connection.take_if(|current| Arc::ptr_eq(current, &used));
         }
         replied.map_err(|failure| failure.error)
     }
 
     /// Returns the last connection if it is still open, else a new one.
     async fn usable_connection(&self) -> Result<Arc<dyn Connection>, Failure> {
-        let mut current = self.connection.lock().await;
-        let silence = self.silent_since().get_or_insert_with(Instant::now).elapsed();
-        if let Some(connection) = &*current
-            && silence < self.deadline * Self::MAX_SILENCE
-            // Another command uses it.
-            && (Arc::strong_count(connection) > 1 || connection.is_open().await)
-        {
-            return Ok(Arc::clone(connection));
+        // Another command uses it.
+        if let Some(connection) = self.last_connection().filter(|connection| Arc::strong_count(connection) > 2) {
+            return Ok(connection);
         }
-        let connection = Arc::from(self.health.server.connect(0).await?);
-        *self.silent_since() = Some(Instant::now());
-        Ok(Arc::clone(current.insert(connection)))
+        let _opening = self.opening.lock().await;
+        if let Some(connection) = self.last_connection()
+            && connection.is_open().await
+        {
+            return Ok(connection);
+        }
+        let connection: Arc<dyn Connection> = Arc::from(self.health.server.connect(0).await?);
+        *self.state() = LinkState { connection: Some(Arc::clone(&connection)), silent_since: Some(Instant::now()) };
+        Ok(connection)
     }
 
-    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.silent_since.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the last connection, unless it has been silent for too long.
+    fn last_connection(&self) -> Option<Arc<dyn Connection>> {
+        let mut state = self.state();
+        let silence = state.silent_since.get_or_insert_with(Instant::now).elapsed();
+        state.connection.clone().filter(|_| silence < self.deadline * Self::MAX_SILENCE)
+    }
+
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

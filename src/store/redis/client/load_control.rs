@@ -10,7 +10,7 @@ use super::batch::{LatestStart, ScriptRun};
 use super::batch_weight::BatchWeight;
 use super::moving_average::MovingAverage;
 use super::operation::QueuedOperation;
-use super::queue::{BatchBounds, QueueLoad};
+use super::queue::BatchBounds;
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
@@ -20,7 +20,6 @@ pub(super) struct LoadControl {
     epoch: Instant,
     /// The calls in flight, in the order in which they were sent.
     sent_at: VecDeque<Instant>,
-    calls_with_holds: usize,
     operations_in_flight: usize,
     call_time: MovingAverage,
     batch_weight: BatchWeight,
@@ -34,12 +33,9 @@ pub(super) struct SentCall {
     weight: usize,
     /// No other call was in flight.
     is_only: bool,
-    has_holds: bool,
 }
 
 impl LoadControl {
-    /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
-    const MAX_CALLS_WITH_HOLDS: usize = 4;
     /// The server then always has a call to run, while other calls are on a fast network or their replies are
     /// processed.
     const MIN_CALLS: usize = 4;
@@ -52,7 +48,6 @@ impl LoadControl {
             deadline,
             epoch: now,
             sent_at: VecDeque::new(),
-            calls_with_holds: 0,
             operations_in_flight: 0,
             call_time: MovingAverage::default(),
             batch_weight: BatchWeight::new(),
@@ -66,13 +61,12 @@ impl LoadControl {
         *self = Self { batch_weight, ..Self::new(self.deadline) };
     }
 
-    /// Whether another call may be sent for the waiting operations.
-    pub(super) fn accepts_call(&self, waiting: QueueLoad) -> bool {
-        if waiting.weight == 0 || !mistake!(CallsFollowStalledOne) && self.is_stalled() {
+    /// Whether another call may be sent for waiting operations of this weight.
+    pub(super) fn accepts_call(&self, waiting: usize) -> bool {
+        if waiting == 0 || !mistake!(CallsFollowStalledOne) && self.is_stalled() {
             return false;
         }
-        self.sent_at.len() < self.max_calls(waiting.weight >= self.batch_weight.max())
-            && !(waiting.has_holds && self.calls_with_holds >= Self::MAX_CALLS_WITH_HOLDS)
+        self.sent_at.len() < self.max_calls(waiting >= self.batch_weight.max())
     }
 
     /// The maximum number of calls in flight: one for each millisecond of a usual call, because a batch occupies the server
@@ -130,11 +124,9 @@ impl LoadControl {
     pub(super) fn record_sent(&mut self, batch: &[QueuedOperation]) -> SentCall {
         let (at, is_only) = (Instant::now(), self.sent_at.is_empty());
         self.sent_at.push_back(at);
-        let has_holds = batch.iter().any(QueuedOperation::is_hold);
-        self.calls_with_holds += usize::from(has_holds);
         let weight = batch.iter().map(QueuedOperation::total_weight).sum();
         self.operations_in_flight += batch.len();
-        SentCall { at, operations: batch.len(), weight, is_only, has_holds }
+        SentCall { at, operations: batch.len(), weight, is_only }
     }
 
     /// Records the end of a call, and whether the server replied.
@@ -145,7 +137,6 @@ impl LoadControl {
             // Calls that were sent at the same instant are interchangeable.
             self.sent_at.remove(index);
         }
-        self.calls_with_holds -= usize::from(call.has_holds && (replied || !mistake!(LostCallKeepsPermit)));
         if !replied {
             return;
         }

@@ -42,11 +42,12 @@ impl OnceOperation {
     pub(super) fn encode(&self, template: &OperationTemplate, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
         let limits = numbers.len();
         self.encode_record(numbers, keys);
-        if template.credits.is_empty() {
-            // Without credits the server does not decide on an id that it knows, and answers with what was charged.
+        if template.charges_before.is_empty() {
+            // Without `charges_before` the server does not decide on an id that it knows, and answers with what was
+            // charged.
             numbers.resize(numbers.len() + limits, -1.0);
         } else {
-            numbers.extend(template.credits.iter().copied().map(to_f64));
+            numbers.extend(template.charges_before.iter().copied().map(to_f64));
         }
     }
 
@@ -96,14 +97,15 @@ impl OnceRequest {
 
     fn operation(&self, attempt: &Attempt, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
         let has_id = !matches!(attempt, Attempt::WithoutId);
-        let credits = if let Attempt::Repeat(credits) = attempt { credits.clone() } else { Vec::new() };
+        let charges_before =
+            if let Attempt::Repeat(charges_before) = attempt { charges_before.clone() } else { Vec::new() };
         let operation = match (has_id, self.holds) {
             (true, true) => Operation::OnceHold,
             (true, false) => Operation::Once,
             (false, true) => Operation::Hold,
             (false, false) => Operation::Acquisition,
         };
-        let template = Arc::new(self.template(operation, self.options, credits));
+        let template = Arc::new(self.template(operation, self.options, charges_before));
         let kind = if self.holds {
             OperationKind::Hold(self.options, template, None)
         } else {
@@ -113,9 +115,9 @@ impl OnceRequest {
         QueuedOperation { once, ..self.target.clone().operation(kind, reply) }
     }
 
-    fn template(&self, operation: Operation, options: AcquireOptions, credits: Vec<u64>) -> OperationTemplate {
+    fn template(&self, operation: Operation, options: AcquireOptions, charges_before: Vec<u64>) -> OperationTemplate {
         let OperationTarget { limits, algorithms, .. } = &self.target;
-        self.settings.template(&limits.limits, algorithms, operation, options, credits)
+        self.settings.template(&limits.limits, algorithms, operation, options, charges_before)
     }
 
     /// Records what the settled request was charged.
@@ -147,8 +149,8 @@ impl Client {
             let (mut reply, mut conflicts, mut has_lost_session) = (first, 0, false);
             loop {
                 match reply_of(reply).await? {
-                    Completion::Repeated(Repeated::Charged(credits)) => {
-                        attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(credits));
+                    Completion::Repeated(Repeated::Charged(charges_before)) => {
+                        attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(charges_before));
                     }
                     Completion::Repeated(Repeated::Changed) => {
                         // Another request with the id was decided in between, or its record expired.

@@ -10,7 +10,7 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
 use crate::store::redis::connect::Failure;
-use crate::store::redis::holds::{PendingHold, SessionUpdate};
+use crate::store::redis::holds::{HoldRegistry, PendingHold, SessionUpdate};
 use crate::store::redis::lease::LeaseRenewal;
 use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, OperationTemplate};
 
@@ -136,8 +136,14 @@ impl QueuedOperation {
         self.steps() * self.target.weight
     }
 
-    pub(crate) fn is_hold(&self) -> bool {
+    pub(super) fn is_hold(&self) -> bool {
         matches!(self.kind, OperationKind::Hold(..))
+    }
+
+    /// Whether the operation holds on a key on which calls in flight create enough sessions: a key has a limited number.
+    pub(super) fn must_wait(&self, holds: &HoldRegistry) -> bool {
+        let keys = || (0..self.target.key_offsets.len()).map(|limit| self.target.key(limit));
+        self.is_hold() && holds.creates_enough(keys())
     }
 
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is

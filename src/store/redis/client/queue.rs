@@ -38,21 +38,12 @@ struct QueueState {
     pending: VecDeque<QueuedOperation>,
     /// Their total weight.
     weight: usize,
-    /// The number of holds among them.
-    holds: usize,
     /// The weight of a full batch.
     full_weight: usize,
     /// When the queue was last empty.
     empty_at: Instant,
     /// The worker task has ended with its runtime.
     is_stopped: bool,
-}
-
-/// The queued operations.
-#[derive(Clone, Copy)]
-pub(super) struct QueueLoad {
-    pub(super) weight: usize,
-    pub(super) has_holds: bool,
 }
 
 /// The operations that leave the queue together.
@@ -79,7 +70,6 @@ impl OperationQueue {
         let state = QueueState {
             pending: VecDeque::new(),
             weight: 0,
-            holds: 0,
             full_weight: BatchWeight::INITIAL,
             empty_at: Instant::now(),
             is_stopped: false,
@@ -98,7 +88,6 @@ impl OperationQueue {
         if state.is_stopped {
             return Err(operation);
         }
-        state.holds += usize::from(operation.is_hold());
         let before = state.weight;
         state.weight += operation.total_weight();
         state.pending.push_back(operation);
@@ -130,9 +119,9 @@ impl OperationQueue {
         self.closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn waiting(&self) -> QueueLoad {
-        let state = self.state();
-        QueueLoad { weight: state.weight, has_holds: state.holds > 0 }
+    /// The weight of the waiting operations.
+    pub(super) fn waiting(&self) -> usize {
+        self.state().weight
     }
 
     /// Adds operations once more, in front of all others.
@@ -142,14 +131,14 @@ impl OperationQueue {
         }
         let mut state = self.state();
         for operation in operations.into_iter().rev() {
-            state.holds += usize::from(operation.is_hold());
             state.weight += operation.total_weight();
             state.pending.push_front(operation);
         }
     }
 
-    /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
-    pub(super) fn take_batch(&self, bounds: &BatchBounds) -> TakenBatch {
+    /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time. The
+    /// batch ends before an operation that may not be sent while other calls are in flight.
+    pub(super) fn take_batch(&self, bounds: &BatchBounds, must_wait: impl Fn(&QueuedOperation) -> bool) -> TakenBatch {
         let mut state = self.state();
         state.full_weight = bounds.max_weight;
         let mut taken =
@@ -159,7 +148,7 @@ impl OperationQueue {
             let fits = (weight + next.total_weight() <= bounds.max_weight || taken.batch.is_empty())
                 && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits));
             let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
-            if !fits && !is_late {
+            if !is_late && (!fits || !bounds.is_probe && must_wait(next)) {
                 break;
             }
             let Some(operation) = state.pop() else { break };
@@ -182,7 +171,6 @@ impl OperationQueue {
         let mut pending = std::mem::take(&mut state.pending);
         pending.retain(|operation| !operation.is_cancelled());
         state.weight = pending.iter().map(QueuedOperation::total_weight).sum();
-        state.holds = pending.iter().filter(|operation| operation.is_hold()).count();
         state.pending = pending;
     }
 
@@ -190,7 +178,7 @@ impl OperationQueue {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
         // Unlocked before the results are sent: a caller that wakes may add its next operation.
-        (state.weight, state.holds) = (0, 0);
+        state.weight = 0;
         drop(state);
         for operation in pending {
             if mistake!(WaitingCallsAreNotAnswered) {
@@ -225,7 +213,6 @@ impl QueueState {
     fn pop(&mut self) -> Option<QueuedOperation> {
         let operation = self.pending.pop_front()?;
         self.weight -= operation.total_weight();
-        self.holds -= usize::from(operation.is_hold());
         Some(operation)
     }
 

@@ -126,7 +126,7 @@ impl QueuedOperation {
         if decision.is_allowed() {
             return Ok(Completion::Decided(
                 decision,
-                Some(pending.granted(options, &held_costs, replay.limits, &template.credits)),
+                Some(pending.granted(options, &held_costs, replay.limits, &template.charges_before)),
             ));
         }
         pending.denied();

@@ -65,7 +65,9 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     loop {
         // The worker looks at the queue now.
         queue.clear_notification();
-        while control.accepts_call(queue.waiting()) {
+        // A call with holds is sent before the next batch is taken: its sessions count then.
+        let mut must_send = false;
+        while !must_send && control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
             if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
                 control.reset_connection();
@@ -73,7 +75,8 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(open) = &connection else { break };
-            let TakenBatch { batch, late } = queue.take_batch(&control.admission());
+            let TakenBatch { batch, late } =
+                queue.take_batch(&control.admission(), |operation| operation.must_wait(&config.holds));
             if batch.is_empty() && late.is_empty() {
                 break;
             }
@@ -81,12 +84,13 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
                 is_lone = batch.len() == 1;
+                must_send = batch.iter().any(QueuedOperation::is_hold);
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
                 calls.push(async move { (sent, call.await) });
             }
         }
-        let ended = if answers.is_empty() {
+        let ended = if answers.is_empty() && !must_send {
             if calls.is_empty() {
                 if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
                     return;

@@ -35,19 +35,21 @@ impl PendingHold {
         self.sessions.iter().map(|session| session.as_ref().map_or(0.0, |(session, _)| session.signed_id())).collect()
     }
 
-    /// The hold was granted. `held` has the cost for each limit that holds one, `credits` what the request was charged
-    /// before, if it repeats an id.
+    /// The hold was granted. `held` has the cost for each limit that holds one, `charges_before` what the request was
+    /// charged before, if it repeats an id.
     pub(crate) fn granted(
         mut self,
         options: AcquireOptions,
         held: &[Option<u64>],
         limits: &[LimitInfo],
-        credits: &[u64],
+        charges_before: &[u64],
     ) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
-        let credits = credits.iter().copied().chain(std::iter::repeat(0));
+        let charges_before = charges_before.iter().copied().chain(std::iter::repeat(0));
         // Drained, so that `drop` finds no session without a reply.
-        for (((session, held), limit), credit) in self.sessions.drain(..).zip(held).zip(limits).zip(credits) {
+        for (((session, held), limit), charge_before) in
+            self.sessions.drain(..).zip(held).zip(limits).zip(charges_before)
+        {
             let Some((session, max_duration)) = session else { continue };
             let deadline = if let Some(held) = held.filter(|held| *held > 0) {
                 let deadline = session.hold_granted(held, self.sent_at, max_duration);
@@ -62,7 +64,15 @@ impl PendingHold {
             let (kind, is_fixed) = (limit.facts.cost, !until_end && limit.facts.cost.is_fixed());
             // A cost of 0 needs no settlement, unless the actual cost differs.
             let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
-            holds.extend(held.map(|held| GrantedHold { session, held, credit, kind, is_fixed, until_end, deadline }));
+            holds.extend(held.map(|held| GrantedHold {
+                session,
+                held,
+                charge_before,
+                kind,
+                is_fixed,
+                until_end,
+                deadline,
+            }));
         }
         let units = limits.iter().filter_map(|limit| limit.facts.cost.unit()).collect();
         Grant {
@@ -121,7 +131,7 @@ pub(crate) struct GrantedHold {
     pub(crate) session: Arc<Session>,
     pub(crate) held: u64,
     /// What the request was charged before. The settlement charges only what exceeds it.
-    credit: u64,
+    charge_before: u64,
     kind: LimitCost,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(crate) is_fixed: bool,
@@ -159,7 +169,7 @@ impl GrantedHold {
 
     /// Returns the actual cost on this limit.
     pub(crate) fn actual(&self, actual: &Costs) -> u64 {
-        self.kind.actual_beyond(self.credit, actual, self.held)
+        self.kind.actual_beyond(self.charge_before, actual, self.held)
     }
 
     fn release(self) -> Arc<Session> {

@@ -49,6 +49,9 @@ struct Sessions {
 pub(crate) struct NewSessions(HashMap<SessionKey, Arc<Session>>);
 
 impl HoldRegistry {
+    /// The maximum number of sessions that calls in flight create on a key: a key has 64 of all processes.
+    const MAX_CREATING: usize = 4;
+
     pub(crate) fn new(
         expiry: Duration,
         limiter: &str,
@@ -101,6 +104,7 @@ impl HoldRegistry {
             let session = known.unwrap_or_else(|| {
                 let session = Arc::new(Session::new(key.clone(), limit.held_until_end, target()));
                 session.join(self.expiry);
+                *self.sessions().schedule.creating.entry(Arc::clone(&key.0)).or_default() += 1;
                 new.0.insert(key, Arc::clone(&session));
                 session
             });
@@ -108,6 +112,12 @@ impl HoldRegistry {
             pending.push(Some((session, target.max_duration)));
         }
         Ok(pending)
+    }
+
+    /// Whether calls in flight create as many sessions on one of these keys as they may.
+    pub(crate) fn creates_enough<'a>(&self, mut keys: impl Iterator<Item = &'a [u8]>) -> bool {
+        let creating = &self.sessions().schedule.creating;
+        keys.any(|key| creating.get(key).is_some_and(|count| *count >= Self::MAX_CREATING))
     }
 
     /// Makes a session that the server has confirmed available to other holds.

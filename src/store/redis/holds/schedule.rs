@@ -18,6 +18,8 @@ pub(super) struct Schedule {
     /// The sessions that accept more holds.
     pub(super) open: HashMap<SessionKey, Arc<Session>>,
     visits: BTreeMap<(Instant, u64), Arc<Session>>,
+    /// By key the number of sessions whose creating calls are in flight.
+    pub(super) creating: HashMap<Arc<[u8]>, usize>,
     /// When updates were taken last.
     taken_at: Instant,
 }
@@ -27,7 +29,7 @@ impl Schedule {
     const MIN_TAKEN: usize = 16;
 
     pub(super) fn new() -> Self {
-        Self { open: HashMap::new(), visits: BTreeMap::new(), taken_at: Instant::now() }
+        Self { open: HashMap::new(), visits: BTreeMap::new(), creating: HashMap::new(), taken_at: Instant::now() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -36,6 +38,14 @@ impl Schedule {
 
     /// Plans the next visit of a session. Adds the session if it is not in the schedule and `adds` is true.
     pub(super) fn plan(&mut self, session: &Arc<Session>, expiry: Duration, adds: bool) {
+        if session.end_creation()
+            && let Some(count) = self.creating.get_mut(&session.key)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.creating.remove(&session.key);
+            }
+        }
         if let Some((planned, next)) = session.plan_visit(expiry, adds) {
             if let Some(planned) = planned {
                 self.visits.remove(&(planned, session.id));

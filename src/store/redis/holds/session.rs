@@ -101,6 +101,8 @@ struct SessionState {
     updates: usize,
     updating_since: Instant,
     phase: Phase,
+    /// The call that creates the session has ended.
+    is_created: bool,
     /// When the registry's schedule visits the session, if it contains the session.
     visited_at: Option<Instant>,
     created_at: Instant,
@@ -157,6 +159,7 @@ impl Session {
             updates: 0,
             updating_since: now,
             phase: Phase::New,
+            is_created: false,
             visited_at: None,
             created_at: now,
             renewed_at: now,
@@ -191,6 +194,11 @@ impl Session {
         let is_open = !state.phase.is_closed() && state.renewed_at.elapsed() < expiry * 9 / 10;
         state.pending += usize::from(is_open);
         is_open
+    }
+
+    /// The call that creates the session has ended. Returns whether this is the first end.
+    pub(super) fn end_creation(&self) -> bool {
+        !std::mem::replace(&mut self.state().is_created, true)
     }
 
     /// Returns the id as a hold sends it: negative if the hold creates the session on the server.

@@ -1,5 +1,7 @@
 //! Below capacity, load control changes nothing: every decision is made, in as few calls as the callers allow.
 
+use std::sync::{Arc, Mutex};
+
 use super::{LINKS, Link, MS, SPAN, connect, offer, offer_each, slow_server, start};
 use crate::AcquireOptions;
 use crate::limiter::Limiter;
@@ -22,10 +24,6 @@ async fn all_decisions_below_capacity_are_answered() {
 async fn holds_and_ids_below_capacity_are_answered() {
     for (round_trip, deadline) in LINKS {
         for (holds, per_ms) in [(true, 8), (false, 15)] {
-            // Four calls with holds are in flight at most.
-            if holds && round_trip > 0 {
-                continue;
-            }
             let (world, limiter) = start(slow_server(round_trip), MS * deadline);
             connect(&limiter).await;
             let goodput = offer_each(&world, per_ms, SPAN, |number| {
@@ -41,6 +39,28 @@ async fn holds_and_ids_below_capacity_are_answered() {
             let goodput = goodput.await;
             assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms, holds {holds}: {goodput:?}");
         }
+    }
+}
+
+/// While the calls that create a session on a key are in flight, a few others may create one.
+#[tokio::test(start_paused = true)]
+async fn holds_on_one_key_create_few_sessions() {
+    for (round_trip, deadline) in LINKS {
+        let (world, limiter) = start(slow_server(round_trip), MS * deadline);
+        connect(&limiter).await;
+        let held = Arc::<Mutex<Vec<_>>>::default();
+        let goodput = offer_each(&world, 2, MS * 1_000, |_| {
+            let (decision, held) = (limiter.acquire(&7, AcquireOptions::default().hold()), Arc::clone(&held));
+            async move {
+                let outcome = decision.await;
+                let is_answered = outcome.is_ok();
+                held.lock().expect("no panic").extend(outcome);
+                is_answered
+            }
+        });
+        let goodput = goodput.await;
+        let sessions = world.counts(0).sessions;
+        assert!((1..=4).contains(&sessions), "{round_trip} ms: {sessions} sessions, {goodput:?}");
     }
 }
 

@@ -38,7 +38,7 @@ local function run_decision_of_some(template, operation)
   some.ids, some.asked, some.group = ids and {}, asked and {}, group and {}
   some.record, some.counts = template.record, template.counts
   some.lifetime, some.max_ids = template.lifetime, template.max_ids
-  some.repeats, some.credits = template.repeats, template.credits and {}
+  some.repeats, some.charges_before = template.repeats, template.charges_before and {}
   some.hold_repeats = template.hold_repeats
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
@@ -47,8 +47,8 @@ local function run_decision_of_some(template, operation)
       if ids then
         some.ids[next] = ids[l]
       end
-      if some.credits then
-        some.credits[next] = template.credits[l]
+      if some.charges_before then
+        some.charges_before[next] = template.charges_before[l]
       end
       if asked then
         some.asked[next] = asked[l]

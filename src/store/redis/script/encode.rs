@@ -34,7 +34,9 @@ impl StepEncoder {
         // `NO_KEY` wraps to 0.
         self.step.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
         let start = self.numbers.len();
-        numbers.iter().for_each(|number| push_f64(*number, &mut self.numbers));
+        for number in numbers {
+            push_f64(*number, &mut self.numbers);
+        }
         if self.step == self.previous && self.numbers[self.last_numbers..start] == self.numbers[start..] {
             self.numbers.truncate(start);
             // A batch has fewer operations than a `u16` counts.

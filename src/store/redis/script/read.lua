@@ -244,7 +244,7 @@ local function read_numbers(template, at)
       template.repeats = repeats
     end
     if code == OPERATION.once or code == OPERATION.once_hold then
-      template.credits = { table_unpack(ids, limits + RESERVE.LENGTH + 1, 2 * limits + RESERVE.LENGTH) }
+      template.charges_before = { table_unpack(ids, limits + RESERVE.LENGTH + 1, 2 * limits + RESERVE.LENGTH) }
     end
   end
   return ids[template.numbers + 1]

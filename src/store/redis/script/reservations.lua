@@ -94,10 +94,10 @@ local function make_reservations()
     current = record
     local passes = record and record[2] > 0
     for l = 1, limits do
-      local credit = template.credits[l]
-      if passes and credit < 0 then
+      local charge_before = template.charges_before[l]
+      if passes and charge_before < 0 then
         return REPEATED
-      elseif credit >= 0 and not (passes and this.charged(l) == credit) then
+      elseif charge_before >= 0 and not (passes and this.charged(l) == charge_before) then
         return CONFLICT
       end
     end

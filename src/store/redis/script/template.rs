@@ -33,7 +33,7 @@ pub(crate) struct OperationTemplate {
     /// For each limit the units that are kept free from the request. Empty if no limit keeps any free. Not sent.
     pub(crate) kept_free: Vec<Option<u64>>,
     /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `OnceOperation`.
-    pub(crate) credits: Vec<u64>,
+    pub(crate) charges_before: Vec<u64>,
     /// Whether a fast path of the script supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,
 }
@@ -49,7 +49,7 @@ impl OperationTemplate {
             params: Vec::new(),
             calendars: Vec::new(),
             kept_free: Vec::new(),
-            credits: Vec::new(),
+            charges_before: Vec::new(),
             uses_fast_path: false,
         }
     }
@@ -57,8 +57,11 @@ impl OperationTemplate {
     /// Returns the options of a decision for the limit with this index: without what it was charged before.
     pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
         let options = limit.options(options);
-        let credit = self.credits.get(index).copied().unwrap_or_default();
-        AcquireOptions { cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, credit)), ..options }
+        let charge_before = self.charges_before.get(index).copied().unwrap_or_default();
+        AcquireOptions {
+            cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, charge_before)),
+            ..options
+        }
     }
 
     /// Appends the parameters of an algorithm for a cost.
@@ -89,7 +92,7 @@ pub(crate) struct TemplateSettings {
 }
 
 impl TemplateSettings {
-    /// Returns the template of an operation on all limits. `credits` has for each limit what the request was charged
+    /// Returns the template of an operation on all limits. `charges_before` has for each limit what the request was charged
     /// before, if it repeats an id.
     pub(crate) fn template(
         &self,
@@ -97,7 +100,7 @@ impl TemplateSettings {
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         operation: Operation,
         options: AcquireOptions,
-        credits: Vec<u64>,
+        charges_before: Vec<u64>,
     ) -> OperationTemplate {
         let arg2 = match operation {
             Operation::Hold | Operation::OnceHold => Some(self.hold_expiry),
@@ -107,7 +110,7 @@ impl TemplateSettings {
             arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
             cost: options.cost,
             kept_free: if operation == Operation::Record { Vec::new() } else { self.kept_free.clone() },
-            credits,
+            charges_before,
             ..OperationTemplate::new(operation)
         };
         for (index, limit) in limits.iter().enumerate() {

@@ -56,17 +56,17 @@ impl Store {
             // The calls of a scenario are fewer than the repeats of a hold.
             return Some([vec![0.0; limits], vec![REPEATED + 1.0]].concat());
         }
-        let credits = &template.ids[limits + 5..];
+        let charges_before = &template.ids[limits + 5..];
         let record = record.filter(|record| record.word > 0.0);
         match record {
-            None if credits[0] < 0.0 => None,
+            None if charges_before[0] < 0.0 => None,
             None => failed,
             Some(record) => {
                 let charged: Vec<f64> = record.costs.iter().copied().map(to_f64).collect();
-                if credits[0] < 0.0 {
+                if charges_before[0] < 0.0 {
                     return Some([charged, vec![REPEATED + 1.0]].concat());
                 }
-                if charged == credits { None } else { failed }
+                if charged == charges_before { None } else { failed }
             }
         }
     }

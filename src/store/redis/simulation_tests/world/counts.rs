@@ -16,6 +16,8 @@ pub(crate) struct Counts {
     pub(crate) longest: u64,
     /// The sessions that have expired since the start.
     pub(crate) expired_sessions: u64,
+    /// The sessions that hold costs now.
+    pub(crate) sessions: usize,
 }
 
 impl World {
@@ -43,6 +45,7 @@ impl World {
             updates: calls.iter().map(|call| call.operations).sum::<u64>() - decisions().count() as u64,
             longest: calls.iter().map(|call| call.ended_at - call.ran_at).max().unwrap_or(0),
             expired_sessions: server.store.expired.values().sum(),
+            sessions: server.store.sessions(),
         }
     }
 
