@@ -119,27 +119,37 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     assert!(rejected <= refused, "{refused} at once, {rejected} late");
 }
 
+/// Runs so many processes that share a limit over a link, each with a load. Returns the requests that start, and the asks.
+async fn starts_and_asks(
+    limit: Memory<(), impl Algorithm>,
+    (processes, link): (usize, Duration),
+    max_wait: Duration,
+    (per_second, time): (u32, Duration),
+) -> (usize, usize) {
+    let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
+    for _ in 0..processes {
+        let (calls, inner) = recorder();
+        let observed = Arc::clone(&asks);
+        let layer = RateLimitLayer::new(Global, Remote::new(limit.clone(), link)).responder(RejectWithError);
+        let layer = layer.max_wait(max_wait).observe(move |event: &Event<'_>| {
+            observed.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
+        });
+        loads.push((calls, spawn(open_loop(layer.layer(inner), per_second, 100 * SECOND, time, |_| ()))));
+    }
+    let mut started = 0;
+    for (calls, load) in loads {
+        load.await.expect("the load");
+        started += calls.lock().unwrap().len();
+    }
+    (started, asks.load(Relaxed))
+}
+
 /// Eight processes ask for the starts of one bucket, each of which only one can receive.
 #[tokio::test(start_paused = true)]
 async fn processes_ask_about_as_often_as_a_limit_admits() {
     let shared = memory(Gcra::new(Quota::per_second(500)).burst(1));
-    let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
-    for _ in 0..8 {
-        let (calls, inner) = recorder();
-        let observed = Arc::clone(&asks);
-        let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), ms(25))).responder(RejectWithError);
-        let layer = layer.max_wait(5 * SECOND).observe(move |event: &Event<'_>| {
-            observed.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
-        });
-        loads.push((calls, spawn(open_loop(layer.layer(inner), 93, 100 * SECOND, 6 * SECOND, |_| ()))));
-    }
-    let mut served = 0;
-    for (calls, load) in loads {
-        load.await.expect("the load");
-        served += calls.lock().unwrap().len();
-    }
-    let asks = asks.load(Relaxed);
-    assert!(served >= 2_850 && asks <= 4 * served, "{served} of 3000, {asks} asks");
+    let (started, asks) = starts_and_asks(shared, (8, ms(25)), 5 * SECOND, (93, 6 * SECOND)).await;
+    assert!(started >= 2_850 && asks <= 4 * started, "{started} of 3000, {asks} asks");
 }
 
 /// The end of a hold makes the time of the next start unknown. The queue asks after each release, and not in vain again and
@@ -205,23 +215,6 @@ async fn request_that_leaves_costs_its_key_nothing() {
 #[tokio::test(start_paused = true)]
 async fn full_leaky_queue_is_asked_when_a_place_is_free() {
     let limit = memory(LeakyQueue::new(Quota::per_second(5)).max_waiting(1));
-    let (asks, mut loads) = (Arc::new(AtomicUsize::new(0)), Vec::new());
-    for _ in 0..2 {
-        let (calls, inner) = recorder();
-        let observed = Arc::clone(&asks);
-        let layer = RateLimitLayer::new(Global, Remote::new(limit.clone(), ms(1))).responder(RejectWithError);
-        let layer = layer.max_wait(2 * SECOND).observe(move |event: &Event<'_>| {
-            if let Event::WaitAsked { .. } = event {
-                observed.fetch_add(1, Relaxed);
-            }
-        });
-        loads.push((calls, spawn(open_loop(layer.layer(inner), 10, 100 * SECOND, 20 * SECOND, |_| ()))));
-    }
-    let mut served = 0;
-    for (calls, load) in loads {
-        load.await.expect("the load");
-        served += calls.lock().unwrap().len();
-    }
-    let asks = asks.load(Relaxed);
-    assert!(served >= 95 && asks <= 4 * served, "{served} of 100, {asks} asks");
+    let (started, asks) = starts_and_asks(limit, (2, ms(1)), 2 * SECOND, (10, 20 * SECOND)).await;
+    assert!(started >= 95 && asks <= 4 * started, "{started} of 100, {asks} asks");
 }
