@@ -112,7 +112,7 @@ impl Algorithm for LeakyQueue {
     super::bucket::bucket_types::bucket_algorithm!();
 
     fn max_waiting(&self) -> Option<u64> {
-        Some(self.kernel.burst() - 1)
+        Some(self.kernel.burst().saturating_sub(1))
     }
 
     #[inline]
@@ -155,7 +155,7 @@ impl fmt::Debug for LeakyQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeakyQueue")
             .field("quota", &self.kernel.quota())
-            .field("max_waiting", &(self.kernel.burst() - 1))
+            .field("max_waiting", &self.kernel.burst().saturating_sub(1))
             .finish()
     }
 }

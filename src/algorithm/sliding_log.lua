@@ -149,7 +149,8 @@ local function charge(s, now, cost, p)
   if s[6] > 0 and s[5] == at then
     before = sum_before(s, s[6] - 1)
   else
-    local limit = max(s[7], s[9])
+    -- A limit of zero keeps surcharges in one hit.
+    local limit = max(s[7], s[9], 1)
     while s[6] >= limit do
       -- The weight of the oldest hit is added to the hit after it. While the newer hits use the limit up, no reader sees
       -- whether the oldest one counts for longer.
@@ -184,7 +185,7 @@ local function view(s, now, p)
   elseif used == 0 then
     return 0, now, now
   end
-  return used, idle_at, capacity_freed_at(s, max(1, used - p[1] + 1), now, p)
+  return used, idle_at, capacity_freed_at(s, max(1, used - max(p[1] - 1, 0)), now, p)
 end
 
 -- Writes the header, and the changes of the list.

@@ -435,6 +435,7 @@ macro_rules! agree_on_all_traces {
 
 agree_on_all_traces! {
     gcra,
+    tiers_of_zero,
     token_bucket,
     leaky_bucket,
     leaky_queue,

@@ -58,6 +58,16 @@ pub(super) async fn sliding_log(trace: Trace) {
     alone(trace, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
 }
 
+/// Of three tiers, one has no units. A key may have used another tier.
+pub(super) async fn tiers_of_zero(trace: Trace) {
+    let ([a, _, c], none) = (quotas(), Quota::per_hour(0));
+    alone(trace, "none of a bucket", [Gcra::new(a), Gcra::new(none), Gcra::new(c).burst(9)]).await;
+    alone(trace, "none of a queue", [LeakyQueue::new(a), LeakyQueue::new(none), LeakyQueue::new(c)]).await;
+    alone(trace, "none of a window", [FixedWindow::new(a), FixedWindow::new(none), FixedWindow::new(c)]).await;
+    alone(trace, "none of blocks", [SlidingWindow::new(a), SlidingWindow::new(none), SlidingWindow::new(c)]).await;
+    alone(trace, "none of a log", [SlidingLog::new(a), SlidingLog::new(none), SlidingLog::new(c)]).await;
+}
+
 /// Rates whose products exceed 2^53, where the Lua script computes in digits.
 pub(super) async fn fine_rates(trace: Trace) {
     let fine = [
