@@ -98,6 +98,15 @@ impl Costs {
         Self { number: self.number.or(other.number), ..self }
     }
 
+    /// Returns the costs without those in units that are not `known`.
+    pub(crate) fn only_in(self, known: impl Fn(&'static str) -> bool) -> Self {
+        let mut units = UnitCosts::NONE;
+        for (unit, cost) in self.units.entries().filter(|(unit, _)| known(unit.name())) {
+            units.add(unit, cost);
+        }
+        Self { units, ..self }
+    }
+
     /// Returns the greater of both costs, in each unit.
     pub(crate) fn max(self, other: Self) -> Self {
         let mut units = self.units;
@@ -190,7 +199,7 @@ impl UnitCosts {
         self.0.into_iter().take_while(|word| *word != 0).map(unpack)
     }
 
-    fn iter(self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = (&'static str, u64)> {
         self.entries().map(|(unit, cost)| (unit.name(), cost))
     }
 

@@ -178,8 +178,9 @@ impl Held {
     /// Replaces how the guard settles, and keeps everything else that it holds: for a limiter around another one.
     ///
     /// Instead of charging the actual costs, the guard calls `settle` once, with the guard of the cost that is settled
-    /// and the actual costs. What other limits hold (requests [in flight](crate::InFlight), fixed costs) ends as before.
-    /// A guard without a cost to settle never calls `settle`.
+    /// and the actual costs, without those in units that only other limiters of a [`Chained`](super::Chained) name. What
+    /// other limits hold (requests [in flight](crate::InFlight), fixed costs) ends as before. A guard without a cost to
+    /// settle never calls `settle`.
     ///
     /// ```
     /// use tower_ratelimit::limiter::{LimiterFuture, Outcome};
@@ -211,7 +212,10 @@ impl Held {
             (inner.units, inner.known_units) = (outer.units, outer.known_units.clone());
             inner.parts.extend(outer.parts.extract_if(.., |part| part.kind == PartKind::Settled));
             let inner = Self(Some(inner));
-            let end = End::Call(Box::new(move |actual| settle(inner, actual)));
+            let end = End::Call(Box::new(move |actual| {
+                let known = inner.0.as_ref().map_or(actual, |parts| parts.known_costs(actual));
+                settle(inner, known)
+            }));
             outer.parts.push(Part { kind: PartKind::Settled, amount: cost, end });
         }
         self
@@ -288,13 +292,7 @@ impl Held {
 
     /// Checks that a limit names each unit.
     pub(crate) fn check_units(&self, actual: Costs) -> Result<(), Error> {
-        let Some(parts) = self.0.as_ref().filter(|parts| parts.cost.is_some()) else { return Ok(()) };
-        if actual.unit_costs().is_none() {
-            return Ok(());
-        }
-        let held = Costs::from_parts(None, parts.units);
-        let known = || parts.known_units.iter().copied().chain(held.units().map(|(unit, _)| unit));
-        actual.unit_costs().check(|visit| known().for_each(visit))
+        self.0.as_ref().map_or(Ok(()), |parts| parts.check_units(actual))
     }
 
     /// Ends the hold and charges nothing.

@@ -158,6 +158,25 @@ impl Parts {
         }
     }
 
+    /// Checks that a limit names each unit.
+    pub(super) fn check_units(&self, actual: Costs) -> Result<(), Error> {
+        let units = actual.unit_costs();
+        if self.cost.is_none() || units.is_none() {
+            return Ok(());
+        }
+        units.check(|visit| self.all_known_units().for_each(visit))
+    }
+
+    /// Returns the units in which the guard can be settled, some more than once.
+    fn all_known_units(&self) -> impl Iterator<Item = &'static str> {
+        self.known_units.iter().copied().chain(self.units.iter().map(|(unit, _)| unit))
+    }
+
+    /// Returns the part of the costs that this guard settles. A guard that is joined with it can know other units.
+    pub(super) fn known_costs(&self, actual: Costs) -> Costs {
+        actual.only_in(|unit| self.all_known_units().any(|known| known == unit))
+    }
+
     pub(super) fn costs(&self) -> Costs {
         Costs::from_parts(Some(self.cost()), self.units)
     }

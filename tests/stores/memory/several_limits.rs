@@ -199,17 +199,6 @@ impl Model {
         }
     }
 
-    /// The costs in the units that a guard settles. The guard of a chain knows no others.
-    fn held_units(&self, guards: &Guards, costs: Costs) -> Costs {
-        let number = costs.number().map_or_else(Costs::new, Costs::from);
-        let is_held = |unit| {
-            let held = guards.iter().filter(|(_, held)| held.cost() > 0);
-            let mut specs = held.map(|(index, _)| &self.specs[*index]).filter(|spec| !spec.is_shadow);
-            specs.any(|spec| spec.unit == Some(unit) && spec.kind != IN_FLIGHT)
-        };
-        costs.units().filter(|(unit, _)| is_held(*unit)).fold(number, |costs, (unit, cost)| costs.add(unit, cost))
-    }
-
     /// Compares a decision with what each limit says. It lists all limits, or the most restrictive one and the shadows.
     fn compare(&self, call: &Call, decision: &Decision, detail: Detail, expected: &Expected, context: &str) {
         let remaining = |(index, _, plain): &(usize, u64, Decision)| {
@@ -384,7 +373,6 @@ fn compare(seed: u64) -> [u64; 4] {
                     }
                     1 => drop((ours, theirs)),
                     _ => {
-                        let costs = if is_chain { model.held_units(&theirs, costs) } else { costs };
                         model.settle(theirs, costs);
                         run(ours.settle(costs)).unwrap_or_else(|error| panic!("{context}: {error}"));
                     }
