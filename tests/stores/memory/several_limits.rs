@@ -105,7 +105,11 @@ impl Spec {
             4 => with_options(self, index, SlidingWindow::new(self.quota)),
             5 => with_options(self, index, SlidingWindow::new(self.quota).blocks(2).weighted()),
             6 => with_options(self, index, SlidingLog::new(self.quota)),
-            IN_FLIGHT => with_options(self, index, InFlight::new(self.quota.limit())),
+            IN_FLIGHT => {
+                let limit = InFlight::new(self.quota.limit());
+                let has_max = self.quota.limit().is_multiple_of(2);
+                with_options(self, index, if has_max { limit.max_duration(self.quota.period()) } else { limit })
+            }
             _ => with_options(self, index, LeakyQueue::new(self.quota).max_waiting(3)),
         }
     }
