@@ -120,7 +120,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
-    fn record_key(&self, key: &Key, remember: CallId) -> Option<RecordKey> {
+    fn record_key(&self, key: &Key, call_id: CallId) -> Option<RecordKey> {
         let context = self.context(key, AcquireOptions::default());
         let mut parts = Vec::new();
         L::for_each(&self.shared().tables, &mut |limit| {
@@ -131,7 +131,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         if parts.is_empty() {
             return None;
         }
-        Some((self.shared().reservations.hash(&parts, remember.is_hold()), remember.id))
+        Some((self.shared().reservations.hash(&parts, call_id.is_hold()), call_id.id))
     }
 }
 

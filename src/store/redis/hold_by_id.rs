@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::client::{OnceOperation, OnceRequest, OperationKind, OperationTarget, ReserveOperation, SettleOperation};
+use super::client::{IdOperation, OnceRequest, OperationKind, OperationTarget, ReserveOperation, SettleOperation};
 use super::cluster::cluster_slot;
 use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
@@ -43,8 +43,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
         self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
-            let remember = CallId::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
-            let record = self.reservation_keys(&target, remember)?.record;
+            let call_id = CallId::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
+            let record = self.reservation_keys(&target, call_id)?.record;
             let settle = SettleOperation { template, record, actual };
             Ok(target.operation(OperationKind::Settle(Box::new(settle)), reply))
         })
@@ -55,11 +55,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         &self,
         key: &Key,
         options: AcquireOptions,
-        remember: CallId,
+        call_id: CallId,
     ) -> Result<LimiterFuture<Outcome>, Error> {
-        remember.check()?;
+        call_id.check()?;
         let target = self.target(key, self.algorithms(key))?;
-        let once = self.id(&target, remember, if options.hold { 0 } else { remember.repeats })?;
+        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats })?;
         self.client.submit_once(OnceRequest {
             options,
             target,
@@ -69,13 +69,13 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    fn id(&self, target: &OperationTarget, remember: CallId, repeats: u16) -> Result<OnceOperation, Error> {
-        let keys = Arc::new(self.reservation_keys(target, remember)?);
-        Ok(OnceOperation { keys, remember, max_ids: self.max_ids, repeats })
+    fn id(&self, target: &OperationTarget, call_id: CallId, repeats: u16) -> Result<IdOperation, Error> {
+        let keys = Arc::new(self.reservation_keys(target, call_id)?);
+        Ok(IdOperation { keys, call_id, max_ids: self.max_ids, repeats })
     }
 
-    fn reservation_keys(&self, target: &OperationTarget, remember: CallId) -> Result<ReservationKeys, Error> {
-        let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, remember);
+    fn reservation_keys(&self, target: &OperationTarget, call_id: CallId) -> Result<ReservationKeys, Error> {
+        let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, call_id);
         if self.client.config.health.server.is_cluster() && cluster_slot(&keys.record) != target.slot() {
             return Err(Error::config(
                 "a reservation id cannot share the cluster slot of its key: braces in the prefix prevent it; remove them",

@@ -76,14 +76,14 @@ impl KeyFormat {
     /// Returns the names of the keys of a reservation id on the concatenated keys of all limits.
     ///
     /// They have the cluster slot of the first limit's key: its hash tag, or the whole key as the tag.
-    pub(crate) fn reservation_keys(&self, keys: &[u8], offsets: &[usize], remember: CallId) -> ReservationKeys {
+    pub(crate) fn reservation_keys(&self, keys: &[u8], offsets: &[usize], call_id: CallId) -> ReservationKeys {
         let start = offsets.iter().copied().take_while(|end| *end == 0).count();
         let first = String::from_utf8_lossy(&keys[..offsets.get(start).copied().unwrap_or(0)]);
         let base = if first.contains('{') { first.into_owned() } else { format!("{}:{{{first}}}", self.prefix) };
         let of_key = Sha256::new().chain_update((keys.len() as u64).to_le_bytes()).chain_update(keys);
-        let of_id = of_key.clone().chain_update(mistake!(IdsAreOne, [0; 16], remember.id.to_bytes()));
+        let of_id = of_key.clone().chain_update(mistake!(IdsAreOne, [0; 16], call_id.id.to_bytes()));
         let name = |kind: &str, hash: Sha256| format!("{base}:{kind}{}", hex('~', &hash.finalize()[..16])).into_bytes();
-        let [record, counts] = if remember.is_hold() { ["id", "ids"] } else { ["request", "requests"] };
+        let [record, counts] = if call_id.is_hold() { ["id", "ids"] } else { ["request", "requests"] };
         ReservationKeys { record: name(record, of_id), counts: name(counts, of_key) }
     }
 

@@ -110,9 +110,9 @@ impl Spec {
         }
     }
 
-    /// A limiter of the limit without its options. Its condition, which always holds, makes it take the transaction.
+    /// A limiter of the limit without its options.
     fn plain(self, index: usize, clock: &ManualClock) -> BoxLimiter<Call> {
-        let spec = Self { is_conditional: true, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
+        let spec = Self { is_conditional: false, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
         memory(vec![spec.limit(index)], clock)
     }
 }
@@ -176,11 +176,14 @@ impl Model {
     }
 
     /// Charges or holds an allowed request on each limit that applies and allows the request.
-    fn charge(&self, call: &Call, hold: bool, expected: &mut Expected) -> Guards {
+    ///
+    /// A request with an id takes the transaction: no plain case, which the limits in one list share, decides it. No id
+    /// is repeated.
+    fn charge(&self, call: &Call, hold: bool, id: &str, expected: &mut Expected) -> Guards {
         let mut guards = Vec::new();
         for (index, cost, decision) in &mut expected.limits {
             if decision.is_allowed() {
-                let options = self.options(*index, *cost, hold);
+                let options = self.options(*index, *cost, hold).once(id, 1, Duration::from_millis(1));
                 let Outcome { decision: charged, held, .. } =
                     ready(self.plain[*index].acquire(&Self::key(call), options));
                 guards.extend(held.map(|held| (*index, held)));
@@ -389,8 +392,11 @@ fn compare(seed: u64) -> [u64; 4] {
                 let peeked = run(limiter.peek(&call, options)).expect("a decision");
                 model.compare(&call, &peeked, detail, &expected, &context);
                 let Outcome { decision, held: guard, .. } = run(limiter.acquire(&call, options)).expect("a decision");
-                let guards =
-                    if expected.verdict.is_allowed() { model.charge(&call, hold, &mut expected) } else { Vec::new() };
+                let guards = if expected.verdict.is_allowed() {
+                    model.charge(&call, hold, &step.to_string(), &mut expected)
+                } else {
+                    Vec::new()
+                };
                 model.compare(&call, &decision, detail, &expected, &context);
                 if held.is_empty() && !hold && detail == Detail::All {
                     model.check_next_tokens(&call, &decision, costs, &context);

@@ -48,7 +48,7 @@ use self::dispatch::execute;
 pub(crate) use self::future::by_deadline;
 use self::future::{reply_lost, reply_of};
 pub(crate) use self::lease::LeaseSender;
-pub(crate) use self::once::{OnceOperation, OnceRequest};
+pub(crate) use self::once::{IdOperation, OnceRequest};
 pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
 use self::queue::OperationQueue;
 pub(crate) use self::reservation::{ReserveOperation, SettleOperation};

@@ -21,9 +21,9 @@ use crate::store::redis::script::{
 
 /// The id of a decision or a hold, and what the server remembers of it.
 #[derive(Clone)]
-pub(crate) struct OnceOperation {
+pub(crate) struct IdOperation {
     pub(crate) keys: Arc<ReservationKeys>,
-    pub(crate) remember: CallId,
+    pub(crate) call_id: CallId,
     pub(crate) max_ids: usize,
     /// 0 for a hold of a request that is charged once, which its settlement records.
     pub(crate) repeats: u16,
@@ -32,12 +32,12 @@ pub(crate) struct OnceOperation {
 /// The record of a settled request.
 pub(crate) struct RecordOperation {
     pub(super) template: Arc<OperationTemplate>,
-    once: OnceOperation,
+    once: IdOperation,
     /// For each limit what the request was charged.
     charged: Vec<u64>,
 }
 
-impl OnceOperation {
+impl IdOperation {
     /// Appends the numbers of a decision, and adds the keys of the id.
     pub(super) fn encode(&self, template: &OperationTemplate, numbers: &mut Vec<f64>, keys: &mut Vec<Vec<u8>>) {
         let limits = numbers.len();
@@ -55,7 +55,7 @@ impl OnceOperation {
         let fields = fields::Reserve {
             record_key: push_key(&self.keys.record, keys),
             counts_key: push_key(&self.keys.counts, keys),
-            lifetime: self.remember.micros(),
+            lifetime: self.call_id.micros(),
             max_ids: self.max_ids as u64,
             repeats: u64::from(self.repeats),
         };
@@ -79,7 +79,7 @@ pub(crate) struct OnceRequest {
     pub(crate) settings: TemplateSettings,
     /// Whether a limit holds its cost.
     pub(crate) holds: bool,
-    pub(crate) once: OnceOperation,
+    pub(crate) once: IdOperation,
 }
 
 /// What the client knows of a request before an operation.
@@ -129,8 +129,8 @@ impl OnceRequest {
         let charged = self.target.limits.limits.iter().map(charged_on).collect();
         let template = Arc::new(self.template(Operation::Record, AcquireOptions::cost(0), Vec::new()));
         // `once` of a hold has none. They count from the settlement.
-        let repeats = self.once.remember.repeats;
-        let once = OnceOperation { repeats, ..self.once.clone() };
+        let repeats = self.once.call_id.repeats;
+        let once = IdOperation { repeats, ..self.once.clone() };
         let record = RecordOperation { template, once, charged };
         let kind = OperationKind::Record(Box::new(record));
         client.submit_operation(|reply| Ok(self.target.clone().operation(kind, reply)))

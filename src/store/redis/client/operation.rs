@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::completion::OperationResult;
-use super::once::{OnceOperation, RecordOperation};
+use super::once::{IdOperation, RecordOperation};
 use super::reservation::{ReserveOperation, SettleOperation};
 use crate::decision::AcquireOptions;
 use crate::error::Error;
@@ -34,7 +34,7 @@ pub(crate) struct QueuedOperation {
     pub(crate) kind: OperationKind,
     pub(crate) target: OperationTarget,
     /// The id of a decision that is charged once.
-    pub(crate) once: Option<Box<OnceOperation>>,
+    pub(crate) once: Option<Box<IdOperation>>,
     /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
     pub(crate) answer_by: Option<Instant>,
     /// The operation is asked once more: the reply to the first call said that nothing was charged.

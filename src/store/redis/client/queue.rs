@@ -40,7 +40,9 @@ struct QueueState {
     weight: usize,
     /// The weight of a full batch.
     full_weight: usize,
-    /// When the queue was last empty.
+    /// The operations at the front that wait for a call in flight.
+    passed_over: usize,
+    /// When the queue was last empty, but for those.
     empty_at: Instant,
     /// The worker task has ended with its runtime.
     is_stopped: bool,
@@ -66,11 +68,15 @@ pub(super) struct BatchBounds {
 }
 
 impl OperationQueue {
+    /// The operations that a batch passes over at most: with each batch they are looked at again.
+    const MAX_WAITING: usize = 1_024;
+
     pub(crate) fn new() -> Self {
         let state = QueueState {
             pending: VecDeque::new(),
             weight: 0,
             full_weight: BatchWeight::INITIAL,
+            passed_over: 0,
             empty_at: Instant::now(),
             is_stopped: false,
         };
@@ -94,8 +100,9 @@ impl OperationQueue {
         // The worker looks at the queue when it receives its first operation, and when it contains a full batch. At any
         // other time the worker knows that the queue is not empty.
         let is_full = before < state.full_weight && state.weight >= state.full_weight;
-        let must_notify = state.pending.len() == 1 || is_full;
-        if state.pending.len() == 1 {
+        let is_first = state.pending.len() == state.passed_over + 1;
+        let must_notify = is_first || is_full;
+        if is_first {
             state.empty_at = Instant::now();
         }
         drop(state);
@@ -126,32 +133,34 @@ impl OperationQueue {
 
     /// Adds operations once more, in front of all others.
     pub(super) fn ask_again(&self, operations: Vec<QueuedOperation>) {
-        if operations.is_empty() {
-            return;
-        }
-        let mut state = self.state();
-        for operation in operations.into_iter().rev() {
-            state.weight += operation.total_weight();
-            state.pending.push_front(operation);
+        if !operations.is_empty() {
+            self.state().put_back(operations);
         }
     }
 
-    /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time. The
-    /// batch ends before an operation that may not be sent while other calls are in flight.
+    /// Takes the next batch, in the order of arrival, and the decisions before its end that cannot be answered in time.
+    ///
+    /// An operation that may not be sent while other calls are in flight keeps its place, and holds up no others unless very
+    /// many of them wait.
     pub(super) fn take_batch(&self, bounds: &BatchBounds, must_wait: impl Fn(&QueuedOperation) -> bool) -> TakenBatch {
         let mut state = self.state();
         state.full_weight = bounds.max_weight;
         let mut taken =
             TakenBatch { batch: Vec::with_capacity(state.pending.len().min(bounds.max_weight)), late: Vec::new() };
-        let (mut weight, earliest) = (0, state.earliest_answer(bounds));
+        let (mut weight, mut waiting, earliest) = (0, Vec::new(), state.earliest_answer(bounds));
         while let Some(next) = state.pending.front() {
             let fits = (weight + next.total_weight() <= bounds.max_weight || taken.batch.is_empty())
                 && taken.batch.first().is_none_or(|first| Arc::ptr_eq(&first.target.limits, &next.target.limits));
             let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
-            if !is_late && (!fits || !bounds.is_probe && must_wait(next)) {
+            let waits = !is_late && !bounds.is_probe && must_wait(next);
+            if !is_late && !fits || waits && waiting.len() >= Self::MAX_WAITING {
                 break;
             }
             let Some(operation) = state.pop() else { break };
+            if waits {
+                waiting.push(operation);
+                continue;
+            }
             if operation.is_cancelled() {
                 continue;
             }
@@ -162,6 +171,11 @@ impl OperationQueue {
             weight += operation.total_weight();
             taken.batch.push(operation);
         }
+        state.passed_over = waiting.len();
+        if state.pending.is_empty() {
+            state.empty_at = bounds.now;
+        }
+        state.put_back(waiting);
         taken
     }
 
@@ -171,6 +185,8 @@ impl OperationQueue {
         let mut pending = std::mem::take(&mut state.pending);
         pending.retain(|operation| !operation.is_cancelled());
         state.weight = pending.iter().map(QueuedOperation::total_weight).sum();
+        // The next operation may wake the worker without need.
+        state.passed_over = 0;
         state.pending = pending;
     }
 
@@ -178,7 +194,7 @@ impl OperationQueue {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
         // Unlocked before the results are sent: a caller that wakes may add its next operation.
-        state.weight = 0;
+        (state.weight, state.passed_over) = (0, 0);
         drop(state);
         for operation in pending {
             if mistake!(WaitingCallsAreNotAnswered) {
@@ -210,6 +226,13 @@ impl OperationQueue {
 }
 
 impl QueueState {
+    fn put_back(&mut self, operations: Vec<QueuedOperation>) {
+        for operation in operations.into_iter().rev() {
+            self.weight += operation.total_weight();
+            self.pending.push_front(operation);
+        }
+    }
+
     fn pop(&mut self) -> Option<QueuedOperation> {
         let operation = self.pending.pop_front()?;
         self.weight -= operation.total_weight();

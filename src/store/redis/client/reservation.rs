@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::completion::{Completion, OperationResult};
-use super::once::OnceOperation;
+use super::once::IdOperation;
 use super::operation::QueuedOperation;
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::store::redis::script::{
 pub(crate) struct ReserveOperation {
     pub(crate) options: AcquireOptions,
     pub(crate) template: Arc<OperationTemplate>,
-    pub(crate) id: OnceOperation,
+    pub(crate) id: IdOperation,
 }
 
 /// The settlement of a hold by its id.

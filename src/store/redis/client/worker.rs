@@ -104,7 +104,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 Either::Right(_) => None,
             }
         } else {
-            // The first poll sends the new calls.
+            // The first poll sends the new calls, unless an earlier one has ended.
             calls.next().now_or_never().flatten()
         };
         if let Some((sent, end)) = ended {

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use tokio::time::sleep;
+
 use super::{LINKS, Link, MS, SPAN, connect, offer, offer_each, slow_server, start};
 use crate::AcquireOptions;
 use crate::limiter::Limiter;
@@ -42,6 +44,30 @@ async fn holds_and_ids_below_capacity_are_answered() {
     }
 }
 
+/// Holds that one key denies create a session each, of which a few may be in flight. They hold up no other key.
+#[tokio::test(start_paused = true)]
+async fn denied_holds_of_a_key_hold_up_no_others() {
+    for (round_trip, deadline) in LINKS {
+        let (world, limiter) = start(slow_server(round_trip), MS * deadline);
+        connect(&limiter).await;
+        let goodput = offer_each(&world, 8, SPAN, |number| {
+            let is_denied = number % 9 == 0;
+            let (key, cost) = if is_denied { (0, 2_000_000) } else { (number, 1) };
+            let decision = limiter.acquire(&key, AcquireOptions::cost(cost).hold());
+            async move {
+                match decision.await {
+                    Ok(outcome) if is_denied => outcome.held.is_none(),
+                    Ok(outcome) => outcome.held.expect("a hold").settle(1).await.is_ok(),
+                    // As many denied holds as are in flight are answered in a round trip, the others too late.
+                    Err(_) => is_denied,
+                }
+            }
+        });
+        let goodput = goodput.await;
+        assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms: {goodput:?}");
+    }
+}
+
 /// While the calls that create a session on a key are in flight, a few others may create one.
 #[tokio::test(start_paused = true)]
 async fn holds_on_one_key_create_few_sessions() {
@@ -61,6 +87,31 @@ async fn holds_on_one_key_create_few_sessions() {
         let goodput = goodput.await;
         let sessions = world.counts(0).sessions;
         assert!((1..=4).contains(&sessions), "{round_trip} ms: {sessions} sessions, {goodput:?}");
+    }
+}
+
+/// Calls whose replies are lost create no session any more: a later hold on their key is sent beside other calls.
+#[tokio::test(start_paused = true)]
+async fn lost_calls_create_no_sessions() {
+    for (round_trip, deadline) in LINKS {
+        let (world, limiter) = start(slow_server(round_trip), MS * deadline);
+        connect(&limiter).await;
+        world.pause(u64::from(deadline) * 2_000);
+        let lost = offer_each(&world, 1, MS * deadline / 2, |_| {
+            let decision = limiter.acquire(&7, AcquireOptions::default().hold());
+            async move { decision.await.is_ok() }
+        });
+        assert_eq!(lost.await.answered, 0, "{round_trip} ms");
+        sleep(MS * 3 * deadline).await;
+        connect(&limiter).await;
+        let goodput = offer_each(&world, 8, SPAN, |number| {
+            let is_hold = number % 9 == 0;
+            let options = if is_hold { AcquireOptions::default().hold() } else { AcquireOptions::default() };
+            let decision = limiter.acquire(&if is_hold { 7 } else { number }, options);
+            async move { decision.await.is_ok_and(|outcome| outcome.held.is_some() == is_hold) }
+        });
+        let goodput = goodput.await;
+        assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms: {goodput:?}");
     }
 }
 

@@ -11,7 +11,8 @@ pub(crate) struct StepEncoder {
     /// Where the own numbers of the last step start in `numbers`.
     last_numbers: usize,
     count: usize,
-    has_repeats: bool,
+    /// Whether each step is on the key of its index, and not repeated.
+    in_order: bool,
 }
 
 impl StepEncoder {
@@ -23,7 +24,7 @@ impl StepEncoder {
             step: Vec::with_capacity(limits + 1),
             last_numbers: 0,
             count: 0,
-            has_repeats: false,
+            in_order: true,
         }
     }
 
@@ -43,7 +44,7 @@ impl StepEncoder {
             let repeats = self.encoded.len() - (start - self.last_numbers) - 2;
             let count = u16::from_le_bytes([self.encoded[repeats], self.encoded[repeats + 1]]) + 1;
             self.encoded[repeats..repeats + 2].copy_from_slice(&count.to_le_bytes());
-            self.has_repeats = true;
+            self.in_order = false;
             return;
         }
         for number in self.step.iter().chain(&[1]) {
@@ -51,6 +52,8 @@ impl StepEncoder {
         }
         self.encoded.extend_from_slice(&self.numbers[start..]);
         self.last_numbers = start;
+        // A key may be known to the batch without a step: an update that carries nothing.
+        self.in_order &= key_indices.first().is_some_and(|key| usize::from(*key) == self.count);
         self.count += 1;
         self.previous.clone_from(&self.step);
     }
@@ -58,7 +61,7 @@ impl StepEncoder {
     /// Returns the number of encoded steps, without repeats, and the steps. If each of these keys has one step, in the order
     /// of the keys: 0, and the own numbers of the steps.
     pub(crate) fn encoded(&self, keys: usize) -> (usize, &[u8]) {
-        let is_plain = self.previous.len() == 2 && self.count == keys && !self.has_repeats;
+        let is_plain = self.previous.len() == 2 && self.count == keys && self.in_order;
         if is_plain { (0, &self.numbers) } else { (self.count, &self.encoded) }
     }
 }
@@ -98,7 +101,19 @@ mod tests {
         assert_eq!(encoded(&[&[0], &[NO_KEY]], 1), (2, 28), "a step without a key");
         assert_eq!(encoded(&[&[0, 1], &[2, 3]], 4), (2, 32), "several limits");
         assert_eq!(encoded(&[&[0, 1], &[2, 1]], 2), (2, 32), "several limits");
+        assert_eq!(encoded(&[&[1], &[0]], 2), (2, 28), "in another order");
     }
+
+    /// As many steps as keys, of which one has none.
+    #[test]
+    fn two_steps_on_one_key_are_not_those_of_two_keys() {
+        let mut encoder = StepEncoder::new(1);
+        for number in [1.0, 2.0] {
+            encoder.push(0, &[0], &[number]);
+        }
+        assert_eq!(encoder.encoded(2).0, 2);
+    }
+
     #[test]
     fn steps_with_other_numbers_are_no_repeats() {
         let mut encoder = StepEncoder::new(1);

@@ -32,7 +32,7 @@ pub(crate) struct OperationTemplate {
     pub(crate) calendars: Vec<(usize, Calendar)>,
     /// For each limit the units that are kept free from the request. Empty if no limit keeps any free. Not sent.
     pub(crate) kept_free: Vec<Option<u64>>,
-    /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `OnceOperation`.
+    /// For each limit what the request was charged before. Empty if it repeats no id. Not sent: see `IdOperation`.
     pub(crate) charges_before: Vec<u64>,
     /// Whether a fast path of the script supports the operation. Not sent.
     pub(crate) uses_fast_path: bool,
