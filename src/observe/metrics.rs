@@ -392,7 +392,8 @@ impl Observer for Metrics {
     }
 }
 
-/// Describes all metrics to the installed recorder: a name tells the kind and the unit of its metric.
+/// Describes all metrics to the installed recorder: a name tells the kind of its metric, and whether the value is in
+/// seconds, in bytes, or a plain number.
 fn describe() {
     for (name, text) in DESCRIPTIONS {
         let unit = match name {

@@ -23,8 +23,7 @@ pub(super) enum Source {
     Address,
     User,
     BasicUser(Credential<Pepper>),
-    /// A header or a cookie.
-    Named(Credential<Pepper>),
+    HeaderOrCookie(Credential<Pepper>),
 }
 
 /// The number of sources of one part each.
@@ -54,11 +53,14 @@ impl Part {
                     return Err(format!("invalid name of a header {header:?}; write it as in \"header:x-api-key\""));
                 };
                 let name = format!("header:{header}").into();
-                return Ok(Self { name, source: Source::Named(Credential::header(header).pepper(pepper.clone())) });
+                return Ok(Self {
+                    name,
+                    source: Source::HeaderOrCookie(Credential::header(header).pepper(pepper.clone())),
+                });
             }
             Some(("cookie", cookie)) => {
                 let cookie = Credential::try_cookie(cookie).map_err(|error| error.to_string())?;
-                Source::Named(cookie.pepper(pepper.clone()))
+                Source::HeaderOrCookie(cookie.pepper(pepper.clone()))
             }
             Some(_) => return Err(unknown(name)),
         };
@@ -75,19 +77,19 @@ impl Part {
             Source::Address => ADDRESS,
             Source::User => USER,
             Source::BasicUser(_) => 6,
-            Source::Named(_) => PLAIN_PARTS,
+            Source::HeaderOrCookie(_) => PLAIN_PARTS,
         }
     }
 
     /// Returns whether the value of the part is a keyed hash.
     pub(super) fn is_hashed(&self) -> bool {
-        matches!(self.source, Source::BasicUser(_) | Source::Named(_))
+        matches!(self.source, Source::BasicUser(_) | Source::HeaderOrCookie(_))
     }
 
     /// Returns the value that a request with a text of the configuration has.
     pub(super) fn value_of(&self, text: &str) -> KeyText {
         let fingerprint = match &self.source {
-            Source::BasicUser(credential) | Source::Named(credential) => credential.key_of(text),
+            Source::BasicUser(credential) | Source::HeaderOrCookie(credential) => credential.key_of(text),
             Source::Host => return KeyText::from(&*text.to_ascii_lowercase()),
             _ => return KeyText::from(text),
         };

@@ -157,7 +157,7 @@ impl<A, U> ExtractParts<A, U> {
             Source::Host => Host::new().extract(request),
             Source::Address => self.parts.address.extract(request).map(|address| text_of(&address)),
             Source::User => self.parts.user.extract(request).map(|user| text_of(&user)),
-            Source::BasicUser(credential) | Source::Named(credential) => {
+            Source::BasicUser(credential) | Source::HeaderOrCookie(credential) => {
                 credential.extract(request).map(|credential| text_of(&credential))
             }
         }

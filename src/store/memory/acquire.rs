@@ -44,7 +44,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         // Released if nothing is decided, or if an algorithm panics.
         let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
         self.shared.end_due();
-        // A request without a guard has had this case above.
+        // An uncommon case was tried above.
         if not_decided != NotDecided::Uncommon
             && let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut())
         {

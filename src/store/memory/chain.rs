@@ -10,7 +10,7 @@ use crate::decision::{Decision, Verdict};
 use crate::limiter::Held;
 use crate::store::inner::{ShareRole, StatusList};
 
-/// The plain case of limits whose types are unknown, or that keep units free or have marks: see [`Part::charge_plain`].
+/// The plain case of limits of unknown types, and of requests with a guard or a hold: see [`Part::charge_plain`].
 #[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
 #[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct PlainChain<'p> {
@@ -21,11 +21,13 @@ pub struct PlainChain<'p> {
     has_shadow: bool,
     has_common: bool,
     has_share: bool,
-    /// What was charged, the last limit first: the limit with the least remaining, or all.
+    /// Whether all limits that were charged support scheduling.
     supports_scheduling: bool,
+    /// Of the limits that were charged, the one with the least remaining. `None` if the decision lists them.
     least: Option<(u64, Charged<'p>)>,
+    /// All limits that were charged, the last one first, if the decision lists them.
     listed: StatusList,
-    /// What is held, in the same order. If an algorithm panics, the guard releases it.
+    /// What is held, of the last limit first. If an algorithm panics, the guard releases it.
     pub(super) held: Option<&'p mut Held>,
 }
 

@@ -105,14 +105,18 @@ impl Spec {
             4 => with_options(self, index, SlidingWindow::new(self.quota)),
             5 => with_options(self, index, SlidingWindow::new(self.quota).blocks(2).weighted()),
             6 => with_options(self, index, SlidingLog::new(self.quota)),
-            IN_FLIGHT => with_options(self, index, InFlight::new(self.quota.limit())),
+            IN_FLIGHT => {
+                let limit = InFlight::new(self.quota.limit());
+                let has_max = self.quota.limit().is_multiple_of(2);
+                with_options(self, index, if has_max { limit.max_duration(self.quota.period()) } else { limit })
+            }
             _ => with_options(self, index, LeakyQueue::new(self.quota).max_waiting(3)),
         }
     }
 
-    /// A limiter of the limit without its options. Its condition, which always holds, makes it take the transaction.
+    /// A limiter of the limit without its options.
     fn plain(self, index: usize, clock: &ManualClock) -> BoxLimiter<Call> {
-        let spec = Self { is_conditional: true, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
+        let spec = Self { is_conditional: false, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
         memory(vec![spec.limit(index)], clock)
     }
 }
@@ -176,11 +180,14 @@ impl Model {
     }
 
     /// Charges or holds an allowed request on each limit that applies and allows the request.
-    fn charge(&self, call: &Call, hold: bool, expected: &mut Expected) -> Guards {
+    ///
+    /// A request with an id takes the transaction: no plain case, which the limits in one list share, decides it. No id
+    /// is repeated.
+    fn charge(&self, call: &Call, hold: bool, id: &str, expected: &mut Expected) -> Guards {
         let mut guards = Vec::new();
         for (index, cost, decision) in &mut expected.limits {
             if decision.is_allowed() {
-                let options = self.options(*index, *cost, hold);
+                let options = self.options(*index, *cost, hold).once(id, 1, Duration::from_millis(1));
                 let Outcome { decision: charged, held, .. } =
                     ready(self.plain[*index].acquire(&Self::key(call), options));
                 guards.extend(held.map(|held| (*index, held)));
@@ -389,8 +396,11 @@ fn compare(seed: u64) -> [u64; 4] {
                 let peeked = run(limiter.peek(&call, options)).expect("a decision");
                 model.compare(&call, &peeked, detail, &expected, &context);
                 let Outcome { decision, held: guard, .. } = run(limiter.acquire(&call, options)).expect("a decision");
-                let guards =
-                    if expected.verdict.is_allowed() { model.charge(&call, hold, &mut expected) } else { Vec::new() };
+                let guards = if expected.verdict.is_allowed() {
+                    model.charge(&call, hold, &step.to_string(), &mut expected)
+                } else {
+                    Vec::new()
+                };
                 model.compare(&call, &decision, detail, &expected, &context);
                 if held.is_empty() && !hold && detail == Detail::All {
                     model.check_next_tokens(&call, &decision, costs, &context);

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::task::yield_now;
+use tokio::time::{Instant, advance, pause, resume, sleep};
 use tower_ratelimit::limiter::AdminOperation;
 use tower_ratelimit::{AcquireOptions, BlockReason, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
 use crate::helpers::{LONG_DEADLINE, acquire, is_allowed};
 use crate::process::wait_until;
+use crate::proxy::Proxy;
 use crate::server::Server;
 
 pub(crate) fn with_module() -> Server {
@@ -21,6 +24,11 @@ pub(crate) fn with_module() -> Server {
 
 fn limiter(server: &Server, quota: Quota) -> RedisCell {
     RedisCell::builder(server.open(), "api", quota).deadline(LONG_DEADLINE).build().expect("a quota")
+}
+
+fn behind(proxy: &Proxy) -> RedisCell {
+    let through = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    RedisCell::builder(through, "api", Quota::per_hour(1_000)).deadline(LONG_DEADLINE).build().expect("a quota")
 }
 
 #[tokio::test]
@@ -145,13 +153,75 @@ async fn server_without_the_module_is_named_in_the_error() {
 async fn key_of_another_type_fails_alone() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
-    server.command(&["RPUSH", &limiter.redis_key("bad"), "x"]);
-    let (bad, good) = tokio::join!(
-        acquire(&limiter, "bad", AcquireOptions::default()),
+    server.command(&["RPUSH", &limiter.redis_key("list"), "x"]);
+    server.command(&["SET", &limiter.redis_key("text"), "x"]);
+    let (list, text, good) = tokio::join!(
+        acquire(&limiter, "list", AcquireOptions::default()),
+        acquire(&limiter, "text", AcquireOptions::default()),
         acquire(&limiter, "good", AcquireOptions::default())
     );
-    assert!(bad.expect_err("a key of another type").is_unavailable());
+    assert!(list.expect_err("a key of another type").is_unavailable());
+    let text = text.expect_err("a foreign value");
+    let address = server.socket();
+    let expected = format!("CL.THROTTLE ({address}) failed: Redis returned an error; see the source of this error");
+    assert!(text.is_unavailable() && text.to_string() == expected, "{text}");
     assert!(good.expect("an answer").decision.is_allowed());
+}
+
+/// Silence replaces a connection only after many commands: the callers of a few may have gone before their replies.
+#[tokio::test]
+async fn silence_replaces_a_connection_only_after_many_abandoned_commands() {
+    let server = with_module();
+    let proxy = Proxy::before(server.socket());
+    let limiter = behind(&proxy);
+    // The first polls look whether the connection is open; a later one sends the command.
+    for (commands, polls) in [(1, 1), (1, 2), (1, 3), (1, 8), (32, 8), (128, 8)] {
+        assert!(is_allowed(&limiter, "alice").await);
+        let before = (proxy.connections(), server.number_of("total_connections_received:"));
+        proxy.hold(true);
+        for _ in 0..commands {
+            let mut abandoned = limiter.acquire("alice", AcquireOptions::default());
+            for _ in 0..polls {
+                assert!((&mut abandoned).now_or_never().is_none(), "no reply passes");
+                yield_now().await;
+            }
+        }
+        pause();
+        advance(LONG_DEADLINE * 100).await;
+        resume();
+        let mut next = limiter.acquire("bob", AcquireOptions::default());
+        let is_replaced = commands == 128;
+        // Replies stay away, as on a half-open connection.
+        while is_replaced && proxy.connections() == before.0 {
+            assert!((&mut next).now_or_never().is_none(), "no reply passes");
+            sleep(Duration::from_millis(1)).await;
+        }
+        proxy.hold(false);
+        assert!(next.await.expect("an answer").decision.is_allowed());
+        // One is that of the figure.
+        let opened = server.number_of("total_connections_received:") - before.1 - 1;
+        assert_eq!(opened, u64::from(is_replaced), "{commands} commands, {polls} polls");
+    }
+}
+
+/// The caller that opens the connection gives up before it is open.
+#[tokio::test]
+async fn connection_that_is_being_opened_survives_its_caller() {
+    let server = with_module();
+    let proxy = Proxy::before(server.socket());
+    let limiter = behind(&proxy);
+    proxy.hold(true);
+    for _ in 0..3 {
+        let mut abandoned = limiter.acquire("alice", AcquireOptions::default());
+        while proxy.connections() == 0 {
+            assert!((&mut abandoned).now_or_never().is_none(), "no reply passes");
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!((&mut abandoned).now_or_never().is_none(), "no reply passes");
+    }
+    proxy.hold(false);
+    assert!(is_allowed(&limiter, "alice").await);
+    assert_eq!(proxy.connections(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use redis::{Cmd, RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
@@ -21,22 +22,25 @@ pub(super) struct CellLink {
     pub(super) deadline: Duration,
     state: Mutex<LinkState>,
     /// Locked while the connection is checked or opened.
-    opening: AsyncMutex<()>,
+    opening: Arc<AsyncMutex<()>>,
 }
 
 #[derive(Default)]
 struct LinkState {
     connection: Option<Arc<dyn Connection>>,
-    /// When the first command was sent after the last reply.
-    silent_since: Option<Instant>,
+    /// The number of commands sent since the last reply, and when the first of them was sent.
+    unanswered: Option<(u64, Instant)>,
 }
 
 impl CellLink {
-    /// After so many deadlines without a reply the connection is replaced, although all callers may have gone before theirs.
+    /// After so many deadlines and [`MAX_UNANSWERED`](Self::MAX_UNANSWERED) commands without a reply, the connection is
+    /// replaced, although all callers may have gone before their deadlines.
     const MAX_SILENCE: u32 = 4;
+    /// The callers of fewer commands may have gone before replies that the server sent, and a pause came after them.
+    const MAX_UNANSWERED: u64 = 64;
 
     pub(super) fn new(health: ServerHealth, deadline: Duration) -> Self {
-        Self { health, deadline, state: Mutex::default(), opening: AsyncMutex::default() }
+        Self { health, deadline, state: Mutex::default(), opening: Arc::default() }
     }
 
     /// Sends a command, and reads the reply. A command whose future is dropped before it was sent is not sent.
@@ -56,13 +60,14 @@ impl CellLink {
         }
     }
 
-    async fn call(&self, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {
+    async fn call(self: &Arc<Self>, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {
         let (node, started_at, address) = (self.health.node(0), Instant::now(), self.health.server.describe());
         let mut used = None;
         let replied = {
             let calling = pin!(async {
-                let reply = used.insert(self.usable_connection().await?).call(0, Arc::new(command)).await;
-                reply.map_err(|error| classify(error, address))
+                let connection = used.insert(self.usable_connection().await?);
+                self.state().unanswered.get_or_insert_with(|| (0, Instant::now())).0 += 1;
+                connection.call(0, Arc::new(command)).await.map_err(|error| classify(error, address))
             });
             match select(calling, pin!(timer)).await {
                 Either::Left((replied, _)) => replied,
@@ -74,12 +79,13 @@ impl CellLink {
         };
         let failure = replied.as_ref().err();
         if failure.is_none_or(|failure| failure.server_responded) {
-            self.state().silent_since = None;
             self.health.record_success(&node);
         } else if let Some(failure) = failure {
             self.health.record_failure(&node, started_at, &failure.error);
         }
-        if let (Some(true), Some(used)) = (failure.map(|failure| failure.reconnect), used) {
+        if failure.is_none_or(|failure| !failure.reconnect) {
+            self.state().unanswered = None;
+        } else if let Some(used) = used {
             used.give_up();
             self.state().connection.take_if(|current| Arc::ptr_eq(current, &used));
         }
@@ -87,27 +93,41 @@ impl CellLink {
     }
 
     /// Returns the last connection if it is still open, else a new one.
-    async fn usable_connection(&self) -> Result<Arc<dyn Connection>, Failure> {
+    async fn usable_connection(self: &Arc<Self>) -> Result<Arc<dyn Connection>, Failure> {
         // Another command uses it.
         if let Some(connection) = self.last_connection().filter(|connection| Arc::strong_count(connection) > 2) {
             return Ok(connection);
         }
-        let _opening = self.opening.lock().await;
+        let opening = Arc::clone(&self.opening).lock_owned().await;
         if let Some(connection) = self.last_connection()
             && connection.is_open().await
         {
             return Ok(connection);
         }
-        let connection: Arc<dyn Connection> = Arc::from(self.health.server.connect(0).await?);
-        *self.state() = LinkState { connection: Some(Arc::clone(&connection)), silent_since: Some(Instant::now()) };
-        Ok(connection)
+        let Ok(runtime) = Handle::try_current() else { return Err(Failure::unusable(no_runtime())) };
+        let link = Arc::clone(self);
+        // A task: if opening takes longer than the deadline, the connection serves a later command.
+        let opened = runtime.spawn(async move {
+            let _opening = opening;
+            let connection: Arc<dyn Connection> = Arc::from(link.health.server.connect(0).await?);
+            *link.state() = LinkState { connection: Some(Arc::clone(&connection)), unanswered: None };
+            Ok(connection)
+        });
+        opened.await.unwrap_or_else(|_| {
+            Err(Failure::unusable(Error::unavailable(
+                "the call to Redis was not sent: the runtime is shutting down; end all requests before their tokio \
+                 runtime",
+            )))
+        })
     }
 
     /// Returns the last connection, unless it has been silent for too long.
     fn last_connection(&self) -> Option<Arc<dyn Connection>> {
-        let mut state = self.state();
-        let silence = state.silent_since.get_or_insert_with(Instant::now).elapsed();
-        state.connection.clone().filter(|_| silence < self.deadline * Self::MAX_SILENCE)
+        let state = self.state();
+        let is_silent = state.unanswered.is_some_and(|(commands, since)| {
+            commands >= Self::MAX_UNANSWERED && since.elapsed() >= self.deadline.saturating_mul(Self::MAX_SILENCE)
+        });
+        state.connection.clone().filter(|_| !is_silent)
     }
 
     fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -120,12 +140,16 @@ fn classify(error: RedisError, address: &str) -> Failure {
     let detail = error.detail().unwrap_or_default();
     let cause = if detail.contains("nknown command") {
         "this Redis has no CL.THROTTLE; load the module redis-cell, or use Dragonfly"
-    } else if detail.contains("wrong type") {
+    } else if detail.contains("wrong type") || error.code() == Some("WRONGTYPE") {
         "a key of the limiter holds another type; choose another prefix"
     } else if error.code() == Some("NOPERM") {
         "the user (ACL) may not run it on the limiter's keys; grant CL.THROTTLE and the keys"
     } else {
-        return Failure::of_call(error, address);
+        let failure = Failure::of_call(error.clone(), address);
+        if !failure.server_responded {
+            return failure;
+        }
+        "Redis returned an error; see the source of this error"
     };
     Failure::server_responded(Error::unavailable(format!("CL.THROTTLE ({address}) failed: {cause}")).with_source(error))
 }

@@ -2,8 +2,8 @@
 --
 -- # Reply
 --
--- The reply is the time alone, a double, if the client must send other boundaries of a calendar. Else
--- The reply is packed little-endian; d is a double, H an unsigned integer of 16 bits:
+-- If the client must send other boundaries of a calendar, the reply is the time alone, a double. Any other reply is
+-- packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds
 --   H  1 after a fast path, else twice the number of holds that have expired
@@ -13,8 +13,9 @@
 --   H  for each key the length of its value before the batch (not after a fast path)
 --      the values
 --
--- After a fast path there are no results if all of them are 0. All values have the same length, and the value of a
--- never-seen key is zeros.
+-- After a fast path there are no results if all of them are 0, and all values have the same length. After that of
+-- decisions the value of a never-seen key is zeros. After that of holds every value is the sum of the held costs, the
+-- state and one more byte, also if no costs are held on the key.
 --
 -- The results of a decision are, for each limit that applies, its verdict as `peek` returns it (of a share whose key is
 -- not blocked its own verdict: not 0 if the request borrows); then (not after a fast path) the sum of the flags FLAG,

@@ -189,7 +189,7 @@ do
       full_count = full_count + counts[l]
     end
   end
-  -- The fast path may have read them: it does not support a key with held costs.
+  -- A fast path may have read them.
   if full_count > 0 then
     values = values or call('MGET', table_unpack(KEYS, 1, full_count))
   else
