@@ -167,7 +167,7 @@ mod runtime;
 mod scratch;
 pub mod store;
 mod sync;
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(all(test, not(loom)), feature = "test-util"))]
 pub mod test_util;
 #[cfg(feature = "timer")]
 pub mod waiting;
