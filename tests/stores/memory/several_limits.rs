@@ -348,7 +348,7 @@ fn administer(limiter: &BoxLimiter<Call>, model: &Model, call: &Call, random: &m
         operate(&model.plain[index], &key).expect("done");
         return done.unwrap_or_else(|error| panic!("{context}: {error}"));
     }
-    // The error of a chain is that of its last limiter.
+    // A chain returns the error of its last limiter.
     let error = done.expect_err("the limit does not apply");
     let text = error.to_string();
     assert!(

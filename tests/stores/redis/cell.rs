@@ -198,7 +198,7 @@ async fn silence_replaces_a_connection_only_after_many_abandoned_commands() {
         }
         proxy.hold(false);
         assert!(next.await.expect("an answer").decision.is_allowed());
-        // One is that of the figure.
+        // One connection reads the figure.
         let opened = server.number_of("total_connections_received:") - before.1 - 1;
         assert_eq!(opened, u64::from(is_replaced), "{commands} commands, {polls} polls");
     }

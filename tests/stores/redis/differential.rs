@@ -306,7 +306,7 @@ async fn compare_extremes(
         let [ours, theirs] = [memory.acquire(caller, options).await, redis.acquire(caller, options).await];
         match (ours, theirs) {
             (Ok(ours), Ok(theirs)) => {
-                // Not the waits: numbers end at the year 2112 in Redis, and at that of 64 bits in memory.
+                // Not the waits: times end in the year 2112 in Redis, and with 64 bits in memory.
                 let facts = |decision: &Decision| {
                     let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
                     (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)

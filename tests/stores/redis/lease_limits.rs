@@ -286,7 +286,7 @@ async fn no_limit_is_exceeded_in_any_window() {
     assert!(audits.iter().all(|audit| audit.beyond == 0 && audit.admitted > ALL), "{audits:?}, {leased} by leases");
 }
 
-/// The decisions of both kinds together see the mark, also if most of the usage is that of another process.
+/// The decisions of both kinds together see the mark, also if another process has most of the usage.
 #[tokio::test]
 async fn leased_decisions_signal_the_mark_by_their_estimate() {
     let server = Server::start();

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
 use crate::store::inner::runtime::{Sleep, sleep};
-use crate::store::redis::connect::{Connection, Failure, no_runtime};
+use crate::store::redis::connect::{Connection, Failure, no_runtime, runtime_ends};
 use crate::store::redis::health::ServerHealth;
 
 /// The connection of a `RedisCell`: concurrent commands share it, and each is a call of its own.
@@ -113,12 +113,7 @@ impl CellLink {
             *link.state() = LinkState { connection: Some(Arc::clone(&connection)), unanswered: None };
             Ok(connection)
         });
-        opened.await.unwrap_or_else(|_| {
-            Err(Failure::unusable(Error::unavailable(
-                "the call to Redis was not sent: the runtime is shutting down; end all requests before their tokio \
-                 runtime",
-            )))
-        })
+        opened.await.unwrap_or_else(|_| Err(Failure::unusable(runtime_ends())))
     }
 
     /// Returns the last connection, unless it has been silent for too long.

@@ -53,7 +53,7 @@ pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation
 use self::queue::OperationQueue;
 pub(crate) use self::reservation::{ReserveOperation, SettleOperation};
 use self::worker::run_worker;
-use super::connect::{Connection, no_runtime};
+use super::connect::{Connection, no_runtime, runtime_ends};
 use super::health::NodeState;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -152,9 +152,7 @@ impl Client {
                 }
             }
         }
-        Err(Error::unavailable(
-            "the call to Redis was not sent: the runtime is shutting down; end all requests before their tokio runtime",
-        ))
+        Err(runtime_ends())
     }
 
     /// Returns the queue of the current runtime and this node. Spawns its worker task on first use.

@@ -74,6 +74,13 @@ pub(crate) fn no_runtime() -> Error {
     )
 }
 
+/// The error of a call in a runtime that drops the tasks which it spawns.
+pub(crate) fn runtime_ends() -> Error {
+    Error::unavailable(
+        "the call to Redis was not sent: the runtime is shutting down; end all requests before their tokio runtime",
+    )
+}
+
 /// Returns what the error means, its cause, and what to do.
 fn classify(error: &RedisError) -> (Meaning, Cow<'static, str>) {
     let (meaning, cause) = if let Some(cause) = missing_permission(error) {

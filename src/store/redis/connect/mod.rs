@@ -19,7 +19,7 @@ pub(crate) use self::connector::with_connect_timeout;
 pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
-pub(crate) use self::failure::{Failure, no_runtime};
+pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
