@@ -126,7 +126,8 @@ async fn concurrent_denials_of_several_processes_escalate_once_per_step() {
 }
 
 /// A flood costs two round trips for each denial up to the block. Behind the block a cache answers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+// On one thread, operations that are queued together share a batch.
+#[tokio::test]
 async fn escalation_costs_nothing_for_allowed_and_blocked_requests() {
     let server = Server::start();
     let batches = Arc::new([const { AtomicUsize::new(0) }; 2]);
