@@ -1,8 +1,12 @@
 //! Deliberate mistakes: tests prove that they find them.
 //!
-//! A mistake stands at its place in the source as `mistake!(Name)`, which is `false`, or as `mistake!(Name, wrong, right)`,
-//! which is `right`: see `lib.rs`. In unit tests, and in the exploration of leases (`model/`), the macro of this file takes
-//! its place: `true` or `wrong` in the thread that has made the mistake.
+//! Most mistakes stand at a seam of the tests: the connection, the server, the clock or the caller of a simulation behaves
+//! as if the client had made the mistake. A mistake stands in the client only if no seam can reproduce it, and then its
+//! documentation says why.
+//!
+//! A mistake is written as `mistake!(Name)`, or as `mistake!(Name, wrong, right)`. In unit tests, and in the exploration of
+//! leases (`model/`), it is `true` or `wrong` in the thread that has made the mistake. Otherwise the macro in `lib.rs` makes
+//! it `false` or `right`.
 
 macro_rules! mistake {
     ($name:ident) => {
@@ -17,7 +21,7 @@ std::thread_local! {
     static MADE: std::cell::Cell<Option<Mistake>> = const { std::cell::Cell::new(None) };
 }
 
-/// A mistake in the Redis client, or in the model of its server. The compiler warns of one that has no place.
+/// A mistake of the Redis client, or of the model of its server. The compiler warns of one that has no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mistake {
     /// A call without a reply is sent again.
@@ -26,25 +30,23 @@ pub(crate) enum Mistake {
     CallerWaitsLonger,
     /// A decision is sent although its caller has gone.
     AbandonedDecisionIsSent,
-    /// A lost call stays in flight.
+    /// A lost call stays in flight. In the client: the count of calls in flight is the worker's own.
     LostCallStaysInFlight,
-    /// A failed connection forgets the waiting calls.
+    /// A failed connection forgets the waiting calls. In the client: the calls wait in its queue, and reach no connection.
     WaitingCallsAreNotAnswered,
-    /// The circuit breaker does not close.
+    /// No call tests a server whose circuit breaker is open, so that it does not close.
     BreakerStaysOpen,
-    /// No call tests a server whose circuit breaker is open.
-    NoCallIsTrial,
-    /// The circuit breaker counts each call in flight.
+    /// The circuit breaker counts each call in flight. In the client: each failure that it counts is a real one.
     EachCallInFlightCounts,
     /// A connection without replies is not replaced.
     SilentConnectionIsKept,
     /// A closed connection is used.
     ClosedConnectionIsUsed,
-    /// Calls are sent behind a stalled one.
+    /// Calls are sent behind a stalled one. In the client: they wait in its queue, and reach no connection.
     CallsFollowStalledOne,
     /// A call whose first poll returns an error is sent again: another thread may have sent the command.
     CallThatFailsAtOnceIsRepeated,
-    /// The last reply shows the server's clock for ever.
+    /// The last reply shows the server's clock for ever. In the client: only the worker knows the age of that reply.
     ClockIsTrustedForEver,
     /// A decision that the script did not make because the server's clock has gained is not asked again.
     LateDecisionIsNotAskedAgain,
@@ -66,12 +68,10 @@ pub(crate) enum Mistake {
     CostIsSentAsOne,
     /// The fraction of a bucket's state is lost.
     FractionIsLost,
-    /// The held costs of a batch are not added up.
+    /// The held costs of a batch are not added up. In the client: the sum is part of no message.
     HeldCostsAreNotAdded,
     /// A repeat of an id is charged whole.
     RepeatIsChargedWhole,
-    /// What a request was charged is not subtracted.
-    ChargeIsNotSubtracted,
     /// All ids of a key are one.
     IdsAreOne,
     /// The settlement of another id is sent.

@@ -39,6 +39,8 @@ pub struct Holder {
     remaining: u64,
     generation: u64,
     deadline: u64,
+    /// When the last report was sent again: for one mistake only.
+    sent_again_at: u64,
     /// A thread that has taken a cost and not read the clock yet: its generation, and the time.
     suspended: Option<(u64, u64)>,
     reports: u64,
@@ -121,10 +123,11 @@ impl State {
             Message::Reply { holder, sequence, reply } => {
                 let now = clock(self.now);
                 let holder = &mut self.holders[holder];
-                match holder.ledger.reply(sequence, reply, usable(), now) {
+                match holder.ledger.reply(sequence, reply, usable() * mistake!(LeaseIsSpentAfterEnd, 10, 1), now) {
                     None => {}
                     Some(Change::Granted { units, deadline }) => {
-                        holder.deadline = holder.deadline.max(deadline);
+                        let counted = mistake!(LeaseCountsFromLastSending, holder.sent_again_at + usable(), 0);
+                        holder.deadline = holder.deadline.max(deadline).max(counted);
                         holder.remaining += units;
                     }
                     Some(Change::Stop) => {
@@ -183,7 +186,10 @@ impl State {
                 state.send(Message::Report([index as u64, sequence, spent, unconfirmed, keep, want, expiry]));
             }
             Action::SendAgain(index) => {
-                state.holders[index].ledger.report_again(usable(), state.now);
+                let holder = &mut state.holders[index];
+                if holder.ledger.report_again(usable(), state.now).is_some() {
+                    holder.sent_again_at = state.now;
+                }
             }
             Action::Arrive(message) => {
                 if let Message::Reply { holder, .. } = message
@@ -213,6 +219,7 @@ impl Model for System {
             remaining: 0,
             generation: 0,
             deadline: 0,
+            sent_again_at: 0,
             suspended: None,
             reports: 0,
             is_dead: false,

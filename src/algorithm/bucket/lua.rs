@@ -13,7 +13,7 @@ impl Bucket {
     pub(crate) fn params(&self, queued: bool, cost: u64, params: &mut Vec<u64>) {
         let spare = self.burst.checked_sub(cost);
         let tolerance = self.rate.span(spare.unwrap_or(0));
-        let charge = self.rate.span(mistake!(CostIsSentAsOne, 1, cost));
+        let charge = self.rate.span(cost);
         let Rate { tokens, ticks, .. } = self.rate;
         // Lua takes a value below zero for `ExceedsLimit`. Parameters are not negative, so the value is sent plus one.
         let spare = spare.map_or(0, |spare| spare + 1);
@@ -28,7 +28,7 @@ impl Bucket {
 
     pub(crate) fn decode_state(numbers: &[u64]) -> [u64; 4] {
         let &[arrival, fraction, tokens, ticks, last_charged_at, ..] = numbers else { return [0; 4] };
-        [arrival, mistake!(FractionIsLost, 0, fraction), Rate::pack(tokens, ticks), last_charged_at]
+        [arrival, fraction, Rate::pack(tokens, ticks), last_charged_at]
     }
 
     pub(crate) fn encode_state(&[arrival, fraction, rate, last_charged_at]: &[u64; 4], numbers: &mut Vec<u64>) {

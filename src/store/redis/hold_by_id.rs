@@ -43,7 +43,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
         self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
-            let call_id = CallId::hold(mistake!(AnotherIdIsSettled, ReservationId::new(b"0"), id));
+            let call_id = CallId::hold(id);
             let record = self.reservation_keys(&target, call_id)?.record;
             let settle = SettleOperation { template, record, actual };
             Ok(target.operation(OperationKind::Settle(Box::new(settle)), reply))

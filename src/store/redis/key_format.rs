@@ -81,7 +81,7 @@ impl KeyFormat {
         let first = String::from_utf8_lossy(&keys[..offsets.get(start).copied().unwrap_or(0)]);
         let base = if first.contains('{') { first.into_owned() } else { format!("{}:{{{first}}}", self.prefix) };
         let of_key = Sha256::new().chain_update((keys.len() as u64).to_le_bytes()).chain_update(keys);
-        let of_id = of_key.clone().chain_update(mistake!(IdsAreOne, [0; 16], call_id.id.to_bytes()));
+        let of_id = of_key.clone().chain_update(call_id.id.to_bytes());
         let name = |kind: &str, hash: Sha256| format!("{base}:{kind}{}", hex('~', &hash.finalize()[..16])).into_bytes();
         let [record, counts] = if call_id.is_hold() { ["id", "ids"] } else { ["request", "requests"] };
         ReservationKeys { record: name(record, of_id), counts: name(counts, of_key) }

@@ -163,7 +163,19 @@ impl World {
     fn run(&self, store: &mut Store, input: &Input, indices: &[usize]) -> Vec<u8> {
         let (keys, executions) = (indices.to_vec(), &mut Vec::new());
         let id_keys = Vec::new();
-        store.run(input, Run { client: 0, call: 0, now: self.now, quotas: &self.quotas, keys, id_keys, executions })
+        store.run(
+            input,
+            Run {
+                client: 0,
+                call: 0,
+                now: self.now,
+                quotas: &self.quotas,
+                keys,
+                id_keys,
+                ignores_releases: false,
+                executions,
+            },
+        )
     }
 
     /// Compares the replies of one call.

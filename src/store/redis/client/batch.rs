@@ -202,7 +202,7 @@ impl Batch {
             };
             let was_late = replay.was_late;
             run.clock_has_gained |= was_late && is_in_time;
-            if was_late && is_in_time && !operation.is_second && !mistake!(LateDecisionIsNotAskedAgain) {
+            if was_late && is_in_time && !operation.is_second {
                 operation.target.algorithms = algorithms;
                 operation.is_second = true;
                 run.again.push(operation);

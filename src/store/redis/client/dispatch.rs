@@ -216,9 +216,6 @@ async fn call_until_given_up(
     // The breaker counts the call now. A late reply resets the count.
     config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
     let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
-    if mistake!(LostCallIsRepeated) {
-        return timeout_at(given_up_at, call_script(route, slot, batch)).await.ok();
-    }
     timeout_at(given_up_at, call).await.ok()
 }
 
@@ -246,7 +243,7 @@ async fn call_script(route: &Route<'_>, slot: u16, batch: &Batch) -> Result<(Val
 }
 
 fn is_missing_script(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && !mistake!(ScriptIsNotSent)
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
 fn is_try_again(error: &RedisError) -> bool {

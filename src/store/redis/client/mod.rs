@@ -110,7 +110,7 @@ impl Client {
         is_decision: bool,
         read: impl FnOnce(Completion) -> Result<T, Error> + Send + 'static,
     ) -> Result<LimiterFuture<T>, Error> {
-        let timer = sleep(self.config.deadline * mistake!(CallerWaitsLonger, 3, 1)).ok_or_else(no_runtime)?;
+        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         let config = Arc::clone(&self.config);
         Ok(LimiterFuture::pending(async move {

@@ -150,7 +150,7 @@ impl Client {
             loop {
                 match reply_of(reply).await? {
                     Completion::Repeated(Repeated::Charged(charges_before)) => {
-                        attempt = mistake!(RepeatIsChargedWhole, Attempt::WithoutId, Attempt::Repeat(charges_before));
+                        attempt = Attempt::Repeat(charges_before);
                     }
                     Completion::Repeated(Repeated::Changed) => {
                         // Another request with the id was decided in between, or its record expired.

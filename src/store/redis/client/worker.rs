@@ -92,7 +92,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         }
         let ended = if answers.is_empty() && !must_send {
             if calls.is_empty() {
-                if !mistake!(WorkerOfDroppedLimiterStays) && queue.is_closed() {
+                if queue.is_closed() {
                     return;
                 }
                 wait_for_operations(queue, is_lone).await;
@@ -109,7 +109,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         };
         if let Some((sent, end)) = ended {
             control.record_ended(&sent, end.replied, end.run.as_ref());
-            if end.must_reconnect && !mistake!(SilentConnectionIsKept) {
+            if end.must_reconnect {
                 connection.take().into_iter().for_each(|lost| lost.give_up());
             }
             queue.ask_again(end.again);
@@ -132,7 +132,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
 /// is ever sent twice.
 async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
     let Some(connection) = connection else { return false };
-    mistake!(ClosedConnectionIsUsed) || connection.is_open().await
+    connection.is_open().await
 }
 
 /// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt
@@ -192,7 +192,7 @@ fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
 /// Returns the time of the server after which the script makes no decision of a batch.
 fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOperation]) -> Option<LatestStart> {
     // Each node of a cluster has its own clock, and a redirection may lead to any node.
-    if mistake!(DecisionsHaveNoDeadline) || config.clock.is_some() || config.health.server.is_cluster() {
+    if config.clock.is_some() || config.health.server.is_cluster() {
         return None;
     }
     if batch.iter().any(|operation| operation.is_second) {

@@ -115,9 +115,7 @@ fn raised_in_script(error: &RedisError) -> Option<(&str, &str)> {
 
 fn classify_kind(kind: ServerErrorKind) -> Option<(Meaning, &'static str)> {
     Some(match kind {
-        ServerErrorKind::ReadOnly if !mistake!(ReplicaIsKept) => {
-            (Meaning::Connection, "this server is a read-only replica; connect to its master")
-        }
+        ServerErrorKind::ReadOnly => (Meaning::Connection, "this server is a read-only replica; connect to its master"),
         ServerErrorKind::MasterDown => {
             (Meaning::Connection, "this server is a replica without its master; connect to a master")
         }

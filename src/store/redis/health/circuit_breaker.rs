@@ -58,7 +58,7 @@ impl CircuitBreaker {
     fn check_open(&self) -> Result<(), Error> {
         let mut state = self.lock();
         let now = Instant::now();
-        if now >= state.next_trial && !mistake!(NoCallIsTrial) {
+        if now >= state.next_trial {
             state.next_trial = now + state.trial_interval;
             return Ok(());
         }
@@ -75,7 +75,7 @@ impl CircuitBreaker {
     pub(super) fn success(&self) -> bool {
         let mut state = self.lock();
         (state.consecutive_failures, state.counted_at, state.last_cause) = (0, None, None);
-        self.open.swap(mistake!(BreakerStaysOpen, self.open.load(Ordering::Acquire), false), Ordering::AcqRel)
+        self.open.swap(false, Ordering::AcqRel)
     }
 
     /// Records a call without a response that started at `started_at`. Returns whether that opened the breaker.

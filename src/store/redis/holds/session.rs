@@ -387,7 +387,7 @@ impl Session {
             state.retry_at = Instant::now() + expiry / 10;
             return 0;
         }
-        let unsent_before = snapshot.sums.surcharge - mistake!(SurchargeIsRepeated, 0, snapshot.surcharge_before);
+        let unsent_before = snapshot.sums.surcharge - snapshot.surcharge_before;
         state.detached_surcharge = state.detached_surcharge.saturating_add(unsent_before);
         state.lose();
         0
@@ -413,8 +413,7 @@ impl SessionState {
             now + expiry
         } else {
             let is_behind = self.is_idle() || self.settled != self.acknowledged;
-            let third = mistake!(SessionsAreNotRenewed, expiry * 3, expiry / 3);
-            let due = if is_behind { self.retry_at } else { self.retry_at.max(self.renewed_at + third) };
+            let due = if is_behind { self.retry_at } else { self.retry_at.max(self.renewed_at + expiry / 3) };
             // An update in a runtime that is not driven does not end, so another one takes its place.
             if self.updates == 0 { due } else { due.max(self.updating_since + expiry / UPDATE_PATIENCE) }
         };

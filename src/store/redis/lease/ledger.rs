@@ -70,12 +70,8 @@ impl Ledger {
     }
 
     /// Returns that report, which is sent again as it is, unless its grant would come too late.
-    pub(crate) fn report_again(&mut self, usable: u64, now: u64) -> Option<LeaseReport> {
-        let report = self.pending.as_mut().filter(|report| now < report.sent_at + usable)?;
-        if mistake!(LeaseCountsFromLastSending) {
-            report.sent_at = now;
-        }
-        Some(*report)
+    pub(crate) fn report_again(&self, usable: u64, now: u64) -> Option<LeaseReport> {
+        self.pending.filter(|report| now < report.sent_at + usable)
     }
 
     /// Whether the server holds nothing, and has been told everything.
@@ -90,7 +86,7 @@ impl Ledger {
     ///
     /// An unanswered report is given up. The new one carries its sums as well.
     pub(crate) fn report(&mut self, remaining: u64, keep: u64, want: u64, now: u64) -> LeaseReport {
-        self.spent += mistake!(SpentUnitsAreNotReported, 0, self.spent_since(remaining));
+        self.spent += self.spent_since(remaining);
         self.outstanding = keep;
         self.sequence += 1;
         let report = LeaseReport {
@@ -120,7 +116,7 @@ impl Ledger {
                     return Some(Change::Stop);
                 }
                 self.expiry = if held > 0 || report.expiry > 0 { expiry } else { 0 };
-                let deadline = report.sent_at + mistake!(LeaseIsSpentAfterEnd, usable * 10, usable);
+                let deadline = report.sent_at + usable;
                 // Of a reply that comes too late the next report releases the grant.
                 let units = if now < deadline { held.saturating_sub(report.keep) } else { 0 };
                 self.outstanding += units;

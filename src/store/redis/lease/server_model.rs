@@ -116,6 +116,7 @@ impl HeldCosts {
         terms: LeaseTerms,
         usage: &mut impl KeyUsage,
     ) -> LeaseAnswer {
+        let [spent, unconfirmed] = mistake!(SpentUnitsAreNotReported, [0, 0], [spent, unconfirmed]);
         self.expire(now, usage);
         let known = self.entries.get(&id).copied();
         let entry = known.unwrap_or(Entry { expiry: named_expiry, ..Entry::default() });

@@ -74,7 +74,7 @@ impl LeaseBook {
         let (index, slot) = self.find(part.fingerprint)?;
         let taken = slot.take(part.fingerprint, part.cost);
         let is_short = || limit.is_shadow && slot.is_leased() && slot.is_short();
-        let is_known = taken.is_some() || N > 1 && (mistake!(OneLeaseSuffices) || is_short());
+        let is_known = taken.is_some() || N > 1 && is_short();
         is_known.then_some(Share { limit, slot, index, cost: part.cost, taken })
     }
 
@@ -119,7 +119,7 @@ impl Share<'_> {
     #[inline]
     fn may_spend(&self, now: u64) -> bool {
         match self.taken {
-            Some(taken) => mistake!(EndOfLeaseIsNotChecked) || self.slot.may_spend(taken, now),
+            Some(taken) => self.slot.may_spend(taken, now),
             // What Redis has reported counts as long as a grant would have.
             None => !self.slot.has_passed(now),
         }

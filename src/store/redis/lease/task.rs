@@ -54,7 +54,7 @@ impl LeaseBook {
         loop {
             self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
             let left = self.len();
-            if mistake!(ClosedLimiterKeepsLeases) || left == 0 {
+            if left == 0 {
                 return Ok(());
             }
             if left < fewest {
@@ -73,9 +73,6 @@ impl LeaseBook {
     /// Releases all leases, and waits for nothing.
     pub(crate) fn release_on_drop(self: &Arc<Self>, transport: &dyn LeaseTransport) {
         self.close();
-        if mistake!(DroppedLimiterKeepsLeases) {
-            return;
-        }
         // After the reply to a report in flight, a dropped limiter sends no other report.
         self.give_up_reports();
         self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));

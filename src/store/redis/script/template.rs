@@ -58,10 +58,7 @@ impl OperationTemplate {
     pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
         let options = limit.options(options);
         let charge_before = self.charges_before.get(index).copied().unwrap_or_default();
-        AcquireOptions {
-            cost: options.cost.saturating_sub(mistake!(ChargeIsNotSubtracted, 0, charge_before)),
-            ..options
-        }
+        AcquireOptions { cost: options.cost.saturating_sub(charge_before), ..options }
     }
 
     /// Appends the parameters of an algorithm for a cost.

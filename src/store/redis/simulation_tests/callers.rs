@@ -51,15 +51,18 @@ pub(super) async fn run(index: usize, call: Call, limiter: Redis<u64>, world: Wo
     });
     let outcome = match call.kind {
         Kind::SettleId(id, actual) => {
-            let result = limiter.settle(&call.key, &id.to_string(), actual).await;
+            let id = id_laws::text(id + mistake!(AnotherIdIsSettled, 1, 0));
+            let result = limiter.settle(&call.key, &id, actual).await;
             let ended_at = world.state().now();
             let answer = result.map_or_else(|error| Answer::Failed(error.to_string()), |()| Answer::Settled);
             world.state().note(|| format!("call {index}: {answer:?}"));
             return Observed { index, call, asked_at, ended_at, answer, settled: None };
         }
-        _ => ask(&limiter, call).await,
+        _ if mistake!(BreakerStaysOpen) && world.state().is_breaker_open(call.client) => {
+            Some(Err(Error::unavailable("circuit breaker open")))
+        }
+        _ => ask(limiter, call).await,
     };
-    drop(limiter);
     let ended_at = world.state().now();
     let (answer, held) = match outcome {
         None => (Answer::Left, None),
@@ -80,9 +83,9 @@ pub(super) async fn run(index: usize, call: Call, limiter: Redis<u64>, world: Wo
 }
 
 /// Returns `None` if the caller leaves before the answer.
-async fn ask(limiter: &Redis<u64>, call: Call) -> Option<Result<Outcome, Error>> {
+async fn ask(limiter: Redis<u64>, call: Call) -> Option<Result<Outcome, Error>> {
     let options = AcquireOptions::cost(call.cost);
-    let asking = async {
+    let asking = async move {
         match call.kind {
             Kind::Decide => limiter.acquire(&call.key, options).await,
             Kind::Peek => limiter.peek(&call.key, options).await.map(Outcome::from),
@@ -93,9 +96,16 @@ async fn ask(limiter: &Redis<u64>, call: Call) -> Option<Result<Outcome, Error>>
         }
     };
     let Some(millis) = call.leaves_after else { return Some(asking.await) };
-    match select(pin!(asking), pin!(sleep(Duration::from_millis(millis)))).await {
+    match select(Box::pin(asking), pin!(sleep(Duration::from_millis(millis)))).await {
         Either::Left((outcome, _)) => Some(outcome),
-        Either::Right(_) => None,
+        Either::Right(((), asking)) => {
+            if mistake!(AbandonedDecisionIsSent) {
+                tokio::spawn(async { asking.await.ok()?.held?.release().await.ok() });
+            } else if mistake!(UnreceivedGrantIsKept) {
+                std::mem::forget(asking);
+            }
+            None
+        }
     }
 }
 

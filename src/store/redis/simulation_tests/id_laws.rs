@@ -14,15 +14,19 @@ use crate::random::Random;
 const REMEMBER: Duration = Duration::from_secs(60 * 60);
 const REPEATS: u16 = 100;
 
+pub(super) fn text(id: u64) -> String {
+    mistake!(IdsAreOne, 0, id).to_string()
+}
+
 pub(super) fn request(cost: u64, id: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).once(&id.to_string(), REPEATS, REMEMBER)
+    AcquireOptions::cost(cost).once(&text(id), REPEATS, REMEMBER)
 }
 
 /// The time until a hold expires. A simulation goes on for longer after its last call.
 const LIFETIME: Duration = Duration::from_millis(150);
 
 pub(super) fn reservation(cost: u64, id: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).id(&id.to_string()).repeats(REPEATS).expires_in(LIFETIME).hold()
+    AcquireOptions::cost(cost).id(&text(id)).repeats(REPEATS).expires_in(LIFETIME).hold()
 }
 
 /// In the error of a settlement whose id is not remembered.

@@ -34,6 +34,15 @@ fn record_of<'a>(template: &Template, limits: usize, run: &Run<'a>) -> &'a str {
     run.id_keys[number - 1]
 }
 
+impl Template {
+    /// What a request was charged on a limit before, if the operation repeats an id.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small cost, or -1")]
+    pub(super) fn charge_before(&self, limit: usize) -> u64 {
+        let is_once = self.operation == Input::ONCE;
+        if is_once { self.ids[self.costs.len() + 5 + limit] as u64 } else { 0 }
+    }
+}
+
 impl Store {
     fn remembered(&mut self, name: &str, now: u64) -> Option<&mut Record> {
         self.records.get_mut(name).filter(|record| record.forgotten_at > now)

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
@@ -37,7 +38,7 @@ use self::quota::Form;
 use self::scenario::{FaultKind, LeaseEnd, Scenario};
 use self::server::LIMIT_NAMES;
 use self::world::World;
-use crate::clock::TokioClock;
+use crate::clock::{Clock, Timestamp, TokioClock};
 use crate::observe::Event;
 use crate::random::Random;
 use crate::store::redis::lease::server_model;
@@ -117,14 +118,16 @@ pub(super) fn next_id() -> Option<u64> {
 
 async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     let world = World::of(&scenario, is_traced);
-    let breakers = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let observers = Arc::new(());
     let mut limiters: Vec<_> = (0..scenario.clients)
         .map(|client| {
-            let (breakers, world) = (Arc::clone(&breakers), world.clone());
-            limiter(&scenario, client, &world.clone(), move |event| {
+            let observed = (Arc::clone(&observers), world.clone());
+            limiter(&scenario, client, &world, move |event| {
                 if let Event::Breaker { error, .. } = event {
-                    world.state().note(|| format!("client {client}: circuit breaker: {error:?}"));
-                    breakers.lock().expect("no panic").push((client, error.is_some()));
+                    let (_, world) = &observed;
+                    let mut state = world.state();
+                    state.note(|| format!("client {client}: circuit breaker: {error:?}"));
+                    state.breakers.push((client, error.is_some()));
                 }
             })
         })
@@ -157,9 +160,11 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         sleep_until(started_at + Duration::from_millis(call.at)).await;
         callers.push(tokio::spawn(callers::run(index, *call, limiters[call.client].clone(), world.clone())));
     }
+    let kept = mistake!(WorkerOfDroppedLimiterStays, limiters.clone(), Vec::new());
     if scenario.lease_end == LeaseEnd::Dropped {
         // The last callers have the last clones, until they are answered.
         limiters.clear();
+        world.state().server.ignores_releases = mistake!(DroppedLimiterKeepsLeases);
     }
     let mut observed = Vec::with_capacity(callers.len());
     for caller in callers {
@@ -187,9 +192,9 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     drop(limiters);
     sleep(Duration::from_millis(2 * scenario.deadline + 1000)).await;
     leftovers.tasks = tasks();
-    leftovers.observers = Arc::strong_count(&breakers) - 1;
-    let breakers = std::mem::take(&mut *breakers.lock().expect("no panic"));
+    leftovers.observers = Arc::strong_count(&observers) - 1;
     let mut state = world.state();
+    drop(kept);
     leftovers.connections = state.connections.iter().filter(|open| !open.is_closed_by_client).count();
     Run {
         observed,
@@ -200,7 +205,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         has_lost_data: state.server.has_lost_data,
         cuts: std::mem::take(&mut state.cuts),
         stalls: std::mem::take(&mut state.stalls),
-        breakers,
+        breakers: std::mem::take(&mut state.breakers),
         closed,
         leftovers,
         connects: state.connects,
@@ -225,7 +230,9 @@ fn spawn_replaces(scenario: &Scenario, limiters: &[Redis<u64>], world: &World, s
 async fn close(client: usize, limiter: Redis<u64>, at: Instant, world: World) -> Closed {
     sleep_until(at).await;
     let began_at = world.state().now();
-    let result = limiter.close().await;
+    let mut closing = Box::pin(limiter.close());
+    let result =
+        mistake!(ClosedLimiterKeepsLeases, closing.as_mut().now_or_never().map_or(Ok(()), |_| Ok(())), closing.await);
     let mut state = world.state();
     let ended_at = state.now();
     state.note(|| format!("client {client}: closed: {result:?}"));
@@ -241,16 +248,26 @@ fn limiter(
     observe: impl Fn(&Event<'_>) + Send + Sync + 'static,
 ) -> Redis<u64> {
     let mut builder = Redis::builder(world.server(client), "api", limits(scenario))
-        .deadline(Duration::from_millis(scenario.deadline))
+        .deadline(Duration::from_millis(scenario.deadline) * mistake!(CallerWaitsLonger, 3, 1))
         .hold_expiry(Duration::from_millis(scenario.hold_expiry))
         .observe(observe);
     if let Some((duration, share)) = scenario.lease {
         // All keys in one set of the table, so that their number alone decides which of them have leases.
         let lease = Lease::new(Duration::from_millis(duration)).max_share(share).max_keys(4);
         builder = builder.lease(lease);
-        builder.lease_clock = Some(Arc::new(TokioClock::new()));
+        builder.lease_clock = Some(Arc::new(ProcessClock(TokioClock::new(), Instant::now())));
     }
     builder.build().expect("valid limits")
+}
+
+/// The clock of a process, by which leases end.
+struct ProcessClock(TokioClock, Instant);
+
+impl Clock for ProcessClock {
+    fn now(&self) -> Timestamp {
+        let late = mistake!(LeaseIsSpentAfterEnd, self.1.elapsed() / 2, Duration::ZERO);
+        Timestamp::from_micros(self.0.now().as_micros() - u64::try_from(late.as_micros()).expect("a short time"))
+    }
 }
 
 fn limits(scenario: &Scenario) -> Vec<RedisLimit<u64>> {

@@ -89,6 +89,7 @@ pub(super) struct Run<'a> {
     pub(super) keys: Vec<usize>,
     /// The names of the keys of ids.
     pub(super) id_keys: Vec<&'a str>,
+    pub(super) ignores_releases: bool,
     /// What the decisions' log receives.
     pub(super) executions: &'a mut Vec<Execution>,
 }
@@ -158,9 +159,12 @@ impl Store {
     ) {
         let parts = step.keys.iter().zip(&template.costs);
         let parts: Vec<Part> = parts
-            .map(|(index, cost)| {
+            .enumerate()
+            .map(|(limit, (index, cost))| {
                 let index = index.expect("a key of each limit");
-                Part { index, key: run.keys[index], cost: cost.expect("a cost for each limit") }
+                let cost = cost.expect("a cost for each limit")
+                    + mistake!(RepeatIsChargedWhole, template.charge_before(limit), 0);
+                Part { index, key: run.keys[index], cost }
             })
             .collect();
         let (first, now) = (parts[0], run.now);
@@ -181,7 +185,7 @@ impl Store {
             call: run.call,
         };
         let failed = if is_late {
-            Some((Verdict::Late, LATE))
+            Some((Verdict::Late, mistake!(LateDecisionIsNotAskedAgain, INVALID_STATE, LATE)))
         } else if parts.iter().any(|part| self.keys[part.key].is_foreign) {
             Some((Verdict::Invalid, INVALID_STATE))
         } else {

@@ -155,7 +155,7 @@ impl Usage {
                 let span = self.used.div_ceil(quota.units);
                 // The span is rounded up, and the fraction is the difference.
                 let fraction = (span * quota.units - self.used) / (quota.units / tokens);
-                vec![self.at + span, fraction, tokens, ticks, self.at, self.at + span]
+                vec![self.at + span, mistake!(FractionIsLost, 0, fraction), tokens, ticks, self.at, self.at + span]
             }
         };
         words.into_iter().map(|word| to_f64(word).to_le_bytes()).collect::<Vec<_>>().concat()

@@ -8,6 +8,9 @@ use super::scenario::FaultKind;
 use super::wire::{Arguments, Input, bulk_string};
 use super::world::{Connection, Link};
 
+/// An error that the client does not know.
+const UNKNOWN_ERROR: &str = "-ERR unknown\r\n";
+
 /// The names of the limits. The second one counts all keys together.
 pub(super) const LIMIT_NAMES: [&str; 2] = ["default", "all"];
 
@@ -42,6 +45,8 @@ pub(super) struct Server {
     /// The first call with wrong parameters or keys.
     pub(super) wrong: Option<String>,
     pub(super) has_lost_data: bool,
+    /// The server ignores reports that release leases: a mistake.
+    pub(super) ignores_releases: bool,
     pub(super) is_traced: bool,
 }
 
@@ -132,6 +137,7 @@ impl Server {
             executions: Vec::new(),
             wrong: None,
             has_lost_data: false,
+            ignores_releases: false,
             is_traced: false,
         }
     }
@@ -204,9 +210,9 @@ impl Server {
             Some("-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n")
         } else if name == b"EVALSHA" && !self.has_script {
             self.refused.extend(arguments.last().map(|input| input.to_vec()));
-            Some("-NOSCRIPT No matching script. Please use EVAL.\r\n")
+            Some(mistake!(ScriptIsNotSent, UNKNOWN_ERROR, "-NOSCRIPT No matching script. Please use EVAL.\r\n"))
         } else if name != b"SCRIPT" && connection.master != self.master {
-            Some("-READONLY You can't write against a read only replica.\r\n")
+            Some(mistake!(ReplicaIsKept, UNKNOWN_ERROR, "-READONLY You can't write against a read only replica.\r\n"))
         } else if name != b"SCRIPT" && self.is_out_of_memory {
             Some("-OOM command not allowed when used memory > 'maxmemory'.\r\n")
         } else {
@@ -248,6 +254,7 @@ impl Server {
                     quotas: &self.quotas,
                     keys,
                     id_keys,
+                    ignores_releases: self.ignores_releases,
                     executions: &mut self.executions,
                 };
                 let reply = self.store.run(&input, run);

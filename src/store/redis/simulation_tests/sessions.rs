@@ -69,7 +69,8 @@ impl Store {
         for (part, id) in parts.iter().zip(&template.ids) {
             let id = id.abs().to_bits();
             self.clients.insert(id, run.client);
-            self.keys[part.key].costs.extend(id, run.now, template.arg2 as u64).held += part.cost;
+            let expiry = template.arg2 as u64 / mistake!(SessionsAreNotRenewed, 9, 1);
+            self.keys[part.key].costs.extend(id, run.now, expiry).held += part.cost;
         }
         Ok(())
     }
@@ -119,6 +120,9 @@ impl Store {
         if newly_charged > 0 {
             key.usage.charge(&run.quotas[limit], run.now, newly_charged);
             self.record_settled(owner, newly_charged, limit);
+            if mistake!(SurchargeIsRepeated) {
+                return reply.results.extend([EXPIRED, 0.0]);
+            }
         }
         reply.results.extend([to_f64(newly_released), to_f64(newly_charged)]);
     }
@@ -140,7 +144,10 @@ impl Store {
         let Some(index) = self.prepared(template, step, run, reply, 4) else { return };
         let mut numbers = [template.ids[0].to_bits(); 7];
         numbers[1..].iter_mut().zip(&template.ids[1..]).for_each(|(number, sent)| *number = *sent as u64);
-        let [id, .., keep, _, _] = numbers;
+        let [id, .., keep, want, _] = numbers;
+        if run.ignores_releases && keep + want == 0 {
+            return reply.results.extend([0.0; 4]);
+        }
         let (key, now, duration) = (&mut self.keys[index], run.now, template.arg1);
         let most = template.arg2.max(0.0) as u64;
         let terms = LeaseTerms { most, duration, yields: key.large_costs.yield_at(now, duration) };

@@ -5,10 +5,12 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Cmd, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::timeout;
 
 use super::world::World;
 use crate::store::inner::BoxFuture;
@@ -24,13 +26,15 @@ struct SimulatedConnector {
     client: usize,
     /// The settings of the connection.
     settings: Client,
+    /// A lost connection that is used further: a mistake.
+    kept: Arc<Mutex<Option<SimulatedConnection>>>,
 }
 
 impl World {
     /// The server for the limiter of one process.
     pub(crate) fn server(&self, client: usize) -> RedisServer {
         let settings = Client::open("redis://127.0.0.1").expect("an address");
-        RedisServer(Arc::new(SimulatedConnector { world: self.clone(), client, settings }))
+        RedisServer(Arc::new(SimulatedConnector { world: self.clone(), client, settings, kept: Arc::default() }))
     }
 }
 
@@ -101,8 +105,20 @@ impl Drop for ConnectionTask {
     }
 }
 
-impl Connection for SimulatedConnection {
-    fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+impl SimulatedConnection {
+    /// Sends a command, and once more if no reply comes in time: a mistake.
+    fn call_twice(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        let connection = self.clone();
+        Box::pin(async move {
+            let first = connection.call_once(slot, Arc::clone(&command));
+            match timeout(Duration::from_millis(10), first).await {
+                Ok(result) => result,
+                Err(_) => connection.call_once(slot, command).await,
+            }
+        })
+    }
+
+    fn call_once(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
         let mut call = self.connection.call(slot, Arc::clone(&command));
         if !self.connector.world.state().is_threaded {
             return call;
@@ -130,9 +146,21 @@ impl Connection for SimulatedConnection {
             }
         })
     }
+}
+
+impl Connection for SimulatedConnection {
+    fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        if mistake!(LostCallIsRepeated) { self.call_twice(slot, command) } else { self.call_once(slot, command) }
+    }
 
     fn is_open(&self) -> BoxFuture<bool> {
-        self.connection.is_open()
+        if mistake!(ClosedConnectionIsUsed) { Box::pin(std::future::ready(true)) } else { self.connection.is_open() }
+    }
+
+    fn give_up(&self) {
+        if mistake!(SilentConnectionIsKept) {
+            *self.connector.kept.lock().expect("no panic") = Some(self.clone());
+        }
     }
 }
 
@@ -140,6 +168,10 @@ impl Connector for SimulatedConnector {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let connector = self.clone();
         Box::pin(async move {
+            let kept = connector.kept.lock().expect("no panic").take();
+            if let Some(kept) = kept {
+                return Ok(Box::new(kept) as Box<dyn Connection>);
+            }
             Ok(Box::new(with_connect_timeout("a simulation", connector.open()).await?) as Box<dyn Connection>)
         })
     }

@@ -92,7 +92,7 @@ impl Input {
     pub(crate) fn read(bytes: &[u8], quotas: &[Quota]) -> Self {
         let (mut input, limits) = (Reader(bytes), quotas.len());
         assert_eq!(input.f64().to_bits(), 0, "the client sends no time of its own");
-        let latest_start = input.f64();
+        let latest_start = input.f64() * mistake!(DecisionsHaveNoDeadline, 0.0, 1.0);
         let is_fast = input.u16() == 1;
         let (templates, steps) = (input.u16(), input.u16());
         let key_counts: Vec<_> = (0..limits).map(|_| usize::from(input.u16())).collect();
@@ -131,8 +131,11 @@ impl Template {
             if limit.is_some_and(|limit| limit != index) {
                 continue;
             }
-            let sent: Vec<u64> = (0..quota.parameter_count() + 2).map(|_| input.u64()).collect();
+            let mut sent: Vec<u64> = (0..quota.parameter_count() + 2).map(|_| input.u64()).collect();
             let cost = sent[sent.len() - 1];
+            if mistake!(CostIsSentAsOne) {
+                sent.splice(..quota.parameter_count(), quota.parameters(1));
+            }
             let mut expected = quota.parameters(cost);
             // No limit is a shadow.
             expected.extend([0, cost]);

@@ -57,6 +57,8 @@ pub(super) struct WorldState {
     pub(super) cuts: Vec<u64>,
     /// When the client's thread ran nothing: from, and until.
     pub(super) stalls: Vec<(u64, u64)>,
+    /// For each event of a circuit breaker the client, and whether the breaker opened.
+    pub(super) breakers: Vec<(usize, bool)>,
     pub(super) trace: Option<Vec<String>>,
 }
 
@@ -94,6 +96,7 @@ impl World {
             cut_in_request: None,
             cuts: Vec::new(),
             stalls: Vec::new(),
+            breakers: Vec::new(),
             trace: None,
         };
         let world = Self { state: Arc::new(Mutex::new(state)), changed: Arc::new(Notify::new()) };
@@ -202,6 +205,10 @@ impl World {
 impl WorldState {
     pub(super) fn now(&self) -> u64 {
         u64::try_from(self.started_at.elapsed().as_micros()).expect("a short time")
+    }
+
+    pub(super) fn is_breaker_open(&self, client: usize) -> bool {
+        self.breakers.iter().rev().find(|event| event.0 == client).is_some_and(|event| event.1)
     }
 
     /// Adds a line to the trace.
