@@ -9,6 +9,8 @@ use crate::cluster_server::Cluster;
 use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
+type Deployment = (&'static str, RedisServer);
+
 /// A single Redis, a cluster of three masters, a cluster behind one endpoint, and a master with Sentinels.
 ///
 /// With the environment variable `ONLY_SINGLE_REDIS` it is the single Redis only. Mutation testing sets it: the script
@@ -49,13 +51,12 @@ impl Deployments {
         })
     }
 
-    /// Each deployment with its name.
-    pub(crate) fn each(&self) -> Vec<(&'static str, RedisServer)> {
-        let mut each = vec![("Redis", self.alone.open())];
-        if let Some((cluster, one_node, sentinel)) = &self.others {
+    /// The single Redis, and the other deployments, each with its name.
+    pub(crate) fn each(&self) -> (Deployment, Vec<Deployment>) {
+        let others = self.others.as_ref().map_or(Vec::new(), |(cluster, one_node, sentinel)| {
             let endpoint = RedisServer::cluster([one_node.nodes[0].address()]).expect("an address");
-            each.extend([("a cluster", cluster.open()), ("one endpoint", endpoint), ("Sentinel", sentinel.open())]);
-        }
-        each
+            vec![("a cluster", cluster.open()), ("one endpoint", endpoint), ("Sentinel", sentinel.open())]
+        });
+        (("Redis", self.alone.open()), others)
     }
 }

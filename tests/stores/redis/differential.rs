@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::{AdminOperation, Chained, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, Chained, Escalating, Escalation, Held, LimiterFuture, Outcome};
 use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, FixedWindow, Gcra,
     InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis,
-    RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Weekday, per_key,
+    RedisBuilder, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, Weekday, per_key,
 };
 
 use crate::cell;
@@ -20,7 +20,7 @@ use crate::deployments::Deployments;
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::random::Random;
 
-mod traces;
+mod memory_and_redis_agree;
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -39,6 +39,9 @@ enum Trace {
     /// Hours and days pass instead of milliseconds.
     Months,
 }
+
+const FORWARD: [Trace; 2] = [Trace::Plain, Trace::Holds];
+const ALL: [Trace; 3] = [Trace::Plain, Trace::Holds, Trace::ClockSteps];
 
 /// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
 const STEPS: usize = 400;
@@ -59,31 +62,31 @@ fn block_reason(random: &mut Random, now: Timestamp) -> BlockReason {
     if is_escalation { BlockReason::Escalation } else { BlockReason::Administrator }
 }
 
-/// Runs one trace on each deployment, with several requests at a time.
-async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace)
+/// Runs traces with several requests at a time.
+async fn compare<L>(traces: &[Trace], name: &str, limits: L)
 where
     L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
 {
-    compare_limits(deployments, name, limits, seed, trace, 16).await;
+    compare_limits(traces, name, limits, 16).await;
 }
 
-async fn compare_limits<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, trace: Trace, concurrent: u64)
+async fn compare_limits<L>(traces: &[Trace], name: &str, limits: L, concurrent: u64)
 where
     L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
 {
-    compare_limiters(deployments, name, seed, trace, concurrent, |server, name, clock| {
+    compare_limiters(traces, name, concurrent, |server, name, clock| {
         (in_memory(limits.clone(), clock), in_redis(server, name, limits.clone(), clock))
     })
     .await;
 }
 
 /// Compares chains of two limiters. A request of a chain waits between its limiters, so requests come one by one.
-async fn compare_chains<A, B>(deployments: &Deployments, name: &str, (first, second): (A, B), seed: u64, trace: Trace)
+async fn compare_chains<A, B>(traces: &[Trace], name: &str, (first, second): (A, B))
 where
     A: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
     B: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
 {
-    compare_limiters(deployments, name, seed, trace, 1, |server, name, clock| {
+    compare_limiters(traces, name, 1, |server, name, clock| {
         let [of_first, of_second] = ["first", "second"].map(|part| format!("{name} {part}"));
         let memory = Chained::new(in_memory(first.clone(), clock), in_memory(second.clone(), clock));
         let redis = Chained::new(
@@ -95,72 +98,91 @@ where
     .await;
 }
 
-/// Processes with other limits of one name, as before and after a deployment. A caller's tier is its process.
-struct Processes(Vec<BoxLimiter<Caller>>);
+/// Limiters that know only the caller's user: one in memory, or those of several processes. A caller's tier is its process.
+struct Processes(Vec<BoxLimiter<u64>>);
+
+impl Processes {
+    fn of(&self, caller: &Caller) -> &BoxLimiter<u64> {
+        &self.0[caller.tier % self.0.len()]
+    }
+}
 
 impl Limiter<Caller> for Processes {
     fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        self.0[caller.tier].acquire(caller, options)
+        self.of(caller).acquire(&caller.user, options)
     }
 
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.0[caller.tier].peek(caller, options)
+        self.of(caller).peek(&caller.user, options)
     }
 
     fn administer(&self, caller: &Caller, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.0[caller.tier].administer(caller, operation)
+        self.of(caller).administer(&caller.user, operation)
     }
 }
 
-/// Compares three processes, each with a limit of its own, with one limiter in memory with three tiers.
-async fn compare_processes<A: LuaAlgorithm + Clone>(trace: Trace, name: &str, tiers: [A; 3]) {
-    let deployments = Deployments::shared();
-    for seed in 1..=2 {
-        compare_limiters(&deployments, name, seed, trace, 1, |server, name, clock| {
-            let of_user = |caller: &Caller| caller.user;
-            let all = tiers.clone();
-            let chosen = per_key(move |caller: &Caller| all[caller.tier].clone());
-            let processes =
-                tiers.clone().map(|one| in_redis(server, name, Limit::new("one", one).keyed_by(of_user), clock));
-            let memory = in_memory(Limit::new("one", chosen).keyed_by(of_user), clock);
-            (memory, BoxLimiter::new(Processes(processes.into())))
-        })
-        .await;
-    }
+/// Compares three processes with other limits of one name, as before and after a deployment, with one limiter in memory
+/// with three tiers.
+async fn compare_processes<A: LuaAlgorithm + Clone>(name: &str, tiers: [A; 3]) {
+    compare_limiters(&FORWARD, name, 1, |server, name, clock| {
+        let all = tiers.clone();
+        let chosen = per_key(move |caller: &Caller| all[caller.tier].clone());
+        let memory = in_memory(Limit::new("one", chosen).keyed_by(|caller: &Caller| caller.user), clock);
+        let processes = tiers.clone().map(|one| in_redis(server, name, Limit::new("one", one), clock));
+        (memory, BoxLimiter::new(Processes(processes.into())))
+    })
+    .await;
 }
 
-fn in_memory(limits: impl MemoryLimits<Caller, FixedHasher> + 'static, clock: &ManualClock) -> BoxLimiter<Caller> {
+fn in_memory<Key: 'static>(
+    limits: impl MemoryLimits<Key, FixedHasher> + 'static,
+    clock: &ManualClock,
+) -> BoxLimiter<Key> {
     let memory = MemoryBuilder::new(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
     BoxLimiter::new(memory.clock(clock.clone()).build().expect("limits"))
 }
 
-fn in_redis(
+fn in_redis<Key: 'static>(
     server: &RedisServer,
     name: &str,
-    limits: impl IntoRedisLimits<Caller>,
+    limits: impl IntoRedisLimits<Key>,
     clock: &ManualClock,
-) -> BoxLimiter<Caller> {
-    let redis = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
-    BoxLimiter::new(redis.deadline(LONG_DEADLINE).build().expect("limits"))
+) -> BoxLimiter<Key> {
+    BoxLimiter::new(redis(server, name, limits, clock).build().expect("limits"))
 }
 
-/// Runs one trace on the limiters that `make` returns for each deployment, with at most `concurrent` requests at a time. The
-/// trace on a single Redis is longest, as the script is equal on all of them.
-async fn compare_limiters(
-    deployments: &Deployments,
+fn redis<Key>(
+    server: &RedisServer,
     name: &str,
-    seed: u64,
-    trace: Trace,
+    limits: impl IntoRedisLimits<Key>,
+    clock: &ManualClock,
+) -> RedisBuilder<Key> {
+    let redis = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
+    redis.deadline(LONG_DEADLINE)
+}
+
+/// Runs traces on the limiters that `make` returns for a deployment, with at most `concurrent` requests at a time. Each trace
+/// runs on a single Redis, and a short one on another deployment, as the script is equal on all of them.
+async fn compare_limiters(
+    traces: &[Trace],
+    name: &str,
     concurrent: u64,
     make: impl Fn(&RedisServer, &str, &ManualClock) -> (BoxLimiter<Caller>, BoxLimiter<Caller>),
 ) {
+    let deployments = Deployments::shared();
     let steps = std::env::var("DIFFERENTIAL_STEPS").map_or(STEPS, |steps| steps.parse().expect("a number"));
-    for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
-        let steps = if index == 0 { steps } else { steps / 6 };
-        // The name is unique, because tests share the deployments.
-        let (name, clock) = (format!("{name} {seed} {trace:?} on {deployment}"), ManualClock::new());
-        let limiters = make(&server, &name, &clock);
-        compare_on(&limiters, &clock, &name, seed, steps, trace, concurrent).await;
+    for &trace in traces {
+        // Each name has a seed of its own, and another deployment.
+        let seed = name.bytes().fold(trace as u64, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte));
+        let (alone, others) = deployments.each();
+        let other = others.get(usize::try_from(seed).expect("small") % others.len().max(1)).cloned();
+        for (index, (deployment, server)) in [Some(alone), other].into_iter().flatten().enumerate() {
+            let steps = if index == 0 { steps } else { steps / 4 };
+            // The name is unique, because tests share the deployments.
+            let (name, clock) = (format!("{name} {trace:?} on {deployment}"), ManualClock::new());
+            let limiters = make(&server, &name, &clock);
+            compare_on(&limiters, &clock, &name, seed, steps, trace, concurrent).await;
+        }
     }
 }
 
@@ -247,6 +269,7 @@ async fn compare_on(
                     let from_redis = from_redis.expect("an answer");
                     assert_eq!(from_memory.decision, from_redis.decision, "{name} {step} {caller:?} {options:?}");
                     wait = from_memory.decision.retry_after().or(wait);
+                    check_limits_of_zero(&from_memory.decision, options.cost);
                     assert_eq!(
                         from_memory.decision.is_estimate(),
                         from_redis.decision.is_estimate(),
@@ -275,6 +298,14 @@ async fn compare_on(
     }
     // Dropped guards settle the whole cost: in Redis some time later.
     drop(held);
+}
+
+/// Each cost exceeds a limit without units, whatever the key has used in another tier.
+fn check_limits_of_zero(decision: &Decision, cost: u64) {
+    for limit in decision.limits().iter().filter(|limit| limit.limit() == 0) {
+        let is_excess = limit.verdict() == Verdict::ExceedsLimit || decision.is_blocked();
+        assert!(cost == 0 || is_excess && limit.remaining() == 0, "{cost}: {decision:?}");
+    }
 }
 
 /// The largest numbers, and what both refuse. The usage is reset afterwards, because no request would pass again.
@@ -384,80 +415,17 @@ async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &C
     if names.is_empty() { None } else { Some(names[random.index(names.len())].clone()) }
 }
 
-/// One algorithm in three tiers.
-async fn alone<A: LuaAlgorithm + Clone>(trace: Trace, name: &str, tiers: [A; 3]) {
-    let deployments = Deployments::shared();
-    for seed in 1..=2 {
-        let (first, tiers) = (tiers[0].clone(), tiers.clone());
-        let one = Limit::new("one", first).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, name, one, seed, trace).await;
-        let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
-        let tiers = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
-        compare(&deployments, name, tiers, 10 + seed, trace).await;
-    }
+/// One algorithm, alone and in three tiers.
+async fn alone<A: LuaAlgorithm + Clone>(traces: &[Trace], name: &str, tiers: [A; 3]) {
+    let one = Limit::new("one", tiers[0].clone()).keyed_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, name, one).await;
+    let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
+    let tiers = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
+    compare(&traces[1..], &format!("{name} in tiers"), tiers).await;
 }
 
 fn quotas() -> [Quota; 3] {
     [Quota::new(5, Duration::from_secs(3)), Quota::new(7, Duration::from_millis(1001)), Quota::per_minute(4)]
-}
-
-macro_rules! agree {
-    ($trace:ident: $($name:ident),+ $(,)?) => {
-        $(
-            #[tokio::test]
-            async fn $name() {
-                super::traces::$name(super::Trace::$trace).await;
-            }
-        )+
-    };
-}
-
-/// The limits of the second list have no trace in which the clock steps back.
-macro_rules! agree_on_all_traces {
-    ($($name:ident),+; $($forward_only:ident),+ $(,)?) => {
-        mod memory_and_redis_agree {
-            agree!(Plain: $($name,)+ $($forward_only),+);
-        }
-
-        mod memory_and_redis_agree_on_holds {
-            agree!(Holds: $($name,)+ $($forward_only),+);
-        }
-
-        mod memory_and_redis_agree_when_the_clock_steps_back {
-            agree!(ClockSteps: $($name,)+ long_periods);
-        }
-
-        mod memory_and_redis_agree_over_months {
-            agree!(Months: calendars);
-        }
-    };
-}
-
-agree_on_all_traces! {
-    gcra,
-    tiers_of_zero,
-    token_bucket,
-    leaky_bucket,
-    leaky_queue,
-    fixed_window,
-    sliding_window,
-    weighted_window,
-    aligned_windows,
-    sliding_log,
-    fine_rates;
-    windows_of_both_forms,
-    in_flight_alone,
-    in_flight_with_rates,
-    several_together,
-    several_with_scheduling,
-    fixed_costs,
-    units,
-    conditions,
-    kept_free,
-    shares,
-    near_limit,
-    chains,
-    old_and_new_processes,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

@@ -8,13 +8,11 @@ use futures_util::future::join_all;
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock, FixedWindow, Limit, Limiter as _, ManualClock, Memory, MemoryBuilder, Quota,
-    Redis, RedisServer, SlidingLog,
+    AcquireOptions, BlockReason, Clock, FixedWindow, Limit, Limiter as _, ManualClock, Memory, Quota, Redis,
+    RedisServer,
 };
 
-use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire};
-use crate::random::Random;
 use crate::server::Server;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -23,74 +21,12 @@ type Process = Escalating<Redis<u64>, Redis<u64>>;
 
 /// A process with its own connections.
 fn process(server: &RedisServer, escalation: &Escalation, clock: &(impl Clock + Clone + 'static)) -> Process {
-    let limits = (
-        Limit::new("api", FixedWindow::new(Quota::new(2, 3 * MINUTE))),
-        Limit::new("log", SlidingLog::new(Quota::new(3, MINUTE))),
-    );
+    let limits = Limit::new("api", FixedWindow::new(Quota::new(2, 3 * MINUTE)));
     let limiter = Redis::builder(server.clone(), "api", limits).clock_for_tests(clock.clone());
     let counts = Redis::builder(server.clone(), "counts", escalation.limits()).clock_for_tests(clock.clone());
     let limiter = limiter.deadline(LONG_DEADLINE).slot_by(|key: &u64| *key).build().expect("limits");
     let counts = counts.deadline(LONG_DEADLINE).slot_by(|key: &u64| *key).build().expect("limits");
     Escalating::new(limiter, counts, escalation.clone())
-}
-
-/// Three processes decide as one limiter in memory.
-async fn compare(server: &RedisServer, steps: usize) {
-    let clock = ManualClock::new();
-    let escalation = Escalation::new("api", Quota::new(3, 5 * MINUTE)).forget_after(4 * 60 * MINUTE);
-    let processes = [(); 3].map(|()| process(server, &escalation, &clock));
-    let limits = (
-        Limit::new("api", FixedWindow::new(Quota::new(2, 3 * MINUTE))),
-        Limit::new("log", SlidingLog::new(Quota::new(3, MINUTE))),
-    );
-    let memory = MemoryBuilder::new(limits).clock(clock.clone()).build().expect("limits");
-    let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");
-    let memory = Escalating::new(memory, counts, escalation);
-    let mut random = Random::new(7);
-    let mut blocked = 0;
-    for step in 0..steps {
-        clock.advance(Duration::from_millis(match random.below(30) {
-            0 => random.below(10_000_000),
-            1..8 => random.below(60_000),
-            _ => random.below(2_000),
-        }));
-        let (key, process) = (random.below(3), &processes[step % 3]);
-        let options = AcquireOptions::cost(random.below(3)).detail(tower_ratelimit::Detail::All);
-        match random.below(50) {
-            0 => {
-                memory.reset(&key).await.expect("done");
-                process.reset(&key).await.expect("done");
-            }
-            1 => {
-                memory.block("api", &key, Duration::ZERO).await.expect("done");
-                process.block("api", &key, Duration::ZERO).await.expect("done");
-            }
-            2 => {
-                memory.block("log", &key, MINUTE).await.expect("done");
-                process.block("log", &key, MINUTE).await.expect("done");
-            }
-            _ => {
-                let expected = acquire(&memory, &key, options).await.expect("an answer").decision;
-                let decision = acquire(process, &key, options).await.expect("an answer").decision;
-                assert_eq!(decision, expected, "step {step}");
-                blocked += usize::from(decision.block_reason() == Some(BlockReason::Escalation));
-            }
-        }
-    }
-    assert!(blocked > steps / 20, "{blocked} of {steps} requests are blocked");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn escalation_of_several_processes_is_that_of_memory() {
-    let server = Server::start();
-    compare(&server.open(), 3_000).await;
-}
-
-/// The limits that count are on the cluster slot of their key.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn escalation_in_a_cluster_is_that_of_memory() {
-    let cluster = Cluster::start();
-    compare(&cluster.open(), 600).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,7 +34,9 @@ struct Sample {
 /// Tasks that call one limiter until they are stopped.
 struct Load {
     goes_on: Arc<AtomicBool>,
-    recovered: Arc<AtomicBool>,
+    /// The number of questions whether decisions succeed, and the last one that a later decision has answered.
+    asked: Arc<AtomicUsize>,
+    answered: Arc<AtomicUsize>,
     failed: Arc<AtomicUsize>,
     tasks: JoinSet<Vec<Sample>>,
 }
@@ -46,38 +48,37 @@ fn limiter(server: RedisServer) -> Redis<str> {
 impl Load {
     fn on(limiter: &Redis<str>) -> Self {
         let goes_on = Arc::new(AtomicBool::new(true));
-        let recovered = Arc::new(AtomicBool::new(false));
-        let failed = Arc::new(AtomicUsize::new(0));
+        let [asked, answered, failed] = [(); 3].map(|()| Arc::new(AtomicUsize::new(0)));
         let mut tasks = JoinSet::new();
         for task in 0..TASKS {
             let (limiter, goes_on) = (limiter.clone(), Arc::clone(&goes_on));
-            let (recovered, failed) = (Arc::clone(&recovered), Arc::clone(&failed));
+            let [asked, answered, failed] = [&asked, &answered, &failed].map(Arc::clone);
             tasks.spawn(async move {
                 let key = format!("key {}", task % 10);
                 let mut samples = Vec::new();
                 while goes_on.load(Ordering::SeqCst) {
-                    let began = Instant::now();
+                    let (began, question) = (Instant::now(), asked.load(Ordering::SeqCst));
                     let result = acquire(&limiter, key.as_str(), AcquireOptions::default()).await;
                     let took = began.elapsed();
                     if let Err(error) = &result {
                         assert!(error.is_unavailable(), "{error:?}");
                         failed.fetch_add(1, Ordering::SeqCst);
                     } else {
-                        recovered.store(true, Ordering::SeqCst);
+                        answered.fetch_max(question, Ordering::SeqCst);
                     }
                     samples.push(Sample { began, took, answered: result.is_ok() });
-                    sleep(Duration::from_millis(5)).await;
+                    sleep(Duration::from_millis(20)).await;
                 }
                 samples
             });
         }
-        Self { goes_on, recovered, failed, tasks }
+        Self { goes_on, asked, answered, failed, tasks }
     }
 
-    /// Waits until another decision succeeds.
+    /// Waits until a decision succeeds that starts from now on.
     async fn until_answered(&self, what: &str) {
-        self.recovered.store(false, Ordering::SeqCst);
-        until(what, || self.recovered.load(Ordering::SeqCst)).await;
+        let question = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        until(what, || self.answered.load(Ordering::SeqCst) >= question).await;
     }
 
     fn failed(&self) -> usize {
@@ -93,10 +94,7 @@ impl Load {
     /// After the end of the fault: waits until decisions succeed again, prints a summary, and returns how many failed.
     async fn report(self, fault: &str) -> usize {
         let over = Instant::now();
-        // Calls in flight may still succeed, so only calls that start from now on count.
-        sleep(DEADLINE / 4).await;
         self.until_answered(fault).await;
-        sleep(Duration::from_millis(50)).await;
         self.goes_on.store(false, Ordering::SeqCst);
         let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
         let resumed = samples.iter().filter(|sample| sample.answered && sample.began >= over);

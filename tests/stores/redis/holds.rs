@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
+use tower_ratelimit::DecisionSource::Lease;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
-use tower_ratelimit::limiter::Held;
+use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
     AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
     SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
-use crate::leases::until_leased;
+use crate::leases::{self, MAX_ROUNDS, leased, step};
 use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -287,7 +288,7 @@ async fn settlement_is_retried_until_the_server_answers() {
     let proxy = Proxy::before(server.socket());
     let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let limiter =
-        limiter_on::<str>(proxied, Duration::from_secs(20), Duration::from_millis(200), FixedWindow::new(HUNDRED));
+        limiter_on::<str>(proxied, Duration::from_secs(20), Duration::from_secs(2), FixedWindow::new(HUNDRED));
     let direct = self::limiter(&server, Duration::from_secs(20));
     let (first, second, third) =
         (hold(&limiter, "alice", 5).await, hold(&limiter, "alice", 6).await, hold(&limiter, "bob", 7).await);
@@ -632,19 +633,28 @@ async fn hold_and_settlement_without_memory_name_the_cause() {
 async fn leases_of_64_processes_leave_room_for_holds() {
     let server = Server::start();
     let day = || FixedWindow::new(Quota::per_day(1_000_000));
-    let mut lessees = Vec::new();
-    for _ in 0..64 {
-        let lease = Lease::new(Duration::from_secs(5));
-        let builder = Redis::<str>::builder(server.open(), "api", day()).lease(lease).deadline(LONG_DEADLINE);
-        let limiter = builder.build().expect("limits");
-        until_leased(&limiter, "alice").await;
-        lessees.push(limiter);
+    let lessees: Vec<_> = (0..64).map(|_| leased(server.open(), day())).collect();
+    let request = |limiter| acquire(limiter, "alice", AcquireOptions::default());
+    let mut count = 0;
+    for _ in 0..MAX_ROUNDS {
+        count = 0;
+        for limiter in &lessees {
+            let outcomes = join_all((0..16).map(|_| request(limiter))).await;
+            let is_leased = |outcome: Result<Outcome, _>| outcome.expect("an answer").decision.source() == Lease;
+            count += usize::from(outcomes.into_iter().any(is_leased));
+        }
+        if count == lessees.len() {
+            break;
+        }
+        step(&lessees[0], "alice").await;
     }
+    assert_eq!(count, lessees.len());
+    let process = || leases::direct::<str>(server.open(), day()).build().expect("limits");
     let mut held = Vec::new();
     for _ in 0..64 {
-        held.push(hold(&limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day()), "alice", 1).await);
+        held.push(hold(&process(), "alice", 1).await);
     }
-    let one_more = limiter_on::<str>(server.open(), LONG_DEADLINE, LONG_DEADLINE, day());
+    let one_more = process();
     let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
     assert!(full.to_string().contains("64 sessions"), "{full}");
     assert!(is_allowed(&one_more, "alice").await, "the value of the key is valid");

@@ -27,13 +27,13 @@ async fn passes(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> boo
 #[tokio::test]
 async fn idempotency_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
-    for seed in 0..100 {
+    for seed in 0..30 {
         let clock = clock();
         let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in RESULTS {
-        assert!(seen.get(result).copied().unwrap_or(0) > 50, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 10, "{result}: {seen:?}");
     }
 }
 
@@ -43,7 +43,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
     let server = Server::start();
     let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
     let (mut allowed, mut denied) = (0, 0);
-    for seed in 0..15 {
+    for seed in 0..4 {
         let clock = clock();
         let pairs = [
             in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),
@@ -110,7 +110,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
         }
     }
     println!("{allowed} allowed, {denied} denied");
-    assert!(allowed > 800 && denied > 250, "{allowed}, {denied}");
+    assert!(allowed > 200 && denied > 60, "{allowed}, {denied}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

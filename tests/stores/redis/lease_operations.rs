@@ -1,86 +1,143 @@
-//! Leases beside holds and administrative operations, and the waits of requests that are denied behind leases.
+//! Leases beside administrative operations, cold keys and marks, and the waits of requests that are denied behind leases.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::Reservation;
-use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::observe::Event;
+use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
-    SlidingWindow,
+    AcquireOptions, Clock as _, DecisionSource, Detail, FixedWindow, Gcra, Limit, LimitStatus, Limiter as _, Quota,
+    Redis, RedisServer, SlidingLog, SlidingWindow,
 };
 
 use crate::helpers::{acquire, hold};
 use crate::leases::{
-    Admitted, DURATION, LIMIT, QUOTA, acquire_many, clock, direct, leased, leased_decisions_end, pass, rest,
-    until_leased,
+    Admitted, DURATION, LIMIT, MAX_ROUNDS, QUOTA, acquire_many, clock, decide, direct, leased, pass, rest, until_leased,
 };
 use crate::proxy::Proxy;
 use crate::server::Server;
 
-/// The key's own limit, and one of all keys.
-fn two() -> impl IntoRedisLimits<str> {
+/// The user's own limit, and one of all users.
+fn user_and_all() -> impl IntoRedisLimits<str> {
     let all = Limit::new("all", FixedWindow::new(Quota::per_day(100_000))).keyed_by(|_: &str| ());
     (Limit::new("user", FixedWindow::new(QUOTA)), all)
 }
 
-/// Held costs are settled exactly beside leases on the same keys.
-#[tokio::test]
-async fn holds_and_reservations_settle_beside_leases() {
-    let server = Server::start();
-    let limiter = leased(server.open(), two());
-    let mut admitted = until_leased(&limiter, "alice").await;
-    let held = hold(&limiter, "alice", 50).await;
-    let reserve = Reservation::reserve(&limiter, "alice", AcquireOptions::cost(30));
-    let (reservation, decision) = reserve.await.expect("an answer");
-    assert_eq!(decision.source(), DecisionSource::Store);
-    acquire_many(&limiter, "alice", 300, &mut admitted).await;
-    held.settle(20).await.expect("an answer");
-    let mut reservation = reservation.expect("room");
-    reservation.spend(7);
-    reservation.settle(7).await.expect("an answer");
-    // A surcharge, and a release.
-    hold(&limiter, "alice", 5).await.settle(9).await.expect("an answer");
-    hold(&limiter, "alice", 5).await.release().await.expect("an answer");
-    acquire_many(&limiter, "alice", 300, &mut admitted).await;
-    assert!(admitted.leased > 0);
-    limiter.close().await.expect("an answer");
-    assert_eq!(rest(server.open(), two(), "alice").await, LIMIT - admitted.all() - 20 - 7 - 9, "{admitted:?}");
+async fn decide_one(limiter: &Redis<str>, key: &str) -> tower_ratelimit::Decision {
+    decide(limiter, key, AcquireOptions::default()).await
 }
 
-/// Requires that an operation stops the leased decisions on alice's keys within the duration. Returns the limiter.
-async fn operation_stops_leases(
-    server: &Server,
-    operate: impl AsyncFnOnce(&Redis<str>) -> Result<(), Error>,
-) -> Redis<str> {
-    let limiter = leased(server.open(), two());
-    for key in ["bob", "alice"] {
-        until_leased(&limiter, key).await;
+/// A block or a changed usage stops the leased decisions on its keys within the duration, by the times of the decisions. The
+/// block of one user's limit stops no others.
+#[tokio::test]
+async fn block_and_set_usage_stop_leases_within_the_duration() {
+    for operation in ["block user", "set user", "set all"] {
+        let server = Server::start();
+        let limiter = leased(server.open(), user_and_all());
+        for key in ["bob", "alice"] {
+            until_leased(&limiter, key).await;
+        }
+        let changed = match operation {
+            "block user" => limiter.block("user", "alice", Duration::from_secs(60)).await,
+            "set user" => limiter.set_usage("user", "alice", LIMIT).await,
+            _ => limiter.set_usage("all", "bob", 100_000).await,
+        };
+        changed.expect("an answer");
+        let changed_at = clock().now();
+        while clock().now().saturating_since(changed_at) < DURATION * 3 {
+            let decision = decide_one(&limiter, "alice").await;
+            if decision.is_allowed() {
+                let late = decision.decided_at().saturating_since(changed_at);
+                let is_in_time = decision.source() == DecisionSource::Lease && late <= DURATION;
+                assert!(is_in_time, "{operation}: after {late:?}: {decision:?}");
+            }
+        }
+        if operation != "set all" {
+            until_leased(&limiter, "bob").await;
+        }
     }
-    operate(&limiter).await.expect("an answer");
-    leased_decisions_end(&limiter).await;
-    limiter
 }
 
-/// A block of one limit stops the leased decisions of its key, and no others.
+/// A key that all users share has one lease of each process.
 #[tokio::test]
-async fn block_of_one_limit_stops_its_key_only() {
+async fn shared_sub_key_has_one_lease_per_process() {
     let server = Server::start();
-    let block = async |limiter: &Redis<str>| limiter.block("user", "alice", Duration::from_secs(60)).await;
-    until_leased(&operation_stops_leases(&server, block).await, "bob").await;
+    let limiters = [leased(server.open(), user_and_all()), leased(server.open(), user_and_all())];
+    for round in 0.. {
+        assert!(round < MAX_ROUNDS, "leases of all at a time");
+        let mut by_lease = 0;
+        for limiter in &limiters {
+            for user in ["alice", "bob", "carol"] {
+                by_lease += u32::from(decide_one(limiter, user).await.source() == DecisionSource::Lease);
+            }
+        }
+        if by_lease == 6 {
+            break;
+        }
+    }
+    // A window has five words. Behind them, the eleventh is the number of entries.
+    let script = "return struct.unpack('<d', redis.call('GET', KEYS[1]), 121)";
+    for limit in ["all", "user"] {
+        let key = limiters[0].redis_key(limit, "alice").expect("a limit");
+        assert_eq!(server.number(&["EVAL", script, "1", &key]), 2, "{limit}");
+    }
 }
 
+/// Units that no decision could spend are not held: the users are cold, so their decisions are made in Redis.
 #[tokio::test]
-async fn set_usage_of_a_shared_limit_stops_all_keys() {
+async fn cold_sub_keys_keep_shared_units_free() {
+    let (server, reports) = (Server::start(), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&reports);
+    let limiter =
+        direct(server.open(), user_and_all()).lease(Lease::new(DURATION)).observe(move |event: &Event<'_>| {
+            if let Event::LeaseRenewed { .. } = event {
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    let limiter = limiter.build().expect("limits");
+    for user in 0..300 {
+        assert_eq!(decide_one(&limiter, &user.to_string()).await.source(), DecisionSource::Store);
+    }
+    assert_eq!(reports.load(Ordering::Relaxed), 0);
+    // With a hot user, both limits are leased.
+    until_leased(&limiter, "alice").await;
+    assert_eq!(decide_one(&limiter, "alice").await.limits().len(), 1, "the most restrictive limit");
+    let decision = decide(&limiter, "alice", AcquireOptions::default().detail(Detail::All)).await;
+    assert_eq!(decision.source(), DecisionSource::Lease);
+    let limits: Vec<_> = decision.limits().iter().map(|limit| (limit.name(), limit.limit())).collect();
+    assert_eq!(limits, [("user", LIMIT), ("all", 100_000)]);
+}
+
+/// The decisions of both kinds together see the mark, also if another process has most of the usage.
+#[tokio::test]
+async fn leased_decisions_signal_the_mark_by_their_estimate() {
     let server = Server::start();
-    operation_stops_leases(&server, async |limiter| limiter.set_usage("all", "bob", 100_000).await).await;
+    let limits = || Limit::new("api", FixedWindow::new(Quota::per_day(4_000))).warn_at(0.5);
+    let limiter = leased(server.open(), limits());
+    until_leased(&limiter, "alice").await;
+    let first = decide_one(&limiter, "alice").await;
+    assert!(first.is_allowed() && !first.is_near_limit());
+    let other = direct::<str>(server.open(), limits()).build().expect("limits");
+    assert!(acquire(&other, "alice", AcquireOptions::cost(2_500)).await.expect("an answer").decision.is_allowed());
+    let (mut crossed, mut is_near) = (Vec::new(), false);
+    for _ in 0..400 {
+        let decision = decide_one(&limiter, "alice").await;
+        assert!(decision.is_allowed());
+        if decision.limits().iter().any(LimitStatus::crossed_mark) {
+            crossed.push(decision.source());
+        }
+        is_near = decision.is_near_limit();
+    }
+    assert_eq!(crossed, [DecisionSource::Lease], "after a report, once");
+    assert!(is_near);
 }
 
 /// Each call reads a key once, also one whose held costs the script's fast path does not support.
-async fn each_call_reads_a_held_key_once(algorithm: impl LuaAlgorithm + Clone) {
+async fn each_call_reads_a_held_key_once(limit: fn() -> RedisLimit<str>) {
     let server = Server::start();
-    let holder = leased(server.open(), algorithm.clone());
-    let other = direct::<str>(server.open(), algorithm).build().expect("limits");
+    let holder = leased(server.open(), vec![limit()]);
+    let other = direct(server.open(), vec![limit()]).build().expect("limits");
     until_leased(&holder, "alice").await;
     let held = hold(&other, "alice", 5).await;
     let counts = || ["get", "mget", "evalsha"].map(|name| server.number_of(&format!("cmdstat_{name}:calls=")));
@@ -103,13 +160,9 @@ async fn each_call_reads_a_held_key_once(algorithm: impl LuaAlgorithm + Clone) {
 }
 
 #[tokio::test]
-async fn each_call_reads_a_bucket_with_holds_once() {
-    each_call_reads_a_held_key_once(Gcra::new(QUOTA)).await;
-}
-
-#[tokio::test]
-async fn each_call_reads_a_window_with_holds_once() {
-    each_call_reads_a_held_key_once(FixedWindow::new(QUOTA)).await;
+async fn each_call_reads_a_bucket_or_a_window_with_holds_once() {
+    each_call_reads_a_held_key_once(|| RedisLimit::new(Gcra::new(QUOTA))).await;
+    each_call_reads_a_held_key_once(|| RedisLimit::new(FixedWindow::new(QUOTA))).await;
 }
 
 /// A reset returns what was reported. What leases have spent since then is charged later.
@@ -131,41 +184,22 @@ async fn reset_leaves_what_leases_hold() {
     );
 }
 
-/// Replaced limits decide at once in the same process. The leases under the earlier ones are released.
-#[tokio::test]
-async fn replaced_limits_decide_at_once() {
-    let server = Server::start();
-    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
-    let mut admitted = until_leased(&limiter, "alice").await;
-    acquire_many(&limiter, "alice", 200, &mut admitted).await;
-    let small = || FixedWindow::new(Quota::per_day(100));
-    limiter.replace(small()).expect("limits");
-    let denied = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
-    assert!(!denied.is_allowed() && denied.source() == DecisionSource::Store, "{denied:?}");
-    let large = || FixedWindow::new(Quota::per_day(2 * LIMIT));
-    limiter.replace(large()).expect("limits");
-    acquire_many(&limiter, "alice", 2 * LIMIT, &mut admitted).await;
-    limiter.close().await.expect("an answer");
-    acquire_many(&limiter, "alice", 2 * LIMIT, &mut admitted).await;
-    assert_eq!(admitted.all(), 2 * LIMIT, "{admitted:?}");
-}
-
 /// The duration of leases behind which a request waits.
 const HOLDING: Duration = Duration::from_millis(500);
 
-fn holding(server: RedisServer, limits: impl IntoRedisLimits<str>) -> Redis<str> {
-    direct(server, limits).lease(Lease::new(HOLDING).max_share(0.9)).build().expect("limits")
+fn holding(server: RedisServer, limit: RedisLimit<str>) -> Redis<str> {
+    direct(server, vec![limit]).lease(Lease::new(HOLDING).max_share(0.9)).build().expect("limits")
 }
 
 /// A request that is denied because of another process's lease succeeds after its `retry_after`: whether that process
 /// lives, and returns its units, or has gone, and they are charged.
-async fn waits_behind_leases_suffice(algorithm: impl LuaAlgorithm + Clone, limit: u64) {
-    let server = Server::start();
+async fn waits_behind_leases_suffice(algorithm: fn() -> RedisLimit<str>) {
+    let (server, limit) = (Server::start(), 400);
     for is_dead in [false, true] {
         let key = if is_dead { "dead" } else { "living" };
         let proxy = Proxy::before(server.socket());
         let open = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-        let (holder, other) = (holding(open, algorithm.clone()), holding(server.open(), algorithm.clone()));
+        let (holder, other) = (holding(open, algorithm()), holding(server.open(), algorithm()));
         // Without the lease, half of the limit is available.
         let options = AcquireOptions::cost(limit / 2);
         let denied = loop {
@@ -187,28 +221,17 @@ async fn waits_behind_leases_suffice(algorithm: impl LuaAlgorithm + Clone, limit
             pass(wait, &holder, key).await;
         }
         let allowed = acquire(&other, key, options).await.expect("an answer").decision;
-        assert!(allowed.is_allowed(), "{algorithm:?}, {key}: {denied:?} and then {allowed:?}");
+        assert!(allowed.is_allowed(), "{:?}, {key}: {denied:?} and then {allowed:?}", algorithm());
     }
 }
 
 #[tokio::test]
-async fn waits_behind_leases_suffice_for_buckets() {
-    waits_behind_leases_suffice(Gcra::new(Quota::per_second(400)), 400).await;
-}
-
-#[tokio::test]
-async fn waits_behind_leases_suffice_for_windows() {
-    waits_behind_leases_suffice(FixedWindow::new(Quota::new(400, Duration::from_secs(2))), 400).await;
-}
-
-#[tokio::test]
-async fn waits_behind_leases_suffice_for_sliding_windows() {
-    waits_behind_leases_suffice(SlidingWindow::new(Quota::new(400, Duration::from_secs(2))), 400).await;
-}
-
-#[tokio::test]
-async fn waits_behind_leases_suffice_for_logs() {
-    waits_behind_leases_suffice(SlidingLog::new(Quota::new(400, Duration::from_secs(2))), 400).await;
+async fn waits_behind_leases_suffice_for_each_algorithm() {
+    const QUOTA: Quota = Quota::new(400, Duration::from_secs(2));
+    waits_behind_leases_suffice(|| RedisLimit::new(Gcra::new(Quota::per_second(400)))).await;
+    waits_behind_leases_suffice(|| RedisLimit::new(FixedWindow::new(QUOTA))).await;
+    waits_behind_leases_suffice(|| RedisLimit::new(SlidingWindow::new(QUOTA))).await;
+    waits_behind_leases_suffice(|| RedisLimit::new(SlidingLog::new(QUOTA))).await;
 }
 
 /// A denial that leases have not caused is not counted as theirs.

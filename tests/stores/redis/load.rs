@@ -47,7 +47,7 @@ impl Load {
                     let (took, answered) = (began.elapsed(), result.is_ok());
                     let allowed = result.is_ok_and(|outcome| outcome.decision.is_allowed());
                     samples.push(Sample { key: key.clone(), began, took, answered, allowed });
-                    sleep(Duration::from_millis(5)).await;
+                    sleep(Duration::from_millis(20)).await;
                 }
                 samples
             });

@@ -430,7 +430,7 @@ fn check_fast_holds(kernel: &str, fast_path: &str, words: usize, params: &dyn Fn
     let now = 1_790_000_000_000_000;
     let mut holds = HoldsOfSessions { random, words, params, now, sessions: Vec::new(), last_id: 0, kinds: Vec::new() };
     let (mut fast, mut inputs, mut replies) = (0, Vec::new(), Vec::new());
-    let rounds = 1_500;
+    let rounds = 400;
     for round in 0..rounds {
         if holds.sessions.len() > 12 {
             holds.sessions.truncate(4);

@@ -11,10 +11,10 @@ use crate::link::{Link, LinkConfig};
 use crate::open_loop::{Goodput, load_limiter, load_plain};
 use crate::server::Server;
 
-/// The server's time per call and per key: about 2000 decisions per second.
+/// The server's time per call and per key: about 1000 decisions per second.
 const PER_CALL: Duration = Duration::from_micros(20);
-const PER_KEY: Duration = Duration::from_micros(480);
-const CAPACITY: u32 = 2_000;
+const PER_KEY: Duration = Duration::from_micros(980);
+const CAPACITY: u32 = 1_000;
 const SPAN: Duration = Duration::from_secs(2);
 
 /// Offers the same load to this crate's limiter and to a plain pipelined client, over links of their own.

@@ -33,26 +33,26 @@ async fn hold(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool 
 #[tokio::test]
 async fn reservation_id_follows_the_model_in_redis() {
     let (server, mut seen) = (Server::start(), HashMap::new());
-    for seed in 0..200 {
+    for seed in 0..40 {
         let clock = clock();
         let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         compare(&limiter, &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
-        assert!(seen.get(result).copied().unwrap_or(0) > 50, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 10, "{result}: {seen:?}");
     }
 }
 
 #[tokio::test]
 async fn repeated_reservation_ids() {
     let (server, mut counts) = (Server::start(), [0; 2]);
-    for seed in 0..60 {
+    for seed in 0..15 {
         let clock = clock();
         let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
         let [sent, passed] = no_id_passes_too_often(&limiter, &clock, seed).await;
         counts = [counts[0] + sent, counts[1] + passed];
     }
-    assert!(counts[0] > 6_000 && counts[1] > 600, "{counts:?}");
+    assert!(counts[0] > 1_500 && counts[1] > 150, "{counts:?}");
 }
 
 /// Returns a time from one second to 24 hours, each power of two as often.
@@ -109,7 +109,7 @@ async fn reservation_id_expires_at_most_a_quarter_late() {
 #[tokio::test]
 async fn looking_changes_no_charge_of_a_reservation_id() {
     let (server, mut exhausted) = (Server::start(), 0);
-    for seed in 0..30 {
+    for seed in 0..8 {
         macro_rules! law {
             ($($name:literal: $limits:expr),+) => {$({
                 let clock = clock();
@@ -136,7 +136,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
             )
         );
     }
-    assert!(exhausted > 50, "{exhausted}");
+    assert!(exhausted > 10, "{exhausted}");
 }
 
 /// Every algorithm drains as in memory: an expired hold is charged as of its expiry.
@@ -144,7 +144,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
 async fn reservation_id_decides_as_in_memory_under_every_algorithm() {
     let server = Server::start();
     let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
-    for seed in 0..40 {
+    for seed in 0..6 {
         let clock = clock();
         let pairs = [
             in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),

@@ -36,7 +36,7 @@ use crate::mistake::Mistake;
 use crate::random::Random;
 use crate::server::Server;
 
-const SEEDS: u64 = 120;
+const SEEDS: u64 = 48;
 const CALLS: u64 = 80;
 const START: u64 = 1_790_000_000_000_000;
 

@@ -1,4 +1,4 @@
-//! The theorem of guaranteed shares in Redis, with lost replies, closed connections, expired holds and evicted keys.
+//! The theorem of guaranteed shares in Redis, with lost replies, closed connections, expired holds, ids and evicted keys.
 //!
 //! Without surcharges and resets, the common limit allows each request that its share allows. The assertion is the
 //! invariant: the usage above what borrowers may use is at most the usage of all shares.
@@ -76,11 +76,11 @@ impl<'a> Trace<'a> {
         Self { server, proxy, clock: clock.clone(), limiter, direct }
     }
 
-    /// `ids`: whether holds have ids instead of guards. Some of them expire.
-    async fn run(&self, seed: u64, ids: bool) -> Seen {
+    /// Half of the holds have ids instead of guards, and some of them expire.
+    async fn run(&self, seed: u64) -> Seen {
         let (mut random, mut seen, mut held) = (Random(seed), Seen::default(), Vec::<(Open, u64)>::new());
         let mut highest = 0;
-        for step in 0..700 {
+        for step in 0..900 {
             let longest = random.choose(&[20_000, 20_000, 1_500_000]);
             self.clock.advance(Duration::from_micros(random.below(longest)));
             match random.below(40) {
@@ -120,7 +120,7 @@ impl<'a> Trace<'a> {
                     let cost = 1 + random.below(3);
                     let options = AcquireOptions::cost(cost).detail(Detail::All);
                     let is_hold = random.below(3) == 0;
-                    let id = (is_hold && ids).then(|| format!("{step}"));
+                    let id = (is_hold && random.below(2) == 0).then(|| format!("{step}"));
                     let options = if is_hold { options.hold() } else { options };
                     let options = match &id {
                         Some(id) => options.id(id).expires_in(Duration::from_millis([500, 60_000][random.index(2)])),
@@ -166,43 +166,19 @@ impl<'a> Trace<'a> {
     }
 }
 
-async fn check(
-    server: &Server,
-    name: &str,
-    share: &(impl LuaAlgorithm + Clone),
-    all: &(impl LuaAlgorithm + Clone),
-    ids: bool,
-) {
-    let mut sum = Seen::default();
-    for seed in 1..=3 {
-        let seen = Trace::new(server, &format!("{name}{seed}"), share, all).run(seed, ids).await;
-        sum.borrowed += seen.borrowed;
-        sum.within += seen.within;
-        sum.faults += seen.faults;
-        sum.failed += seen.failed;
-        sum.evicted += seen.evicted;
-    }
-    println!("{name}: {sum:?}");
-    assert!(sum.borrowed > 30 && sum.within > 100 && sum.faults > 50 && sum.failed > 10, "{sum:?}");
-}
-
-async fn check_every_family(ids: bool) {
-    let server = Server::start();
-    let quota = |limit| Quota::new(limit, Duration::from_secs(2));
-    check(&server, "buckets", &Gcra::new(quota(4)).burst(BURST), &Gcra::new(quota(12)).burst(18), ids).await;
-    check(&server, "windows", &SlidingWindow::new(quota(BURST)), &SlidingWindow::new(quota(18)), ids).await;
-    check(&server, "logs", &SlidingLog::new(quota(BURST)), &SlidingLog::new(quota(18)), ids).await;
+async fn check(server: &Server, name: &str, share: &(impl LuaAlgorithm + Clone), all: &(impl LuaAlgorithm + Clone)) {
+    let seen = Trace::new(server, name, share, all).run(1).await;
+    println!("{name}: {seen:?}");
+    assert!(seen.borrowed > 15 && seen.within > 50 && seen.faults > 20 && seen.failed > 3, "{seen:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn common_limit_in_redis_allows_what_a_share_allows_with_faults() {
-    check_every_family(false).await;
-}
-
-/// The same with ids instead of guards, which are settled once, however often a settlement is sent, or expire.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reservation_id_beside_shares() {
-    check_every_family(true).await;
+    let server = Server::start();
+    let quota = |limit| Quota::new(limit, Duration::from_secs(2));
+    check(&server, "buckets", &Gcra::new(quota(4)).burst(BURST), &Gcra::new(quota(12)).burst(18)).await;
+    check(&server, "windows", &SlidingWindow::new(quota(BURST)), &SlidingWindow::new(quota(18))).await;
+    check(&server, "logs", &SlidingLog::new(quota(BURST)), &SlidingLog::new(quota(18))).await;
 }
 
 /// Without a limit from which to borrow, a share bounds its requests, in memory and in Redis.

@@ -1,8 +1,5 @@
 //! Limits with a unit, in Redis.
 
-use std::time::Duration;
-
-use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
     AcquireOptions, Costs, Detail, FixedWindow, Limit, LimitStatus, Limiter, Quota, Redis, RedisServer,
 };
@@ -47,27 +44,4 @@ async fn unknown_unit_is_an_error_and_charges_nothing_in_redis() {
     let held = acquire(&limiter, "alice", AcquireOptions::from(tokens(5, 5)).hold()).await.expect("known").held;
     assert!(held.expect("allowed").settle(typo).await.is_err());
     assert_eq!(remaining(&limiter).await, [8, 995, 495], "the whole held cost");
-}
-
-/// Leases serve costs in units; a request that leaves out a unit is decided in Redis.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_charge_the_cost_in_each_unit() {
-    let server = Server::start();
-    let quota = Quota::per_day(100_000);
-    let limits = (
-        Limit::new("input", FixedWindow::new(quota)).cost_of("input"),
-        Limit::new("output", FixedWindow::new(quota)).cost_of("output"),
-    );
-    let limiter: Redis<str> = Redis::builder(server.open(), "leased", limits)
-        .deadline(LONG_DEADLINE)
-        .lease(Lease::new(Duration::from_secs(2)))
-        .build()
-        .expect("limits");
-    for _ in 0..300 {
-        let options = AcquireOptions::from(tokens(3, 2));
-        assert!(acquire(&limiter, "alice", options).await.expect("known units").decision.is_allowed());
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    limiter.close().await.expect("released");
-    assert_eq!(remaining(&limiter).await, [100_000 - 900, 100_000 - 600]);
 }

@@ -1,0 +1,389 @@
+//! The limits of the traces. Each of the names has traces of its own.
+
+use super::*;
+
+#[tokio::test]
+async fn gcra() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+}
+
+#[tokio::test]
+async fn token_bucket() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
+}
+
+#[tokio::test]
+async fn leaky_bucket() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
+}
+
+#[tokio::test]
+async fn leaky_queue() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "queue", [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)])
+        .await;
+}
+
+#[tokio::test]
+async fn fixed_window() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
+}
+
+#[tokio::test]
+async fn sliding_window() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "strict", [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)])
+        .await;
+}
+
+#[tokio::test]
+async fn weighted_window() {
+    let [a, b, c] = quotas();
+    let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
+    alone(&ALL, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
+}
+
+/// Tiers whose blocks differ in width and number, and of which some are weighted.
+#[tokio::test]
+async fn windows_of_both_forms() {
+    let [a, b, c] = quotas();
+    let weighted = SlidingWindow::new(b).blocks(1).weighted();
+    alone(&FORWARD, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
+}
+
+#[tokio::test]
+async fn aligned_windows() {
+    let [a, b, c] = quotas();
+    let aligned = |quota| FixedWindow::new(quota).aligned_to_clock();
+    alone(&ALL, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
+}
+
+#[tokio::test]
+async fn sliding_log() {
+    let [a, b, c] = quotas();
+    alone(&ALL, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+}
+
+/// Of three tiers, one has no units. A key may have used another tier.
+#[tokio::test]
+async fn tiers_of_zero() {
+    let ([a, _, c], none) = (quotas(), Quota::per_hour(0));
+    alone(&ALL, "none of a bucket", [Gcra::new(a), Gcra::new(none), Gcra::new(c).burst(9)]).await;
+    alone(&ALL, "none of a queue", [LeakyQueue::new(a), LeakyQueue::new(none), LeakyQueue::new(c)]).await;
+    alone(&ALL, "none of a window", [FixedWindow::new(a), FixedWindow::new(none), FixedWindow::new(c)]).await;
+    alone(&ALL, "none of blocks", [SlidingWindow::new(a), SlidingWindow::new(none), SlidingWindow::new(c)]).await;
+    alone(&ALL, "none of a log", [SlidingLog::new(a), SlidingLog::new(none), SlidingLog::new(c)]).await;
+    alone(&FORWARD, "none in flight", [InFlight::new(5), InFlight::new(0), InFlight::new(3)]).await;
+}
+
+/// Rates whose products exceed 2^53, where the Lua script computes in digits.
+#[tokio::test]
+async fn fine_rates() {
+    let fine = [
+        Quota::new(999_983, Duration::from_micros(999_999_937)),
+        Quota::new(999_999_937, Duration::from_micros(999_983)),
+        Quota::new(67_108_859, Duration::from_micros(67_108_863)),
+    ];
+    alone(&ALL, "fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
+}
+
+/// Near the longest period, 200 years: no start is scheduled beyond it.
+#[tokio::test]
+async fn long_periods() {
+    let years = |years: u64| Duration::from_secs(years * 365 * 24 * 60 * 60);
+    let [a, b, c] = [Quota::new(3, years(120)), Quota::new(4, years(150)), Quota::new(4, years(90))];
+    let queue = |quota, waiting| LeakyQueue::new(quota).max_waiting(waiting);
+    let tiers = [queue(a, 3), queue(b, 4), queue(c, 7)];
+    let chosen = per_key(move |caller: &Caller| tiers[caller.tier]);
+    let limit = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
+    compare(&[Trace::ClockSteps], "years", limit).await;
+}
+
+#[tokio::test]
+async fn several_together() {
+    let [a, b, c] = quotas();
+    let limits = (
+        Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.team),
+        Limit::new("all", SlidingWindow::new(c)).keyed_by(|_: &Caller| ()),
+        Limit::new("shadow", FixedWindow::new(a)).keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&FORWARD, "mixed", limits).await;
+}
+
+#[tokio::test]
+async fn in_flight_alone() {
+    alone(&FORWARD, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+}
+
+/// With rates, a fixed cost, and as a shadow beside a limit that schedules.
+#[tokio::test]
+async fn in_flight_with_rates() {
+    let [a, b, c] = quotas();
+    let limits = (
+        Limit::new("streams", InFlight::new(4)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("log", SlidingLog::new(c)).keyed_by(|caller: &Caller| caller.team),
+        Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()).fixed_cost(1),
+    );
+    compare(&FORWARD, "flights and rates", limits).await;
+    let limits = (
+        Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("window", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
+        Limit::new("shadow", InFlight::new(2)).keyed_by(|caller: &Caller| caller.user).shadow(),
+    );
+    compare(&FORWARD, "shadow flights", limits).await;
+}
+
+#[tokio::test]
+async fn several_with_scheduling() {
+    let [a, b, _] = quotas();
+    let limits = (
+        Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("bucket", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team),
+        Limit::new("shadow", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user).shadow(),
+    );
+    compare(&FORWARD, "turns", limits).await;
+}
+
+/// Limits with a fixed cost beside limits with the cost of the request.
+#[tokio::test]
+async fn fixed_costs() {
+    let [a, b, c] = quotas();
+    let one = Limit::new("one", Gcra::new(a)).fixed_cost(2).keyed_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, "fixed bucket", one).await;
+    let one = Limit::new("one", FixedWindow::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, "fixed window", one).await;
+    let limits = (
+        Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("tokens", TokenBucket::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("log", SlidingLog::new(b)).fixed_cost(2).keyed_by(|caller: &Caller| caller.team),
+        Limit::new("shadow", FixedWindow::new(a)).fixed_cost(3).keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&FORWARD, "requests and tokens", limits).await;
+    let limits = (
+        Limit::new("requests", LeakyQueue::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("tokens", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("none", SlidingWindow::new(c)).fixed_cost(0).keyed_by(|caller: &Caller| caller.team),
+    );
+    compare(&FORWARD, "scheduled requests and tokens", limits).await;
+}
+
+/// Limits with a unit of their own, beside limits with the number or a fixed cost.
+#[tokio::test]
+async fn units() {
+    let [a, b, c] = quotas();
+    let one = Limit::new("one", Gcra::new(a)).cost_of("input").keyed_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, "unit", one).await;
+    let limits = (
+        Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("input", TokenBucket::new(a).burst(9)).cost_of("input").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("output", SlidingLog::new(b)).cost_of("output").keyed_by(|caller: &Caller| caller.team),
+        Limit::new("dollars", FixedWindow::new(a)).cost_of("dollars").keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&FORWARD, "units of a language model", limits).await;
+    let limits = (
+        Limit::new("requests", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("input", Gcra::new(a)).cost_of("input").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("team", SlidingWindow::new(c)).cost_of("input").keyed_by(|caller: &Caller| caller.team),
+    );
+    compare(&FORWARD, "scheduled units", limits).await;
+    let limits = (
+        Limit::new("streams", InFlight::new(6)).cost_of("streams").keyed_by(|caller: &Caller| caller.user),
+        Limit::new("output", Gcra::new(a).burst(9)).cost_of("output").keyed_by(|caller: &Caller| caller.user),
+    );
+    compare(&FORWARD, "units in flight", limits).await;
+}
+
+/// Each of the callers meets another subset of the limits, and one of them none. A limit on requests in flight, a queue
+/// and a log are among them.
+#[tokio::test]
+async fn conditions() {
+    let [a, b, c] = quotas();
+    let limits = (
+        Limit::new("queue", LeakyQueue::new(a))
+            .keyed_by(|caller: &Caller| caller.user)
+            .only_if(|caller: &Caller| caller.user > 0),
+        Limit::new("log", SlidingLog::new(c)).keyed_by_some(|caller: &Caller| caller.team.checked_sub(1)),
+        Limit::new("user", Gcra::new(b))
+            .keyed_by(|caller: &Caller| caller.user)
+            .only_if(|caller: &Caller| !(caller.user + caller.team).is_multiple_of(3)),
+        Limit::new("shadow", FixedWindow::new(a))
+            .keyed_by(|_: &Caller| ())
+            .only_if(|caller: &Caller| caller.user == 1)
+            .shadow(),
+    );
+    compare(&FORWARD, "conditions", limits).await;
+    let limits = (
+        Limit::new("streams", InFlight::new(3))
+            .keyed_by(|caller: &Caller| caller.team)
+            .only_if(|caller: &Caller| caller.user == 2),
+        Limit::new("all", LeakyQueue::new(c)).keyed_by(|_: &Caller| ()).only_if(|caller: &Caller| caller.team == 0),
+        Limit::new("requests", SlidingWindow::new(b)).keyed_by(|caller: &Caller| caller.user).fixed_cost(1),
+    );
+    compare(&FORWARD, "conditional flights", limits).await;
+    let one = Limit::new("one", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, "one condition", one.only_if(|caller: &Caller| caller.team == 1)).await;
+}
+
+/// Limits that keep units free from some callers, beside a condition, a log and a limit on requests in flight.
+#[tokio::test]
+async fn kept_free() {
+    let [a, b, c] = quotas();
+    let limits = (
+        Limit::new("bucket", Gcra::new(a)).keyed_by(|_: &Caller| ()).keep_free_by(|caller: &Caller| caller.user),
+        Limit::new("log", SlidingLog::new(b))
+            .keyed_by(|caller: &Caller| caller.team)
+            .keep_free_by(|caller: &Caller| 2 * caller.user)
+            .only_if(|caller: &Caller| caller.user != 1),
+        Limit::new("user", LeakyQueue::new(c)).keyed_by(|caller: &Caller| caller.user),
+    );
+    compare(&FORWARD, "classes", limits).await;
+    let limits = (
+        Limit::new("streams", InFlight::new(5)).keyed_by(|_: &Caller| ()).keep_free_by(|caller: &Caller| caller.user),
+        Limit::new("window", SlidingWindow::new(b))
+            .keyed_by(|caller: &Caller| caller.team)
+            .keep_free_by(|caller: &Caller| caller.user + 1)
+            .fixed_cost(2)
+            .shadow(),
+    );
+    compare(&FORWARD, "classes of flights", limits).await;
+    let tiers = [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)];
+    let one = Limit::new("one", per_key(move |caller: &Caller| tiers[caller.tier]));
+    let one = one.keyed_by(|caller: &Caller| caller.team).keep_free_by(|caller: &Caller| caller.user);
+    compare(&FORWARD, "one with classes", one).await;
+}
+
+/// Guaranteed shares of buckets, windows and requests in flight, beside a condition, a class, and a shadow.
+#[tokio::test]
+async fn shares() {
+    let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
+    let limits = (
+        Limit::new("share", Gcra::new(quota(2, 1_000)).burst(2)).keyed_by(|caller: &Caller| caller.user).guarantee(3),
+        Limit::new("all", Gcra::new(quota(9, 1_000)).burst(11))
+            .keyed_by(|_: &Caller| ())
+            .keep_free_by(|caller: &Caller| 4 * caller.user),
+        Limit::new("team", LeakyQueue::new(quota(4, 1_000))).keyed_by(|caller: &Caller| caller.team).fixed_cost(1),
+    );
+    compare(&FORWARD, "shares", limits).await;
+    let limits = (
+        Limit::new("all", SlidingWindow::new(quota(12, 2_000))).keyed_by(|_: &Caller| ()),
+        Limit::new("share", SlidingWindow::new(quota(2, 2_000)))
+            .keyed_by_some(|caller: &Caller| (caller.user < 2).then_some(caller.user))
+            .guarantee(2),
+        Limit::new("trial", SlidingWindow::new(quota(5, 2_000))).keyed_by(|_: &Caller| ()).shadow(),
+    );
+    compare(&FORWARD, "shares of windows", limits).await;
+    let limits = (
+        Limit::new("share", SlidingLog::new(quota(2, 2_000))).keyed_by(|caller: &Caller| caller.user).guarantee(3),
+        Limit::new("all", SlidingLog::new(quota(9, 2_000)))
+            .keyed_by(|_: &Caller| ())
+            .only_if(|caller: &Caller| caller.team == 0),
+    );
+    compare(&FORWARD, "shares of logs", limits).await;
+    let limits = (
+        Limit::new("share", InFlight::new(1)).keyed_by(|caller: &Caller| caller.user).guarantee(3),
+        Limit::new("all", InFlight::new(6)).keyed_by(|_: &Caller| ()),
+    );
+    compare(&FORWARD, "shares of flights", limits).await;
+}
+
+/// Limits with marks, beside limits without one, a shadow, a log and a limit on requests in flight.
+#[tokio::test]
+async fn near_limit() {
+    let [a, b, c] = quotas();
+    let limits = (
+        Limit::new("bucket", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user).warn_at(0.5),
+        Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.team).warn_at(0.8),
+        Limit::new("window", FixedWindow::new(c)).keyed_by(|_: &Caller| ()),
+        Limit::new("trial", SlidingWindow::new(c)).keyed_by(|caller: &Caller| caller.team).warn_at(1.0).shadow(),
+    );
+    compare(&FORWARD, "marks", limits).await;
+    let limits = (
+        Limit::new("streams", InFlight::new(5)).keyed_by(|_: &Caller| ()).warn_at(0.6),
+        Limit::new("kept", SlidingLog::new(b))
+            .keyed_by(|caller: &Caller| caller.team)
+            .keep_free_by(|caller: &Caller| caller.user)
+            .warn_at(0.7),
+    );
+    compare(&FORWARD, "marks of flights", limits).await;
+    let queue = Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user).warn_at(0.4);
+    compare(&FORWARD, "mark of a queue", queue).await;
+    let log = Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.user).warn_at(0.4);
+    compare(&FORWARD, "mark of a log", log).await;
+}
+
+/// Limiters that charge all or none of their limits: each by itself, with units, a shadow, fixed costs and classes.
+#[tokio::test]
+async fn chains() {
+    let [a, b, c] = quotas();
+    let user = Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user);
+    let log = Limit::new("log", SlidingLog::new(b)).cost_of("input").keyed_by(|caller: &Caller| caller.team);
+    let shadow = Limit::new("shadow", FixedWindow::new(c)).keyed_by(|_: &Caller| ()).shadow();
+    compare_chains(&FORWARD, "chain", (user.clone(), (log.clone(), shadow))).await;
+    let requests = Limit::new("requests", FixedWindow::new(c)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1);
+    let classes = Limit::new("all", SlidingWindow::new(b))
+        .keyed_by(|_: &Caller| ())
+        .keep_free_by(|caller: &Caller| caller.user)
+        .only_if(|caller: &Caller| caller.tier < 2);
+    compare_chains(&FORWARD, "chain of conditions", ((requests, log), (classes, user))).await;
+}
+
+/// Old and new limits of one name in three processes.
+#[tokio::test]
+async fn old_and_new_processes() {
+    let [a, b, c] = quotas();
+    compare_processes("old buckets", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+    let aligned = FixedWindow::new(b).aligned_to_clock();
+    compare_processes("old windows", [FixedWindow::new(a), aligned, FixedWindow::new(c)]).await;
+    let windows = [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).weighted()];
+    compare_processes("old blocks", windows).await;
+    compare_processes("old logs", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+    compare_processes("old flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
+}
+
+/// Windows of several calendars beside a rate, and calendars that a key changes: across ends of months, leap days and
+/// changes of the clocks. A decision whose client has another window makes a second call, after later requests.
+#[tokio::test]
+async fn calendars() {
+    let berlin = Calendar::monthly_on(31).zone("Europe/Berlin").expect("a zone");
+    let tiers =
+        [Calendar::monthly(), Calendar::weekly_from(Weekday::Sunday), Calendar::daily().utc_offset_minutes(-570)];
+    let tier = per_key(move |caller: &Caller| FixedWindow::calendar(9, tiers[caller.tier]));
+    let limits = (
+        Limit::new("month", FixedWindow::calendar(25, berlin)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("tier", tier.clone()).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("smooth", Gcra::new(Quota::per_hour(1))).keyed_by(|_: &Caller| ()),
+        Limit::new("year", FixedWindow::calendar(200, Calendar::yearly())).keyed_by(|_: &Caller| ()).shadow(),
+    );
+    compare_limits(&[Trace::Months], "calendars", limits, 1).await;
+}
+
+/// Repeated denials block a key in three processes as in one limiter in memory.
+#[tokio::test]
+async fn escalation() {
+    let escalation = Escalation::new("user", Quota::new(3, Duration::from_secs(20)));
+    let escalation = escalation.block_for([2, 5].map(Duration::from_secs)).forget_after(Duration::from_secs(40));
+    let limits = || (Limit::new("user", Gcra::new(quotas()[0])), Limit::new("log", SlidingLog::new(quotas()[1])));
+    compare_limiters(&FORWARD, "escalation", 1, |server, name, clock| {
+        let counts = in_memory(escalation.limits(), clock);
+        let memory = Escalating::new(in_memory(limits(), clock), counts, escalation.clone());
+        let process = |_| {
+            let of_counts = redis(server, &format!("{name} counts"), escalation.limits(), clock);
+            let limiter = redis(server, name, limits(), clock);
+            // The limits of a user are on one cluster slot.
+            let [limiter, of_counts] =
+                [limiter, of_counts].map(|builder| builder.slot_by(|user: &u64| *user).build().expect("limits"));
+            BoxLimiter::new(Escalating::new(limiter, of_counts, escalation.clone()))
+        };
+        (
+            BoxLimiter::new(Processes(vec![BoxLimiter::new(memory)])),
+            BoxLimiter::new(Processes((0..3).map(process).collect())),
+        )
+    })
+    .await;
+}
