@@ -5,23 +5,36 @@ need_tools() {
     need_rust && need cc gcc && need redis-server redis-server && need lua5.4 lua5.4
 }
 
+# The examples that tests of guarantees run are always built. `.ci/run` sets `all_examples`, builds the others, and runs their
+# tests: they take a sixth of the processor time of the build, and `openapi` needs dependencies of its own.
+examples=(--example cluster --example lease --example redis --example reservation_id)
+
+# The packages whose tests run. The oracle has no tests, and `envoy_rls` and `postgres` have scripts of their own.
+tested=(--workspace --exclude envoy_rls --exclude postgres --exclude tower-ratelimit-oracle --all-features)
+
 # The names of the test binaries, and the targets of all but `redis`, as arguments of cargo. `example` is the name of the
 # tests of each package below `examples`.
 binaries=() without_redis=(--lib --test example)
 for main in tests/*/main.rs tests/*/*/main.rs simulate/tests/*/main.rs; do
     binary=$(basename "$(dirname "$main")")
     binaries+=("$binary")
-    if [ "$binary" != redis ]; then
-        without_redis+=(--test "$binary")
-    fi
+    case $binary in
+        redis) ;;
+        examples) [ -z "${all_examples:-}" ] || without_redis+=(--test examples) ;;
+        *) without_redis+=(--test "$binary") ;;
+    esac
 done
 
-# `.ci/run` tests the examples that are packages of their own, and lints the oracle, which has no tests.
-readonly tested=(--workspace --exclude envoy_rls --exclude postgres --exclude tower-ratelimit-oracle --all-features)
+if [ -n "${all_examples:-}" ]; then
+    examples=(--examples)
+else
+    tested+=(--exclude=example-{client,gate,observe,openapi,reqwest,routes,tonic})
+fi
+readonly examples tested
 
 build_tests() {
-    # Some tests run the examples. Not all targets of `cargo test`: the programs have no unit tests.
-    cargo build "${tested[@]}" --examples
+    # Some tests run examples. Not all targets of `cargo test`: the programs have no unit tests.
+    cargo build "${tested[@]}" "${examples[@]}"
     cargo test "${tested[@]}" --no-run "${without_redis[@]}" --test redis
 }
 

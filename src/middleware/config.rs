@@ -49,11 +49,11 @@ pub enum MissingKeyPolicy {
     Exempt,
 }
 
-impl<K, A, R, T> Config<K, A, R, T> {
+impl MissingKeyPolicy {
     /// Whether the layer rejects a request without a key. No policy exempts an unusable key: clients can send one at
     /// will.
-    pub(crate) fn rejects(&self, missing: &MissingKey) -> bool {
-        missing.is_unusable() || self.missing_key == MissingKeyPolicy::Reject
+    pub(crate) fn rejects(self, missing: &MissingKey) -> bool {
+        missing.is_unusable() || self == Self::Reject
     }
 }
 
@@ -103,20 +103,22 @@ pub(crate) fn observe_first<Request, P: Parts<Request>>(
     request: &Request,
     key: &P::Key,
 ) {
-    let warning = config.first_requests.observe(key, || config.extractor.warning(request));
-    if let Some(message) = warning {
+    if config.first_requests.count_request()
+        && let Some(message) = config.extractor.warning(request)
+        && config.first_requests.is_due(FirstRequests::hash_of(key))
+    {
         config.observers.warn(message);
     }
 }
 
 /// Shows the developer why all responses of a layer are errors, if no observer does.
-fn warn_of_misconfiguration<K, A, R, T>(config: &Config<K, A, R, T>, rejection: &Rejection) {
-    if !cfg!(debug_assertions) || config.observers.is_some() || !rejection.is_misconfigured() {
+fn warn_of_misconfiguration(observers: &Observers, first_requests: &FirstRequests, rejection: &Rejection) {
+    if !cfg!(debug_assertions) || observers.is_some() || !rejection.is_misconfigured() {
         return;
     }
     match rejection {
-        Rejection::MissingKey(missing) => config.first_requests.print_misconfiguration(missing),
-        Rejection::Unavailable(error) => config.first_requests.print_misconfiguration(error),
+        Rejection::MissingKey(missing) => first_requests.print_misconfiguration(missing),
+        Rejection::Unavailable(error) => first_requests.print_misconfiguration(error),
         Rejection::OverLimit(_) => {}
     }
 }
@@ -199,8 +201,19 @@ pub(crate) fn classify<Request, P: Parts<Request>>(
     key: &P::Key,
     config: &ConfigOf<Request, P>,
 ) -> Disposition {
-    let checked = result.and_then(|outcome| outcome.check_guard(P::End::TRACKS));
-    match checked.map(|outcome| outcome.waking(|| limits_of_guard(key, &config.limiter))) {
+    dispose(result, P::End::TRACKS, config.wait.lets_denied_wait(), &|| limits_of_guard(key, &config.limiter))
+}
+
+/// Apart from [`classify`], which the compiler generates for each type of a layer.
+#[inline]
+fn dispose(
+    result: Result<Outcome, Error>,
+    keeps_guard: bool,
+    lets_denied_wait: bool,
+    limits: &dyn Fn() -> Option<Vec<u64>>,
+) -> Disposition {
+    let checked = result.and_then(|outcome| outcome.check_guard(keeps_guard));
+    match checked.map(|outcome| outcome.waking(limits)) {
         Ok(Outcome { decision, held }) if decision.is_allowed() => {
             if decision.delay().is_zero() {
                 Disposition::Admit(decision, held)
@@ -208,9 +221,7 @@ pub(crate) fn classify<Request, P: Parts<Request>>(
                 Disposition::Schedule(decision, held)
             }
         }
-        Ok(Outcome { decision, .. }) if config.wait.lets_denied_wait() && !decision.exceeds_limit() => {
-            Disposition::Wait(decision)
-        }
+        Ok(Outcome { decision, .. }) if lets_denied_wait && !decision.exceeds_limit() => Disposition::Wait(decision),
         Ok(Outcome { decision, .. }) => Disposition::Reject(Rejection::OverLimit(decision)),
         Err(error) => Disposition::Reject(Rejection::Unavailable(error)),
     }
@@ -222,7 +233,7 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ServiceResult<Request, P> {
-    warn_of_misconfiguration(config, &rejection);
+    warn_of_misconfiguration(&config.observers, &config.first_requests, &rejection);
     let response = config.responder.on_rejected(request, rejection)?;
     Ok(P::End::on_response(P::Tracker::default(), response))
 }
@@ -231,6 +242,18 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
 #[inline]
 pub(crate) fn decided_event(decision: &Decision, elapsed: Option<Duration>) -> Event<'_> {
     if decision.is_exempt() { Event::Exempt } else { Event::Decided { decision, elapsed } }
+}
+
+/// Emits the event of an admitted request.
+#[inline]
+pub(crate) fn emit_decided(observers: &Observers, decision: &Decision) {
+    observers.emit(|| decided_event(decision, None));
+}
+
+/// Emits the event of a rejected request.
+#[inline]
+pub(crate) fn emit_rejected(observers: &Observers, rejection: &Rejection) {
+    observers.emit(|| rejection_event(rejection, None));
 }
 
 /// Returns the decision on an admitted request, if a limit applied.

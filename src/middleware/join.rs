@@ -1,16 +1,17 @@
 //! How a request joins a queue.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::config::ConfigOf;
+use super::config::{ConfigOf, WaitConfig};
 use super::parts::Parts;
 use super::queue::{
-    self, Arrival, Asked, JoinError, KeyAsk, Queues, Start, StartHold, Waiting, queue_of, visit_queues,
+    self, Arrival, Ask, Asked, Class, JoinError, KeyAsk, Queues, Start, StartHold, Waiting, queue_of, visit_queues,
 };
 use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::limiter::{Held, LimitOfKey, limit_id};
-use crate::observe::Event;
+use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
 
@@ -30,14 +31,13 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     options: AcquireOptions,
     id: u64,
 ) -> Result<Result<Waiting, Rejection>, P::Key> {
-    let (ask, arrival) = arrival::<Request, P>(config, request, key, options, Instant::now());
-    match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
-        Ok(waiting) => Ok(Ok(waiting)),
-        Err(JoinError::NoQueue) => Err(Arc::into_inner(ask).expect("no queue has the request").key),
-        Err(JoinError::Refused { rejection, is_queue }) => {
-            observe_refusal::<Request, P>(config, is_queue);
-            Ok(Err(rejection))
-        }
+    let class = class_of::<Request, P>(&key, options);
+    let ask = Arc::new(KeyAsk::new(key, config.limiter.clone(), config.observers.clone()));
+    let timeout = config.responder.client_timeout(request);
+    let arrival = arrival(Arc::<KeyAsk<_, _, _>>::clone(&ask), class, options, &config.wait, timeout, Instant::now());
+    match join(&config.wait, &config.observers, id, arrival, Asked::No) {
+        Some(joined) => Ok(joined),
+        None => Err(Arc::into_inner(ask).expect("no queue has the request").key),
     }
 }
 
@@ -56,43 +56,66 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     cause: WaitCause,
     arrived_at: Instant,
 ) -> Result<Waiting, Rejection> {
-    let (ask, arrival) = arrival::<Request, P>(config, request, key, options, arrived_at);
+    let class = class_of::<Request, P>(&key, options);
+    let ask = Arc::new(KeyAsk::new(key, config.limiter.clone(), config.observers.clone()));
+    let timeout = config.responder.client_timeout(request);
+    let arrival = arrival(ask, class, options, &config.wait, timeout, arrived_at);
+    join_by_cause(&config.wait, &config.observers, arrival, cause)
+}
+
+fn class_of<Request, P: Parts<Request>>(key: &P::Key, options: AcquireOptions) -> Class {
+    Queues::class(key, options.costs(), options.charged_once(), keeps_guard::<Request, P>())
+}
+
+// The compiler generates the functions above for each type of a layer, and those below once.
+
+fn arrival(
+    ask: Arc<dyn Ask>,
+    class: Class,
+    options: AcquireOptions,
+    wait: &WaitConfig,
+    client_timeout: Option<Duration>,
+    arrived_at: Instant,
+) -> Arrival {
+    // A client can shorten its wait, and not prolong it.
+    let max_wait = [wait.max_wait(), client_timeout].into_iter().flatten().min();
+    Arrival { ask, class, options, max_wait, arrived_at }
+}
+
+fn join_by_cause(
+    wait: &WaitConfig,
+    observers: &Observers,
+    arrival: Arrival,
+    cause: WaitCause,
+) -> Result<Waiting, Rejection> {
     let (id, asked) = match cause {
-        WaitCause::Denied(decision) => (queue_of(&*ask, &decision), Asked::Denied(decision)),
+        WaitCause::Denied(decision) => (queue_of(&*arrival.ask, &decision), Asked::Denied(decision)),
         WaitCause::Scheduled(decision, held) => {
             // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
             let at = Instant::now() + decision.delay();
-            let id = queue_of(&*ask, &decision);
+            let id = queue_of(&*arrival.ask, &decision);
             (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held: StartHold::new(held) }))
         }
     };
-    match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
-        Ok(waiting) => Ok(waiting),
+    join(wait, observers, id, arrival, asked).expect("a decided request creates its queue")
+}
+
+/// Returns `None` if there is no queue.
+fn join(
+    wait: &WaitConfig,
+    observers: &Observers,
+    id: u64,
+    arrival: Arrival,
+    asked: Asked,
+) -> Option<Result<Waiting, Rejection>> {
+    match wait.queues.join(id, arrival, asked, wait.bounds()) {
+        Ok(waiting) => Some(Ok(waiting)),
+        Err(JoinError::NoQueue) => None,
         Err(JoinError::Refused { rejection, is_queue }) => {
-            observe_refusal::<Request, P>(config, is_queue);
-            Err(rejection)
+            if is_queue {
+                observers.emit(|| Event::WaitRefused);
+            }
+            Some(Err(rejection))
         }
-        Err(JoinError::NoQueue) => unreachable!("a decided request creates its queue"),
-    }
-}
-
-fn arrival<Request, P: Parts<Request>>(
-    config: &Arc<ConfigOf<Request, P>>,
-    request: &Request,
-    key: P::Key,
-    options: AcquireOptions,
-    arrived_at: Instant,
-) -> (Arc<KeyAsk<P::Key, P::Key, P::Limiter>>, Arrival) {
-    let class = Queues::class(&key, options.costs(), options.charged_once(), keeps_guard::<Request, P>());
-    let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = Arc::new(KeyAsk::new(key, limiter, observers));
-    // A client can shorten its wait, and not prolong it.
-    let max_wait = [config.wait.max_wait(), config.responder.client_timeout(request)].into_iter().flatten().min();
-    (Arc::clone(&ask), Arrival { ask, class, options, max_wait, arrived_at })
-}
-
-fn observe_refusal<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, is_queue: bool) {
-    if is_queue {
-        config.observers.emit(|| Event::WaitRefused);
     }
 }

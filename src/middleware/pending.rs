@@ -80,32 +80,29 @@ pub(crate) struct WithService<S, R> {
 pub(crate) struct Deferred<Request, P: Parts<Request>> {
     request: Request,
     cost: P::Cost,
-    started_at: Instant,
     config: Arc<ConfigOf<Request, P>>,
+    start_reading: StartReading<Request>,
+    progress: Progress,
+}
+
+/// What the layer has done for a request that is not forwarded yet, whatever the types of the layer.
+struct Progress {
+    started_at: Instant,
     /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
     wait: Option<Wait>,
     outcome: OutcomeGuard,
-    start_reading: StartReading<Request>,
     /// Reads the body while the request waits.
     reader: Option<BodyReader>,
 }
 
-impl<Request, P: Parts<Request>> Deferred<Request, P> {
-    pub(crate) fn new(request: Request, cost: P::Cost, config: Arc<ConfigOf<Request, P>>) -> Self
-    where
-        Request: 'static,
-    {
-        let outcome = OutcomeGuard::new(&config.observers);
-        let started_at = Instant::now();
-        let start_reading = start_reading::<Request>;
-        Self { request, cost, started_at, config, wait: None, outcome, start_reading, reader: None }
+impl Progress {
+    fn new(observers: &Observers) -> Self {
+        Self { started_at: Instant::now(), wait: None, outcome: OutcomeGuard::new(observers), reader: None }
     }
 
-    /// The request waits from now on.
-    fn start_wait(&mut self) {
-        self.wait = Some(Wait::new(&self.config.observers));
+    fn start_wait(&mut self, observers: &Observers) {
+        self.wait = Some(Wait::new(observers));
         self.outcome.start_wait();
-        self.reader = (self.start_reading)(&mut self.request, &self.config.wait.read_ahead);
     }
 
     /// Reads the body ahead. Returns whether the body has failed: the client has probably left.
@@ -115,10 +112,47 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
         end == ReadEnd::Failed
     }
 
-    fn end_wait(&mut self, end: WaitEnd) {
+    fn reject_wait(&mut self) {
         if let Some(wait) = self.wait.take() {
-            wait.end(end);
+            wait.end(WaitEnd::Rejected);
         }
+    }
+
+    /// Emits the events of a request that starts. Returns its decision with the time that it has waited.
+    fn serve(self, mut decision: Decision) -> Decision {
+        if let Some(wait) = self.wait {
+            decision = decision.into_delayed(wait.elapsed());
+            wait.end(WaitEnd::Served);
+        }
+        self.outcome.finish(|elapsed| decided_event(&decision, elapsed));
+        decision
+    }
+
+    fn reject(self, rejection: &Rejection) {
+        self.outcome.finish(|elapsed| rejection_event(rejection, elapsed));
+    }
+
+    /// Ends the wait as if the client had left. Returns the response for a client that has sent an invalid body.
+    fn leave(self) -> Rejection {
+        // The order of the fields: `WaitEnded` is emitted before the terminal event.
+        drop(self);
+        Rejection::MissingKey(MissingKey::from_request(BODY_FAILED))
+    }
+}
+
+impl<Request, P: Parts<Request>> Deferred<Request, P> {
+    pub(crate) fn new(request: Request, cost: P::Cost, config: Arc<ConfigOf<Request, P>>) -> Self
+    where
+        Request: 'static,
+    {
+        let progress = Progress::new(&config.observers);
+        Self { request, cost, config, start_reading: start_reading::<Request>, progress }
+    }
+
+    /// The request waits from now on.
+    fn start_wait(&mut self) {
+        self.progress.start_wait(&self.config.observers);
+        self.progress.reader = (self.start_reading)(&mut self.request, &self.config.wait.read_ahead);
     }
 }
 
@@ -156,7 +190,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         key: P::Key,
         mut deferred: WithService<P::Service, Deferred<Request, P>>,
     ) -> Self {
-        deferred.request.outcome.start_decision();
+        deferred.request.progress.outcome.start_decision();
         Self::AwaitingDecision { decision, undecided: Some((key, deferred)) }
     }
 
@@ -192,10 +226,10 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         };
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
-        let Deferred { request: ref inner, ref config, cost, started_at, .. } = request;
+        let Deferred { request: ref inner, ref config, cost, ref progress, .. } = request;
         // The queue sets the delay that each of its asks accepts.
         let options = acquire_options::<Request, P>(config, inner, cost, None);
-        match join_after::<Request, P>(config, inner, key, options, cause, started_at) {
+        match join_after::<Request, P>(config, inner, key, options, cause, progress.started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
             Err(rejection) => {
                 drop(service);
@@ -212,38 +246,29 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
             Ok(start) => return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) },
             Err(rejection) => rejection,
         };
-        deferred.request.end_wait(WaitEnd::Rejected);
+        deferred.request.progress.reject_wait();
         let WithService { service, request, .. } = deferred;
         drop(service);
         Self::finish_rejected(request, rejection)
     }
 
-    /// Ends the wait as if the client had left. The response is for a client that has sent an invalid body.
     fn on_body_failure(deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
-        let WithService { service, request: Deferred { request, config, wait, outcome, .. }, .. } = deferred;
+        let WithService { service, request: Deferred { request, config, progress, .. }, .. } = deferred;
         drop(service);
-        // The order of the fields: `WaitEnded` is emitted before the terminal event.
-        drop(wait);
-        drop(outcome);
-        let rejection = Rejection::MissingKey(MissingKey::from_request(BODY_FAILED));
-        Self::Done { output: Some(PendingOutput::Finished(rejected::<Request, P>(&config, request, rejection))) }
+        let result = rejected::<Request, P>(&config, request, progress.leave());
+        Self::Done { output: Some(PendingOutput::Finished(result)) }
     }
 
     fn finish_rejected(deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
-        deferred.outcome.finish(|elapsed| rejection_event(&rejection, elapsed));
+        deferred.progress.reject(&rejection);
         let result = rejected::<Request, P>(&deferred.config, deferred.request, rejection);
         Self::Done { output: Some(PendingOutput::Finished(result)) }
     }
 
     fn forward(start: GrantedStart, deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
-        let WithService { mut service, request: mut deferred, .. } = deferred;
-        let (mut decision, held) = start.into_parts();
-        if let Some(wait) = &deferred.wait {
-            decision = decision.into_delayed(wait.elapsed());
-        }
-        deferred.end_wait(WaitEnd::Served);
-        let Deferred { request, config, outcome, .. } = deferred;
-        outcome.finish(|elapsed| decided_event(&decision, elapsed));
+        let WithService { mut service, request: Deferred { request, config, progress, .. }, .. } = deferred;
+        let (decision, held) = start.into_parts();
+        let decision = progress.serve(decision);
         let forwarded = forward(&config, &mut service, request, &decision, held.into_held());
         Self::Done { output: Some(PendingOutput::Forwarded(forwarded)) }
     }
@@ -287,14 +312,14 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                 Self::AwaitingDecision { decision, undecided } => {
                     let result = ready!(Pin::new(decision).poll(cx));
                     let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
-                    deferred.request.outcome.finish_decision();
+                    deferred.request.progress.outcome.finish_decision();
                     let disposition = classify::<Request, P>(result, &key, &deferred.request.config);
                     Self::on_disposition(disposition, key, deferred)
                 }
                 Self::AwaitingStart { waiting, deferred } => {
                     if let Poll::Ready(waited) = waiting.poll(cx) {
                         Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
-                    } else if deferred.as_mut().is_some_and(|deferred| deferred.request.reads_failure(cx)) {
+                    } else if deferred.as_mut().is_some_and(|deferred| deferred.request.progress.reads_failure(cx)) {
                         Self::on_body_failure(deferred.take().expect(POLLED_AFTER_COMPLETION))
                     } else {
                         return Poll::Pending;

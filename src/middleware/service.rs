@@ -8,8 +8,8 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::config::{
-    Config, ConfigOf, Disposition, acquire_options, applied, classify, decided_event, first_delay, missing_key_event,
-    observe_context, observe_first, rejected, rejection_event,
+    Config, ConfigOf, Disposition, acquire_options, applied, classify, emit_decided, emit_rejected, first_delay,
+    missing_key_event, observe_context, observe_first, rejected,
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
@@ -18,7 +18,7 @@ use super::parts::Parts;
 use super::pending::{Deferred, PendingRequest, WithService, forward};
 use super::queue::limits_of_guard;
 use super::request_end::RequestEnd;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, MissingKey};
 use crate::limiter::{Limiter, LimiterFuture, Outcome};
 use crate::observe::{Event, Observers, WarningKind};
 use crate::response::{Http, Rejection, Respond};
@@ -106,7 +106,7 @@ where
             return match acquired.try_ready() {
                 Ok(Ok(outcome)) if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) => {
                     let Outcome { decision, held } = outcome.waking(|| limits_of_guard(key, &config.limiter));
-                    config.observers.emit(|| decided_event(&decision, None));
+                    emit_decided(&config.observers, &decision);
                     ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
                         config,
                         &mut self.inner,
@@ -126,7 +126,7 @@ where
             Some(Ok(outcome @ Outcome { decision, .. }))
                 if decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) =>
             {
-                config.observers.emit(|| decided_event(decision, None));
+                emit_decided(&config.observers, decision);
                 config.responder.on_allowed(&mut request, applied(decision))
             }
             _ => return call_slow(&mut self.inner, config, request, extracted, cost, acquired),
@@ -145,11 +145,12 @@ fn call_without_key<Request: 'static, P: Parts<Request>>(
     extracted: Extracted<P::Key>,
 ) -> ResponseFuture<Request, P> {
     match extracted {
-        Extracted::Missing(missing) if config.rejects(&missing) => {
+        Extracted::Missing(missing) if config.missing_key.rejects(&missing) => {
             reject(inner, config, request, Rejection::MissingKey(missing))
         }
         unlimited => {
-            emit_unlimited(&config.observers, &unlimited);
+            let missing = if let Extracted::Missing(missing) = &unlimited { Some(missing) } else { None };
+            emit_unlimited(&config.observers, missing);
             let context = config.responder.on_allowed(&mut request, None);
             ResponseFuture::forwarded(inner.call(request), context)
         }
@@ -158,8 +159,8 @@ fn call_without_key<Request: 'static, P: Parts<Request>>(
 
 /// Emits the events of a request to which no limit applies.
 #[inline]
-fn emit_unlimited<Key>(observers: &Observers, unlimited: &Extracted<Key>) {
-    let Extracted::Missing(missing) = unlimited else {
+fn emit_unlimited(observers: &Observers, missing: Option<&MissingKey>) {
+    let Some(missing) = missing else {
         return observers.emit(|| Event::Exempt);
     };
     observers.emit(|| missing_key_event(missing, true));
@@ -185,9 +186,7 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     let options = acquire_options::<Request, P>(config, &request, cost, first_delay::<Request, P>(config, &request));
     match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
-            drop(take_ready(inner));
-            let request = Deferred::new(request, cost, Arc::clone(config));
-            let deferred = WithService { service: inner.clone(), is_ready: false, request };
+            let deferred = deferred_unready(inner, config, request, cost);
             ResponseFuture::pending(PendingRequest::awaiting_start(waiting, deferred))
         }
         Ok(Err(rejection)) => reject(inner, config, request, rejection),
@@ -222,12 +221,22 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     match classify::<Request, P>(result, &key, config) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
-            drop(take_ready(inner));
-            let request = Deferred::new(request, cost, Arc::clone(config));
-            let deferred = WithService { service: inner.clone(), is_ready: false, request };
+            let deferred = deferred_unready(inner, config, request, cost);
             ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
         }
     }
+}
+
+/// Releases the readiness of the inner service, of which a request that waits keeps a fresh clone.
+fn deferred_unready<Request: 'static, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &Arc<ConfigOf<Request, P>>,
+    request: Request,
+    cost: P::Cost,
+) -> WithService<P::Service, Deferred<Request, P>> {
+    drop(take_ready(inner));
+    let request = Deferred::new(request, cost, Arc::clone(config));
+    WithService { service: inner.clone(), is_ready: false, request }
 }
 
 fn reject<Request, P: Parts<Request>>(
@@ -236,7 +245,7 @@ fn reject<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ResponseFuture<Request, P> {
-    config.observers.emit(|| rejection_event(&rejection, None));
+    emit_rejected(&config.observers, &rejection);
     drop(take_ready(inner));
     ResponseFuture::finished(rejected::<Request, P>(config, request, rejection))
 }

@@ -7,8 +7,9 @@ use super::cost::CostPolicy;
 use super::in_flight::InFlightGuard;
 use super::parts::Parts;
 use super::request_end::RequestEnd;
+use crate::decision::Costs;
 use crate::limiter::{Held, LimiterFuture};
-use crate::observe::WarningKind;
+use crate::observe::{Observers, WarningKind};
 
 /// Whether the layer keeps the guard of a request that the limiter has allowed.
 pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
@@ -50,18 +51,21 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
     pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
         // Before the guard is taken: if the policy panics, dropping `self` settles the whole held cost.
         let actual = self.config.cost_policy.settle(self.held.as_ref()?.costs(), result);
-        let held = self.held.take()?;
-        let observers = &self.config.observers;
-        match held.check_units(actual) {
-            Ok(()) => observers.emit_settled(held.costs(), actual),
-            Err(error) => {
-                observers.warn_once(WarningKind::UnknownUnit, || Some(format!("settling a request failed: {error}")));
-                observers.emit_settled(held.costs(), held.costs());
-            }
-        }
-        // An error is ignored: the hold then expires in the store, and the response does not depend on it.
-        held.settle(actual).try_ready().err()
+        settle(self.held.take()?, actual, &self.config.observers)
     }
+}
+
+/// Apart from [`PendingSettlement::settle`], which the compiler generates for each type of a layer.
+fn settle(held: Held, actual: Costs, observers: &Observers) -> Option<LimiterFuture<()>> {
+    match held.check_units(actual) {
+        Ok(()) => observers.emit_settled(held.costs(), actual),
+        Err(error) => {
+            observers.warn_once(WarningKind::UnknownUnit, || Some(format!("settling a request failed: {error}")));
+            observers.emit_settled(held.costs(), held.costs());
+        }
+    }
+    // An error is ignored: the hold then expires in the store, and the response does not depend on it.
+    held.settle(actual).try_ready().err()
 }
 
 impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {

@@ -33,33 +33,38 @@ impl FirstRequests {
         }
     }
 
-    /// Counts a request. Returns its warning if it is time to emit that: once.
-    pub(crate) fn observe<Key: Hash>(
-        &self,
-        key: &Key,
-        warning: impl FnOnce() -> Option<&'static str>,
-    ) -> Option<&'static str> {
-        let Found { requests, with_warning, key: of_first, .. } = &*self.0;
-        if requests.load(Ordering::Relaxed) >= Self::MAX_REQUESTS {
-            return None;
+    /// Counts a request. Returns whether the search goes on.
+    #[inline]
+    pub(crate) fn count_request(&self) -> bool {
+        let requests = &self.0.requests;
+        let goes_on = requests.load(Ordering::Relaxed) < Self::MAX_REQUESTS;
+        if goes_on {
+            // Concurrent requests may exceed the maximum by a few, which only lengthens the search.
+            requests.fetch_add(1, Ordering::Relaxed);
         }
-        // Concurrent requests may exceed the maximum by a few, which only lengthens the search.
-        requests.fetch_add(1, Ordering::Relaxed);
-        let warning = warning()?;
-        // Never 0, which is the mark of no key.
-        let hash = FixedState::default().hash_one(key) | 1;
-        match of_first.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(first) if first != hash => {
+        goes_on
+    }
+
+    /// Counts a warning about a request of a key with this hash. Returns whether it is time to emit it: once.
+    pub(crate) fn is_due(&self, hash_of_key: u64) -> bool {
+        let Found { requests, with_warning, key: of_first, .. } = &*self.0;
+        match of_first.compare_exchange(0, hash_of_key, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(first) if first != hash_of_key => {
                 requests.store(Self::MAX_REQUESTS, Ordering::Relaxed);
-                None
+                false
             }
             _ => {
                 let count = with_warning.fetch_add(1, Ordering::Relaxed) + 1;
                 if count >= Self::MIN_WARNINGS {
                     requests.store(Self::MAX_REQUESTS, Ordering::Relaxed);
                 }
-                (count == Self::MIN_WARNINGS).then_some(warning)
+                count == Self::MIN_WARNINGS
             }
         }
+    }
+
+    /// The hash of a key. Never 0, which is the mark of no key.
+    pub(crate) fn hash_of(key: &impl Hash) -> u64 {
+        FixedState::default().hash_one(key) | 1
     }
 }

@@ -117,7 +117,5 @@ pub(crate) use self::ids::{limits_of_guard, queue_of, visit_queues};
 pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError};
 pub(crate) use self::key_ask::{KeyAsk, existing_queue};
 pub(crate) use self::queues::Queues;
-#[cfg_attr(not(feature = "timer"), allow(unused_imports, reason = "for callers that wait"))]
-pub(crate) use self::ticket::Ask;
-pub(crate) use self::ticket::Start;
+pub(crate) use self::ticket::{Ask, Class, Start};
 pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting};

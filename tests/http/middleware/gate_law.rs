@@ -141,7 +141,7 @@ async fn gate_before_own_server() {
 #[tokio::test(start_paused = true)]
 async fn gate_at_twice_the_rate_of_own_server() {
     let mut random = Random::new(2);
-    for _ in 0..24 {
+    for _ in 0..8 {
         let mut world = World { clients: 1, load: 2.0, ..World::random(&mut random) };
         world.limit = world.limit.min(200);
         let offered_in_20_s = 40.0 / world.interval().as_secs_f64();
@@ -160,7 +160,7 @@ async fn gate_at_twice_the_rate_of_own_server() {
 async fn gates_of_many_clients_before_own_server() {
     let mut random = Random::new(3);
     let mut sums = [Outcome::default(); 2];
-    for _ in 0..24 {
+    for _ in 0..8 {
         let mut world = World { retries: true, requests: 300, ..World::random(&mut random) };
         world.clients = world.burst + random.between(1, 20);
         for (sum, gate) in sums.iter_mut().zip([false, true]) {

@@ -148,7 +148,7 @@ fn in_flight_body_is_made_from_the_bodies_of_rejections_and_defaults() {
 
 /// The number of requests over each protocol: 100 000 with the environment variable `IN_FLIGHT_BODIES=100000`.
 fn requests() -> usize {
-    std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(3_000)
+    std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(600)
 }
 
 /// Starts a server whose limiter allows 10 requests in flight. Returns the address, the limiter, and the number of

@@ -138,22 +138,21 @@ async fn read(rate: u64, burst: u64, streams: usize, keys: usize, frame: usize, 
 /// One stream receives at least 98 % of its rate, and several streams of one key receive equal parts of it.
 #[tokio::test(start_paused = true)]
 async fn streams_receive_their_rate_in_equal_parts() {
-    for (rate, time) in [(10_000, 10 * SECOND), (1_000_000, 10 * SECOND), (100_000_000, SECOND)] {
+    for (rate, millis) in [(10_000, 10_000), (1_000_000, 4_000), (100_000_000, 200)] {
         for (burst_millis, streams, keys, frame) in
             [(50, 1, 1, 1 << 16), (200, 1, 1, 700), (200, 10, 1, 1 << 20), (50, 12, 3, 1 << 14)]
         {
             let burst = rate * burst_millis / 1000;
-            let received = read(rate, burst, streams, keys, frame, time).await;
-            let seconds = time.as_secs();
-            let (of_key, each) = (rate * seconds, rate * seconds / (streams / keys) as u64);
+            let received = read(rate, burst, streams, keys, frame, Duration::from_millis(millis)).await;
+            let (of_key, each) = (rate * millis / 1000, rate * millis / 1000 / (streams / keys) as u64);
             let all: u64 = received.iter().sum();
             let case = format!("{rate}/s, burst {burst}, {streams} streams of {keys} keys: {received:?}");
             assert!(all >= of_key * keys as u64 * 98 / 100, "{case}");
             assert!(received.iter().all(|part| part.abs_diff(each + burst / 2) <= each / 10 + burst), "{case}");
         }
     }
-    let received = read(1_000_000, 200_000, 1000, 10, 1 << 16, 4 * SECOND).await;
-    assert!(received.iter().sum::<u64>() >= 10 * 4_000_000 * 98 / 100);
+    let received = read(1_000_000, 200_000, 1000, 10, 1 << 16, 2 * SECOND).await;
+    assert!(received.iter().sum::<u64>() >= 10 * 2_000_000 * 98 / 100);
 }
 
 fn random_body(random: &mut Random) -> Frames {
@@ -204,7 +203,7 @@ async fn collect<B: Body<Data = Bytes> + Unpin>(mut body: B) -> (Vec<u8>, Option
 /// hold up the others.
 #[tokio::test(start_paused = true)]
 async fn bodies_arrive_byte_for_byte() {
-    for seed in 0..200 {
+    for seed in 0..60 {
         let mut random = Random::new(seed);
         let rate = [5_000, 300_000][random.below(2) as usize];
         let limiter: Memory<Key, _> = match random.below(2) {

@@ -66,7 +66,7 @@ async fn processes_with_unequal_links_share_a_bucket() {
 /// of asks decide, which are random: in two of three runs one tenant receives four times as much as the others.
 #[tokio::test(start_paused = true)]
 async fn tenants_with_many_workers_receive_equal_parts() {
-    for _ in 0..10 {
+    for _ in 0..5 {
         let [of_tenant, of_all] = [40, 50].map(|rate| Gcra::new(Quota::per_second(rate)).burst(5));
         let limiter = Remote::new(tenants_below_one_capacity(of_tenant, of_all, true), ms(25));
         let served = served_per_tenant(limiter, &[20; 3], 3 * SECOND, ms(20)).await;

@@ -192,16 +192,19 @@ async fn settle(started: &Mutex<Vec<u64>>, run: &mut Run) {
     }
 }
 
-/// Ten thousand tenants wait behind one common limit, each with a limit of its own. A released unit costs at most two
+/// Two thousand tenants wait behind one common limit, each with a limit of its own. A released unit costs at most two
 /// asks, however many wait, and goes to the oldest.
 #[tokio::test(start_paused = true)]
 async fn release_asks_at_most_twice_for_a_unit() {
+    const TENANTS: u32 = 2_000;
+
     let _lock = NOTIFICATIONS.lock().await;
     for has_shares in [false, true] {
-        let all = Limit::new("all", InFlight::new(if has_shares { 40_010 } else { 20_010 })).keyed_by(|_: &u32| ());
+        let all = Limit::new("all", InFlight::new(u64::from(TENANTS) * if has_shares { 4 } else { 2 } + 10))
+            .keyed_by(|_: &u32| ());
         let of_tenant = InFlight::new(if has_shares { 2 } else { 4 });
         let tenant = Limit::new("tenant", of_tenant).keyed_by(|tenant: &u32| *tenant);
-        let tenant = if has_shares { DynLimit::new(tenant.guarantee(10_000)) } else { DynLimit::new(tenant) };
+        let tenant = if has_shares { DynLimit::new(tenant.guarantee(TENANTS.into())) } else { DynLimit::new(tenant) };
         let builder = Memory::builder(vec![DynLimit::new(all), tenant]).max_keys(50_000).clock(TokioClock::new());
         let limiter: Memory<u32, _> = builder.build().expect("limits");
         let hold = |tenant: u32| match limiter.hold(&tenant, AcquireOptions::default()).try_ready() {
@@ -209,11 +212,11 @@ async fn release_asks_at_most_twice_for_a_unit() {
             Err(_) => unreachable!("memory"),
         };
         // All units are held. With shares, each tenant has its two units, and ten have borrowed one more.
-        let tenants = 0..10_000;
-        let holders = if has_shares { 0 } else { 10_000 };
+        let tenants = 0..TENANTS;
+        let holders = if has_shares { 0 } else { TENANTS };
         let kept: Vec<_> = tenants.clone().chain(tenants.clone()).map(|tenant| hold(holders + tenant)).collect();
         let mut held: Vec<_> =
-            (20_000..20_010).map(|other| hold(if has_shares { other - 20_000 } else { other })).collect();
+            (0..10).map(|other| hold(if has_shares { other } else { 2 * TENANTS + other })).collect();
         let (asks, starts): (Arc<AtomicUsize>, Arc<Mutex<Vec<u32>>>) = Default::default();
         let (counted, started) = (Arc::clone(&asks), Arc::clone(&starts));
         let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone())

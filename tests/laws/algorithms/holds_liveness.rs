@@ -88,8 +88,8 @@ fn llm_reservations_keep_75_percent() {
     };
     // Warm-up: the initial burst is not measured.
     started_in(10);
-    let kept = 30 * started_in(120);
-    let share = kept * 100 / (RATE * 120);
+    let kept = 30 * started_in(30);
+    let share = kept * 100 / (RATE * 30);
     println!("{share} % of the quota is used");
     assert!((75..=100).contains(&share), "{share} %");
 }

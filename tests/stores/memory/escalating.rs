@@ -165,7 +165,7 @@ fn escalating_decides_as_the_model() {
 #[test]
 fn escalation_serves_a_client_that_waits_for_retry_after() {
     let (mut waits, mut floods) = (0, 0);
-    for seed in 0..50 {
+    for seed in 0..20 {
         let mut random = Random(seed);
         let clock = ManualClock::new();
         let quota = Quota::new(1 + random.below(4), Duration::from_millis(1 + random.below(5_000)));
@@ -188,7 +188,7 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
             clock.advance(Duration::from_millis(random.below(300)));
         }
     }
-    assert!(waits > 1_000 && floods > 1_000, "{waits} waits, {floods} blocked requests of another client");
+    assert!(waits > 400 && floods > 400, "{waits} waits, {floods} blocked requests of another client");
 }
 
 fn flooded(clock: &ManualClock, escalation: &Escalation) -> impl Fn() -> Decision + use<> {

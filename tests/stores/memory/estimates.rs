@@ -167,7 +167,7 @@ fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
     }
 }
 
-const ROUNDS: u64 = 600;
+const ROUNDS: u64 = 300;
 const STEPS: usize = 100;
 
 #[test]
@@ -178,7 +178,7 @@ fn estimate_beside_holds() {
     }
     println!("{denials}");
     assert_eq!((denials.too_long, denials.too_short), (0, 0), "{denials}\n{:?}", denials.first);
-    assert!(denials.beside_holds > 3_000 && denials.estimates > 1_000, "the law applies to few denials: {denials}");
+    assert!(denials.beside_holds > 1_500 && denials.estimates > 500, "the law applies to few denials: {denials}");
 }
 
 /// Runs random requests on a limiter in memory behind a cache of denials, some with an id that is charged once. A table of
@@ -229,7 +229,7 @@ fn wait_is_exact_or_an_estimate() {
         (sum.exact, sum.estimates) = (sum.exact + denials.exact, sum.estimates + denials.estimates);
     };
     for (seed, when_full) in
-        [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny].into_iter().cycle().take(12).enumerate()
+        [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny].into_iter().cycle().take(6).enumerate()
     {
         let seed = 1 + seed as u64;
         for (tenants, costs) in [(4, 1), (4, 4), (MANY, 4)] {
@@ -244,6 +244,6 @@ fn wait_is_exact_or_an_estimate() {
         }
     }
     println!("{calm}; full: {full}");
-    assert!(calm.exact > 2_000 && calm.estimates == 0, "{calm}");
-    assert!(full.exact > 5_000 && full.estimates > 1_000, "{full}");
+    assert!(calm.exact > 1_000 && calm.estimates == 0, "{calm}");
+    assert!(full.exact > 2_500 && full.estimates > 500, "{full}");
 }

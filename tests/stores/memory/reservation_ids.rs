@@ -50,14 +50,14 @@ async fn expires_in_counts_before_and_after_id() {
 #[tokio::test]
 async fn reservation_id_follows_the_model() {
     let mut seen = HashMap::new();
-    for seed in 0..1_000 {
+    for seed in 0..350 {
         let clock = clock();
         let limiter =
             Memory::builder(day_or_year(seed)).max_keys(100).clock(clock.clone()).max_reservation_ids(MAX_IDS);
         compare(&BoxLimiter::new(limiter.build().expect("limits")), &clock, seed, &mut seen).await;
     }
     for result in ["allowed", "repeat", "open", "ended", "denied", "conflict", "too many", "settled", "unknown"] {
-        assert!(seen.get(result).copied().unwrap_or(0) > 500, "{result}: {seen:?}");
+        assert!(seen.get(result).copied().unwrap_or(0) > 150, "{result}: {seen:?}");
     }
 }
 
@@ -193,7 +193,7 @@ async fn reservation_id_is_charged_as_of_its_expiry() {
 #[tokio::test]
 async fn looking_changes_no_charge_of_a_reservation_id() {
     let (mut exhausted, mut restored) = (0, 0);
-    for seed in 0..200 {
+    for seed in 0..60 {
         macro_rules! law {
             ($($limits:expr),+) => {$({
                 let clock = clock();
@@ -237,7 +237,7 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
             )
         );
     }
-    assert!(exhausted > 400 && restored > 1_000, "{exhausted}, {restored}");
+    assert!(exhausted > 100 && restored > 300, "{exhausted}, {restored}");
 }
 
 #[tokio::test]

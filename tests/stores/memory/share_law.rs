@@ -109,7 +109,8 @@ where
             seen.without_slot += u64::from(borrows && is_unused && tenant(&call).is_some());
             *if borrows { &mut seen.borrowed } else { &mut seen.within } += u64::from(decision.is_allowed());
         }
-        if step % (1 + tenants / 50) != 0 {
+        // With many tenants, looking at all of them takes most of the time.
+        if step % (1 + tenants / 5) != 0 {
             continue;
         }
         // A cost of 0 is within a share: the numbers include the kept units.
@@ -131,16 +132,14 @@ where
 fn common_limit_allows_what_a_share_allows() {
     let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
     let run = |seen: Seen| assert!(seen.borrowed > 30 && seen.within > 30, "{seen:?}");
-    for seed in 1..=6 {
+    for seed in 1..=2 {
         let [share, all] = [quota(5, 2_000), quota(20, 2_000)];
         run(check_invariant(&Gcra::new(share).burst(5), &Gcra::new(all).burst(27), 5, CALM, seed));
         let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
         run(check_invariant(&SlidingWindow::new(share), &SlidingWindow::new(all), 5, CALM, seed));
         run(check_invariant(&SlidingLog::new(share), &SlidingLog::new(all), 5, CALM, seed));
     }
-    for seed in 1..=3 {
-        check_invariant(&InFlight::new(5), &InFlight::new(27), 5, CALM, seed);
-    }
+    check_invariant(&InFlight::new(5), &InFlight::new(27), 5, CALM, 1);
 }
 
 /// The same with ids instead of guards, which are settled once, however often a settlement is sent, or expire.
@@ -148,7 +147,7 @@ fn common_limit_allows_what_a_share_allows() {
 fn reservation_id_beside_shares() {
     let quota = |limit, millis| Quota::new(limit, Duration::from_millis(millis));
     let trouble = Trouble { ids: true, ..CALM };
-    for seed in 1..=6 {
+    for seed in 1..=2 {
         let [share, all] = [quota(5, 2_000), quota(20, 2_000)];
         let seen = check_invariant(&Gcra::new(share).burst(5), &Gcra::new(all).burst(27), 5, trouble, seed);
         assert!(seen.borrowed > 30 && seen.within > 30, "{seen:?}");

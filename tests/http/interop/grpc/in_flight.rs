@@ -58,7 +58,7 @@ async fn in_flight_stream_takes_a_place_until_its_client_leaves() {
 /// 100 000 calls with the environment variable `IN_FLIGHT_BODIES=100000`.
 #[tokio::test]
 async fn in_flight_calls_over_grpc_leak_nothing() {
-    let count = std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(3_000);
+    let count = std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(600);
     let (address, limiter, mut calls) = serve(10).await;
     let mut client = connect(address).await;
     for index in 0..count {

@@ -21,7 +21,7 @@ fn snapshot_beside_decisions_contains_each_earlier_charge() {
         if let Some(file) = file { builder.restore(file) } else { builder }.build().expect("a limit")
     };
     let (mut compared, mut charged_meanwhile) = (0_u64, 0_u64);
-    for round in 0..6 {
+    for round in 0..3 {
         let limiter = build(None);
         let [started, finished] = [(); 2].map(|()| (0..KEYS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
         let ends = AtomicBool::new(false);
@@ -58,5 +58,5 @@ fn snapshot_beside_decisions_contains_each_earlier_charge() {
         });
     }
     println!("{compared} keys compared, {charged_meanwhile} of them charged during the save");
-    assert!(charged_meanwhile > 300);
+    assert!(charged_meanwhile > 150);
 }
