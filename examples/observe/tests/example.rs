@@ -11,7 +11,7 @@ fn example() -> Command {
     listening(env!("CARGO_BIN_EXE_example-observe"))
 }
 
-/// `tests/http/observe/dashboard.rs` tests the example's page in a browser.
+/// `dashboard.rs` tests the example's page in a browser.
 #[test]
 fn observe_example_serves_metrics_and_dashboard() {
     let process = Process::start(&mut example());

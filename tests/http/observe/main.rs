@@ -1,7 +1,6 @@
 //! Observers receive one terminal event per request, metrics that agree with the responses, and no secrets.
 
 mod alerts;
-mod dashboard;
 mod documented;
 mod events;
 mod logs;

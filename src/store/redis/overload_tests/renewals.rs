@@ -43,7 +43,7 @@ async fn decisions_beside_20_000_holds_are_answered() {
     for (round_trip, deadline) in [(0, 50), (25, 60)] {
         let (world, limiter) = start(slow_server(round_trip), MS * deadline);
         let held = hold(&limiter, 20_000).await;
-        let goodput = offer(&world, &limiter, 1, EXPIRY * 3 / 4).await;
+        let goodput = offer(&world, &limiter, 1, EXPIRY * 2 / 5).await;
         assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * (round_trip + 6), "{round_trip} ms: {goodput:?}");
         assert_eq!((world.counts(0).expired_sessions, held.len()), (0, 20_000));

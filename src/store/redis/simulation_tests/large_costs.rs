@@ -13,7 +13,7 @@ use crate::random::Random;
 
 /// The classes of costs, in percent of the burst.
 const CLASSES: [u64; 5] = [10, 30, 50, 80, 100];
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 20;
 
 /// The load of one seed. Times are in milliseconds.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ fn large_costs_beside_leases() {
             "{percent} % of the burst: {} admitted, {} without leases, the worst seed {worst} %",
             sums[0], sums[1]
         );
-        assert!(sums[1] > 50, "few admissions prove nothing");
+        assert!(sums[1] > 25, "few admissions prove nothing");
     }
     assert!(failures.is_empty(), "{} of {SEEDS} seeds:\n{}", failures.len(), failures.join("\n"));
 }
@@ -132,7 +132,7 @@ fn large_costs_beside_leases() {
 #[test]
 fn leases_begin_again_after_large_costs() {
     let has_units = |load: &Load| load.quota.capacity() * 2 > load.small * 3 && load.share > 0.2;
-    let loads = (0..).map(Load::new).filter(|load| CLASSES[load.class] >= 80 && has_units(load)).take(6);
+    let loads = (0..).map(Load::new).filter(|load| CLASSES[load.class] >= 80 && has_units(load)).take(3);
     let loads = loads.map(|load| Load { large_until: load.span, span: load.span + 100 * load.duration, ..load });
     let loads: Vec<_> = loads.collect();
     let admitted = super::on_all_cores(&loads, |load| {

@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::process::{Folder, Process, example, get};
+#[path = "../../../tests/servers/process.rs"]
+mod process;
+
+use self::process::{Folder, Process, get, listening};
 
 /// Opens a page, runs its scripts for some seconds of virtual time, and returns the output of the arguments `act`.
 fn chromium(folder: &Folder, act: &[&str], page: &str) -> String {
@@ -82,7 +85,7 @@ fn colours(image: &Path) -> (u32, u32, usize) {
 #[test]
 #[ignore = "needs chromium: scripts/dashboard runs it"]
 fn dashboard_shows_the_decisions() {
-    let observe = Process::start(&mut example("observe"));
+    let observe = Process::start(&mut listening(env!("CARGO_BIN_EXE_example-observe")));
     let address = observe.address();
     let (mut allowed, mut rejected) = (0, 0);
     for _ in 0..30 {
@@ -150,7 +153,7 @@ fn dashboard_shows_the_decisions() {
 /// The page works offline, and sends its data to no other server.
 #[test]
 fn dashboard_page_loads_no_external_resources() {
-    let page = include_str!("../../../examples/observe/src/observe.html");
+    let page = include_str!("../src/observe.html");
     for line in page.lines() {
         let is_external = line.contains("://") && !line.contains("http://www.w3.org/2000/svg");
         assert!(!is_external && !line.contains("@import") && !line.contains(" src="), "{line}");
