@@ -56,7 +56,7 @@ impl Drain {
         let mut left = hint.exact().unwrap_or(self.max_bytes_per_request.max(hint.lower()));
         let (Some(open), Some(end)) = (self.open(left), sleep(MAX_TIME)) else { return };
         let mut end = Box::pin(end);
-        spawn(poll_fn(move |cx| {
+        let read: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(poll_fn(move |cx| {
             let _open = &open;
             if end.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
@@ -69,6 +69,8 @@ impl Drain {
             }
             Poll::Pending
         }));
+        // Boxed: the compiler would generate the code of a task for each type of a body.
+        spawn(read);
     }
 
     /// Counts a body of so many bytes, if the bounds allow it.

@@ -17,3 +17,5 @@ mod secrets;
 mod spellings;
 mod support;
 mod targets;
+#[path = "../tasks.rs"]
+mod tasks;

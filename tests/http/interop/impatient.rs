@@ -20,6 +20,7 @@ use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::grpc::support::{Counting, check_request, connect, listen};
+use crate::tasks::{Task, spawn};
 
 const MAX_WAIT: Duration = Duration::from_millis(3500);
 /// One start each second.
@@ -70,7 +71,7 @@ async fn http_clients_that_left_do_not_delay_the_next() {
         .route("/", get(async || "hello"))
         .layer(layer.observe(move |event: &Event<'_>| observed.observe(event)));
     let (listener, address) = listen().await;
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
 
     assert_eq!(status(send_http(address).await).await, "HTTP/1.1 200 OK");
     let mut leaving = Vec::new();
@@ -93,7 +94,7 @@ async fn grpc_calls_that_were_cancelled_do_not_delay_the_next() {
     let layer = layer.observe(move |event: &Event<'_>| observed.observe(event));
     let (listener, address) = listen().await;
     let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     let client = connect(address).await;
     let call = || {
         let mut client = client.clone();
@@ -103,10 +104,10 @@ async fn grpc_calls_that_were_cancelled_do_not_delay_the_next() {
     call().await.expect("the first call");
     let mut leaving = Vec::new();
     for waiting in 1..=3 {
-        leaving.push(tokio::spawn(call()));
+        leaving.push(spawn(call()));
         waits.until(|started, _| started >= waiting).await;
     }
-    leaving.iter().for_each(tokio::task::JoinHandle::abort);
+    leaving.iter().for_each(Task::abort);
     waits.until(|started, ended| started == ended).await;
     call().await.expect("the next call");
     call().await.expect("another call");

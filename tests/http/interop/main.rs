@@ -3,3 +3,5 @@
 mod grpc;
 mod impatient;
 mod paced;
+#[path = "../tasks.rs"]
+mod tasks;

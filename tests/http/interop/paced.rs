@@ -18,6 +18,7 @@ use tower_ratelimit::pacing::PacingLayer;
 use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, TokenBucket};
 
 use crate::grpc::support::{Counting, check_request, connect, listen};
+use crate::tasks::spawn;
 
 type Events = Arc<Mutex<mpsc::UnboundedReceiver<String>>>;
 
@@ -37,7 +38,7 @@ async fn server_sent_events_pass_one_by_one_at_the_rate() {
     let app = Router::new().route("/", get(handler)).layer(layer).with_state(events);
     let (listener, address) = listen().await;
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    let server = tokio::spawn(async move { axum::serve(listener, service).await });
+    let server = spawn(async move { axum::serve(listener, service).await });
 
     let started = Instant::now();
     let mut response = reqwest::get(format!("http://{address}/")).await.expect("a response");
@@ -75,7 +76,7 @@ async fn grpc_messages_are_whole_and_a_quota_ends_a_call_with_a_status() {
     let uploads = PacingLayer::uploads(PeerIp::new(), rate()).observe(observer);
     let (listener, address) = listen().await;
     let server = Server::builder().layer(downloads).layer(uploads).add_service(Counting::default().service());
-    let server = tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let server = spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     let mut client = connect(address).await;
     let mut stream = client.watch(check_request("a name of 23 characters")).await.expect("a stream").into_inner();
     for _ in 0..2 {
@@ -90,7 +91,7 @@ async fn grpc_messages_are_whole_and_a_quota_ends_a_call_with_a_status() {
     let layer = PacingLayer::downloads(PeerIp::new(), quota).max_wait(Duration::from_secs(1));
     let (listener, address) = listen().await;
     let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    let server = tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let server = spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     let mut stream = connect(address).await.watch(check_request("")).await.expect("a stream").into_inner();
     assert!(stream.message().await.expect("seven of eight bytes").is_some());
     let status = stream.message().await.expect_err("one byte is left");

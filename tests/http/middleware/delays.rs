@@ -7,7 +7,6 @@ use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
@@ -19,7 +18,7 @@ use tower_ratelimit::{
     RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
-use crate::support::{ms, spawn};
+use crate::support::{Task, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -54,7 +53,7 @@ fn denied(at: Duration, retry_after: Duration) -> CallOutcome {
 }
 
 /// Calls the service now, and awaits the response in a task.
-fn call<S>(service: &S, caller: u32, started: Instant) -> JoinHandle<CallOutcome>
+fn call<S>(service: &S, caller: u32, started: Instant) -> Task<CallOutcome>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {

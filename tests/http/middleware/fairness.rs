@@ -18,7 +18,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::{Remote, open_loop, per_span, recorder};
-use crate::support::{NOTIFICATIONS, ms, spawn};
+use crate::support::{NOTIFICATIONS, boxed, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -57,14 +57,14 @@ pub(crate) async fn served_per_tenant(
         for _ in 0..*workers {
             let (mut service, served) = (service.clone(), Arc::clone(&served));
             let begin = gap * u32::try_from(tenant).expect("few");
-            tasks.spawn(async move {
+            tasks.spawn(boxed(async move {
                 sleep(begin).await;
                 loop {
                     service.call(u32::try_from(tenant).expect("few")).await.expect("a start");
                     served[tenant].fetch_add(1, Ordering::Relaxed);
                     sleep(work).await;
                 }
-            });
+            }));
         }
     }
     // The bursts are used up.
@@ -208,7 +208,7 @@ async fn newcomers_do_not_overtake() {
         if index % 3 == 0 {
             sleep_until(started + ms(20) * (index / 3)).await;
         }
-        arrivals.spawn(service.call((10_000 + index, 7)));
+        arrivals.spawn(boxed(service.call((10_000 + index, 7))));
     }
     let calls = calls.lock().unwrap();
     let overtaken = (10_000..).zip(calls.iter()).filter(|(oldest, (_, (user, _)))| oldest != user).count();

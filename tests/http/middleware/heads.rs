@@ -12,14 +12,14 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Incoming};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tower::{Layer, service_fn};
 use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::response::{ByContentType, Grpc, Headers, Rejection, ResetFormat};
 use tower_ratelimit::{Error, Http, RateLimitLayer, Respond, Verdict};
 
-use crate::support::{StubLimiter, spawn};
+use crate::support::{BoxExecutor, StubLimiter, spawn};
 
 type Page = Response<Full<Bytes>>;
 type KeyFn = fn(&Request<Incoming>) -> Extracted<()>;
@@ -51,9 +51,9 @@ where
         Ok((head.status, head.headers, body.to_bytes()))
     };
     if version == Version::HTTP_2 {
-        let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let server = hyper::server::conn::http2::Builder::new(BoxExecutor);
         spawn(server.serve_connection(theirs, service));
-        let client = hyper::client::conn::http2::handshake(TokioExecutor::new(), ours).await.expect("HTTP/2");
+        let client = hyper::client::conn::http2::handshake(BoxExecutor, ours).await.expect("HTTP/2");
         spawn(client.1);
         let mut sender = client.0;
         for method in methods {

@@ -19,7 +19,7 @@ use tower_ratelimit::{
     Memory, Quota, RateLimitLayer, TokioClock, Verdict,
 };
 
-use crate::support::{Act, Pool, TestRequest, key_of, spawn};
+use crate::support::{Act, Pool, Task, TestRequest, key_of, spawn};
 
 /// The body of responses.
 type Page = Full<Bytes>;
@@ -344,7 +344,7 @@ async fn wrapped_guard_keeps_in_flight() {
             assert!(errors.iter().all(|error| error == "server misconfigured"), "{errors:?}");
             assert_eq!(in_flight(&limiter), 0, "{wrap:?}, waits: {waits}: what was held is released");
         }
-        open.iter().for_each(tokio::task::JoinHandle::abort);
+        open.iter().for_each(Task::abort);
     }
 }
 

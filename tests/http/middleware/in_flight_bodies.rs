@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::BoxError;
 use tower_ratelimit::{Http, InFlight, InFlightBody, Limiter, Memory, RateLimitLayer};
 
-use crate::support::spawn;
+use crate::support::{BoxExecutor, spawn};
 
 /// How a [`Stream`] goes on after its first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, watch::Receiver
             let service = TowerToHyperService::new(service.clone());
             spawn(async move {
                 // A connection with a panicking or failing body ends with an error.
-                let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await;
+                let _ = auto::Builder::new(BoxExecutor).serve_connection(TokioIo::new(socket), service).await;
             });
         }
     });
@@ -245,7 +245,7 @@ async fn in_flight_bodies_over_http2_leak_nothing() {
             } else {
                 let socket = TcpStream::connect(address).await.expect("a connection");
                 socket.set_nodelay(true).expect("set");
-                let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+                let builder = hyper::client::conn::http2::Builder::new(BoxExecutor);
                 let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.expect("HTTP/2");
                 spawn(connection);
                 sender

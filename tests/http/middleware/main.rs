@@ -58,6 +58,8 @@ mod settling;
 mod spawned;
 mod stacks;
 mod support;
+#[path = "../tasks.rs"]
+mod tasks;
 mod traces;
 mod until_ready;
 mod uploads;

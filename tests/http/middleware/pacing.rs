@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -27,7 +27,7 @@ use tower_ratelimit::response::BoxError;
 use tower_ratelimit::{Error, FixedWindow, Gcra, Limit, Memory, Quota, TokenBucket, TokioClock, Verdict};
 
 use crate::random::Random;
-use crate::support::{StubLimiter, spawn};
+use crate::support::{BoxExecutor, StubLimiter, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -268,7 +268,7 @@ async fn paced_bodies_are_whole_over_http() {
             let served = if version == 1 {
                 hyper::server::conn::http1::Builder::new().serve_connection(io, service).await
             } else {
-                hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
+                hyper::server::conn::http2::Builder::new(BoxExecutor).serve_connection(io, service).await
             };
             drop(served);
         }));
@@ -283,7 +283,7 @@ async fn paced_bodies_are_whole_over_http() {
         } else {
             let io = TokioIo::new(client);
             let (mut sender, connection) =
-                hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.expect("HTTP/2");
+                hyper::client::conn::http2::handshake(BoxExecutor, io).await.expect("HTTP/2");
             drop(spawn(connection));
             sender.send_request(sent).await.expect("a response")
         };
@@ -309,12 +309,11 @@ async fn second_upload_on_a_connection_is_not_blocked_by_a_paced_one() {
         });
         let service = PacingLayer::uploads(key_of, limiter).max_wait(1000 * SECOND).layer(handler);
         let (client, server) = tokio::io::duplex(1 << 16);
-        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let mut builder = hyper::server::conn::http2::Builder::new(BoxExecutor);
         builder.initial_stream_window_size(STREAM).initial_connection_window_size(window);
         drop(spawn(builder.serve_connection(TokioIo::new(server), TowerToHyperService::new(service))));
         let io = TokioIo::new(client);
-        let (sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.expect("HTTP/2");
+        let (sender, connection) = hyper::client::conn::http2::handshake(BoxExecutor, io).await.expect("HTTP/2");
         drop(spawn(connection));
         let upload = |path: &str| {
             let body = Full::new(Bytes::from(vec![7; 400_000]));

@@ -16,7 +16,7 @@ use tower_ratelimit::{
 
 use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::goodput::{Remote, open_loop, per_span, recorder};
-use crate::support::{ms, spawn};
+use crate::support::{Task, boxed, ms, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -111,7 +111,7 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
         let observed = Arc::clone(&counts);
         let layer = RateLimitLayer::new(Global, Remote::new(shared.clone(), ms(2))).responder(RejectWithError);
         let layer = layer.max_wait(2 * SECOND).observe(move |event: &Event<'_>| observed.observe(event));
-        loads.spawn(open_loop(layer.layer(recorder().1), 20, 100 * SECOND, 30 * SECOND, |_| ()));
+        loads.spawn(boxed(open_loop(layer.layer(recorder().1), 20, 100 * SECOND, 30 * SECOND, |_| ())));
     }
     while loads.join_next().await.is_some() {}
     let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
@@ -203,7 +203,7 @@ async fn request_that_leaves_costs_its_key_nothing() {
     let started = Instant::now();
     let waiting: Vec<_> = (0..20).map(|_| spawn(service.clone().oneshot(()))).collect();
     sleep(ms(50)).await;
-    waiting.iter().step_by(2).for_each(tokio::task::JoinHandle::abort);
+    waiting.iter().step_by(2).for_each(Task::abort);
     for call in waiting.into_iter().skip(1).step_by(2) {
         call.await.expect("no panic").expect("a start");
     }

@@ -19,7 +19,7 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
-use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of, spawn};
+use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, boxed, decision, key_of, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -364,14 +364,14 @@ fn waiter_is_served_after_the_runtime_of_the_driver_has_shut_down() {
     let first = runtime();
     let waiting = first.spawn({
         let service = service.clone();
-        async move {
+        boxed(async move {
             assert!(service.clone().oneshot(0).await.is_ok());
             service.oneshot(1).await
-        }
+        })
     });
     first.block_on(run());
     let second = runtime();
-    let other = second.spawn(service.clone().oneshot(2));
+    let other = second.spawn(boxed(service.clone().oneshot(2)));
     second.block_on(run());
     drop(first);
     drop(waiting);

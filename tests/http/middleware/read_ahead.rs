@@ -15,7 +15,7 @@ use axum::routing::post;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use proptest::prelude::*;
 use tonic::transport::Server;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
@@ -23,7 +23,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
 
-use crate::support::{StubLimiter, spawn};
+use crate::support::{BoxExecutor, StubLimiter, spawn};
 
 /// What the documentation says that a frame counts beside its length.
 const OVERHEAD: usize = 320;
@@ -508,7 +508,7 @@ async fn tonic_services_keep_their_body_type() {
     let incoming = futures_util::StreamExt::chain(incoming, futures_util::stream::pending());
     spawn(server.serve_with_incoming(incoming));
     let (mut client, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.expect("HTTP/2");
+        hyper::client::conn::http2::handshake(BoxExecutor, TokioIo::new(client)).await.expect("HTTP/2");
     spawn(connection);
     let request = Request::post("http://a/grpc.health.v1.Health/Check").header("content-type", "application/grpc");
     let request = request.body(Full::new(Bytes::from_static(&[0; 5]))).expect("a request");

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
@@ -22,7 +22,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadBody, ReadAheadLayer};
 
 use crate::random::Random;
-use crate::support::spawn;
+use crate::support::{BoxExecutor, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -94,7 +94,7 @@ async fn answer(request: Request<ReadAheadBody<Upload>>) -> Result<Response<Full
         drop(body.frame().await);
     }
     if answer == Answer::KeepTheBody {
-        tokio::spawn(async move {
+        spawn(async move {
             sleep(60 * SECOND).await;
             drop(body);
         });
@@ -221,7 +221,7 @@ async fn client_that_sends_first_sees_the_rejection() {
             }));
         let serve = |server| {
             let service = TowerToHyperService::new(service.clone());
-            let builder = auto::Builder::new(TokioExecutor::new());
+            let builder = auto::Builder::new(BoxExecutor);
             spawn(async move { drop(builder.serve_connection(TokioIo::new(server), service).await) });
         };
         let status = send_first(serve, bytes).await;

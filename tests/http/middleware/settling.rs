@@ -28,7 +28,7 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, TokenBucket, Verdict,
 };
 
-use crate::support::spawn;
+use crate::support::{boxed, spawn};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
@@ -308,7 +308,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
 
     let mut clients = JoinSet::new();
     for guess in 0..100 {
-        clients.spawn(async move { try_login(address, "alice", &guess.to_string()).await });
+        clients.spawn(boxed(async move { try_login(address, "alice", &guess.to_string()).await }));
     }
     // All others are rejected before the first of the five is answered.
     for _ in 0..95 {
@@ -697,7 +697,7 @@ async fn understated_tokens_do_not_exceed_the_limit() {
         let mut responses = JoinSet::new();
         for _ in 0..120 {
             let request = Request::get("/").header("x-max-tokens", said).body(Body::empty()).expect("a request");
-            responses.spawn(service.clone().oneshot(request));
+            responses.spawn(boxed(service.clone().oneshot(request)));
         }
         tokio::task::yield_now().await;
         gate.add_permits(1_000);

@@ -13,7 +13,6 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
@@ -23,6 +22,8 @@ use tower_ratelimit::{
     Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
+
+pub(crate) use crate::tasks::{BoxExecutor, Task, boxed, spawn};
 
 /// A request to [`Counter`]: its key (`None` is a missing key, `exempt` is exempt), and what the service does with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +68,6 @@ pub(crate) type KeyFn = fn(&TestRequest) -> Extracted<&'static str>;
 /// A replacement of limits, and a block, notify all queues of the process. So the order of two queues within an instant may
 /// depend on another test. Tests that notify thousands of times, and tests of such an order, hold this lock.
 pub(crate) static NOTIFICATIONS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
-/// Spawns a task. Boxed: for each type of a future the compiler generates the code of both of tokio's schedulers.
-pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-    let future: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(future);
-    tokio::spawn(future)
-}
 
 /// Serves `app` until the runtime of the test ends.
 pub(crate) async fn serve(app: Router) -> SocketAddr {

@@ -18,7 +18,7 @@ use tower_ratelimit::{
     TokioClock,
 };
 
-use crate::support::spawn;
+use crate::support::{boxed, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -141,14 +141,14 @@ async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() 
     for caller in 0..12 {
         let (of_tenant, of_all, started) = (of_tenant.clone(), of_all.clone(), Arc::clone(&started));
         let tenant = caller / 4;
-        callers.spawn(async move {
+        callers.spawn(boxed(async move {
             tokio::time::sleep(SECOND * u32::try_from(tenant).expect("three")).await;
             loop {
                 let _ = until_ready(&of_tenant, &tenant, 1).await.expect("a decision");
                 let _ = until_ready(&of_all, &(), 1).await.expect("a decision");
                 started[tenant].fetch_add(1, Ordering::Relaxed);
             }
-        });
+        }));
     }
     tokio::time::sleep(10 * SECOND).await;
     started.iter().for_each(|started| started.store(0, Ordering::Relaxed));

@@ -14,19 +14,18 @@ use futures_util::stream;
 use http::{Request, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadLayer, TokioClock};
 
 use crate::process::{Folder, Process, free_port, wait_until};
-use crate::support::spawn;
+use crate::support::{BoxExecutor, Task, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than what a network needs for a packet, so that the server reads twice.
@@ -104,7 +103,7 @@ async fn request(sends: Sends, stream: impl AsyncRead + AsyncWrite) -> Option<St
 /// Sends a body in two frames over HTTP/2.
 async fn request_http2(stream: DuplexStream) -> Option<StatusCode> {
     let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
+        hyper::client::conn::http2::handshake(BoxExecutor, TokioIo::new(stream)).await.ok()?;
     let _connection = AbortOnDrop(spawn(async move { drop(connection.await) }));
     let frames = stream::unfold(0, |index| async move {
         sleep(BETWEEN_PACKETS).await;
@@ -114,7 +113,7 @@ async fn request_http2(stream: DuplexStream) -> Option<StatusCode> {
     Some(sender.send_request(request).await.ok()?.status())
 }
 
-struct AbortOnDrop(JoinHandle<()>);
+struct AbortOnDrop(Task<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -176,7 +175,7 @@ fn connect(app: &Router) -> DuplexStream {
     let (client, server) = duplex(16 << 10);
     let service = TowerToHyperService::new(app.clone());
     spawn(async move {
-        let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(server), service).await;
+        let _ = auto::Builder::new(BoxExecutor).serve_connection(TokioIo::new(server), service).await;
     });
     client
 }

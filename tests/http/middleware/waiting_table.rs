@@ -18,7 +18,7 @@ use tower_ratelimit::{
 };
 
 use crate::goodput::Remote;
-use crate::support::ms;
+use crate::support::{boxed, ms};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -172,10 +172,10 @@ impl Scenario {
             let (scenario, records) = (self.clone(), Arc::clone(&records));
             if held_for.is_some() {
                 let service = layer.settle(|_: u64, _: Result<&Instant, &BoxError>| 0).layer(inner);
-                loads.spawn(async move { scenario.load(service, process, started, &records).await });
+                loads.spawn(boxed(async move { scenario.load(service, process, started, &records).await }));
             } else {
                 let service = layer.layer(inner);
-                loads.spawn(async move { scenario.load(service, process, started, &records).await });
+                loads.spawn(boxed(async move { scenario.load(service, process, started, &records).await }));
             }
         }
         while loads.join_next().await.is_some() {}
@@ -189,13 +189,13 @@ impl Scenario {
         let mut calls = tokio::task::JoinSet::new();
         for worker in 0..self.workers.unwrap_or(0) * 3 {
             let (scenario, service, records) = (self.clone(), service.clone(), Arc::clone(records));
-            calls.spawn(async move {
+            calls.spawn(boxed(async move {
                 sleep(ms(10) * (worker % 3)).await;
                 while started.elapsed() < scenario.time {
                     scenario.call(service.clone(), process, worker, &records).await;
                     sleep(ms(1)).await;
                 }
-            });
+            }));
         }
         let arrivals = if self.workers.is_some() { 0 } else { self.per_second };
         for index in 0..arrivals * u32::try_from(self.time.as_secs()).expect("short") {
@@ -204,7 +204,7 @@ impl Scenario {
             let at = SECOND * (index % arrivals) / arrivals + SECOND * random / arrivals / 1000;
             sleep_until(started + SECOND * (index / arrivals) + at).await;
             let (scenario, service, records) = (self.clone(), service.clone(), Arc::clone(records));
-            calls.spawn(async move { scenario.call(service, process, index, &records).await });
+            calls.spawn(boxed(async move { scenario.call(service, process, index, &records).await }));
         }
         sleep_until(started + self.time).await;
         calls.abort_all();

@@ -18,6 +18,7 @@ use tower_ratelimit::key::TrustedProxies;
 use tower_ratelimit::{ClientIp, Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 use super::support::networks;
+use crate::tasks::spawn;
 
 /// Creates a layer that allows one request for each client; the clock stands still.
 fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<IpAddr, Gcra>> {
@@ -67,7 +68,7 @@ async fn with_axum(trusted: TrustedProxies) -> SocketAddr {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(trusted));
     let (listener, address) = listener().await;
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async { axum::serve(listener, service).await });
+    spawn(async { axum::serve(listener, service).await });
     address
 }
 
@@ -86,7 +87,7 @@ async fn axum_without_a_proxy_ignores_fields() {
 async fn axum_without_connect_info_is_a_server_error() {
     let app: Router = Router::new().route("/", get(async || "hello")).layer(layer(TrustedProxies::hops(1)));
     let (listener, address) = listener().await;
-    tokio::spawn(async { axum::serve(listener, app).await });
+    spawn(async { axum::serve(listener, app).await });
     assert_eq!(status(address, &["192.0.2.1"]).await, 500);
 }
 
@@ -96,7 +97,7 @@ async fn with_hyper(trusted: TrustedProxies) -> SocketAddr {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
     }));
     let (listener, address) = listener().await;
-    tokio::spawn(async move {
+    spawn(async move {
         while let Ok((stream, peer)) = listener.accept().await {
             let service = service.clone();
             // The server inserts the peer's address into every request of the connection.
@@ -106,7 +107,7 @@ async fn with_hyper(trusted: TrustedProxies) -> SocketAddr {
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-            tokio::spawn(connection);
+            spawn(connection);
         }
     });
     address
@@ -134,7 +135,7 @@ async fn axum_on_a_unix_socket_limits_by_the_field_of_the_proxy() {
     let path = std::env::temp_dir().join(format!("tower-ratelimit-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).expect("a socket");
-    tokio::spawn(async { axum::serve(listener, app).await });
+    spawn(async { axum::serve(listener, app).await });
 
     let status = async |fields: &str| {
         let mut stream = UnixStream::connect(&path).await.expect("it listens");

@@ -17,6 +17,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
 use super::support::{Counting, check_request, connect, listen, per_minute};
+use crate::tasks::spawn;
 
 /// Checks all parts of a rejection.
 fn assert_rejected(status: &Status, wait: Duration, limit: i64) {
@@ -38,7 +39,7 @@ async fn tonic_server_is_limited_by_peer() {
     let (listener, address) = listen().await;
     let handler = Counting::default();
     let server = Server::builder().layer(layer).add_service(handler.service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let mut client = connect(address).await;
     for _ in 0..3 {
@@ -67,18 +68,18 @@ async fn layer_limits_one_tonic_service() {
     let (layer, _clock) = per_minute(1);
     let (listener, by_name) = listen().await;
     let server = Server::builder().add_service(layer.layer(handler.service()));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let (layer, _clock) = per_minute(1);
     let (listener, by_named_layer) = listen().await;
     let server = Server::builder().add_service(layer.named_layer(handler.service()));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let (layer, _clock) = per_minute(1);
     let (listener, by_interceptor) = listen().await;
     let intercepted = InterceptedService::new(handler.service(), Ok::<_, Status>);
     let server = Server::builder().add_service(layer.layer(intercepted));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     for address in [by_name, by_named_layer, by_interceptor] {
         let mut client = connect(address).await;
@@ -101,7 +102,7 @@ async fn layer_limits_an_intercepted_service() {
     let service = HealthServer::with_interceptor(handler.clone(), interceptor);
     let (listener, address) = listen().await;
     let server = Server::builder().add_service(layer.layer(service));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let mut client = connect(address).await;
     client.check(check_request("")).await.expect("within the limit");
@@ -120,7 +121,7 @@ async fn stream_is_charged_as_one_call() {
     let (listener, address) = listen().await;
     let handler = Counting::default();
     let server = Server::builder().layer(layer).add_service(handler.service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let mut client = connect(address).await;
     let mut stream = client.watch(check_request("")).await.expect("within the limit").into_inner();
@@ -149,7 +150,7 @@ async fn peer_ip_is_known_over_tls_of_tonic() {
     let identity = Identity::from_pem(&certificate, key);
     let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).expect("TLS");
     let server = server.layer(layer).add_service(Counting::default().service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     assert_one_call_a_minute_over_tls(address, &certificate).await;
 }
@@ -177,7 +178,7 @@ async fn peer_ip_is_known_over_custom_tls() {
         Some((acceptor.accept(stream).await, (listener, acceptor)))
     });
     let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    tokio::spawn(server.serve_with_incoming(incoming));
+    spawn(server.serve_with_incoming(incoming));
 
     assert_one_call_a_minute_over_tls(address, &issued.cert.pem()).await;
 }
@@ -201,7 +202,7 @@ async fn grpc_client_retries_after_the_hint() {
     let (listener, address) = listen().await;
     let handler = Counting::default();
     let server = Server::builder().layer(layer).add_service(handler.service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let read = move |_: &HealthCheckRequest, answer: Result<&_, &Status>| match answer {
         Ok::<&tonic::Response<HealthCheckResponse>, _>(_) => RetryHint::None,
@@ -232,7 +233,7 @@ async fn missing_peer_address_is_internal() {
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let incoming = futures_util::stream::iter([Ok::<_, std::io::Error>(theirs)]);
     let server = Server::builder().layer(layer).add_service(handler.service());
-    tokio::spawn(server.serve_with_incoming(incoming));
+    spawn(server.serve_with_incoming(incoming));
 
     let mut pipe = Some(hyper_util::rt::TokioIo::new(ours));
     let connector = tower::service_fn(move |_| std::future::ready(pipe.take().ok_or("one connection")));

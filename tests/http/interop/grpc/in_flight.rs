@@ -12,6 +12,7 @@ use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{InFlight, Limit, Memory, PeerIp, RateLimitLayer};
 
 use super::support::{Counting, check_request, connect, listen};
+use crate::tasks::spawn;
 
 type Limiter = Memory<IpAddr, Limit<InFlight>>;
 
@@ -30,7 +31,7 @@ async fn serve(max: u64) -> (std::net::SocketAddr, Limiter, watch::Receiver<[usi
         });
     let (listener, address) = listen().await;
     let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     (address, limiter, calls)
 }
 

@@ -16,6 +16,7 @@ use tower_ratelimit::response::ByContentType;
 use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 
 use super::support::{Counting, check_request, connect, listen};
+use crate::tasks::spawn;
 
 fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow>, R> {
     let limiter = Memory::new(FixedWindow::new(Quota::per_hour(2)));
@@ -70,7 +71,7 @@ async fn by_content_type_serves_both_protocols_in_axum() {
     let app = app.layer(layer(ByContentType::default()));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
     assert_each_protocol_gets_its_responses(address, &handler).await;
 }
 
@@ -81,7 +82,7 @@ async fn by_content_type_serves_both_protocols_in_tonic() {
     let (listener, address) = listen().await;
     let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().map_body()));
     let server = server.add_service(handler.service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     assert_each_protocol_gets_its_responses(address, &handler).await;
 }
 
@@ -90,7 +91,7 @@ async fn by_content_type_recognizes_grpc_content_types() {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
     while send(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
 
     for (content_type, answer) in [
@@ -118,7 +119,7 @@ async fn by_content_type_answers_grpc_only_to_post() {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    spawn(async move { axum::serve(listener, app).await });
     while send(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
 
     for version in [Version::HTTP_11, Version::HTTP_2] {

@@ -6,13 +6,14 @@ use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::cost::{OnlyFailures, OnlyGrpcCodes, OnlySuccesses};
 
 use super::support::{Counting, check_request, connect, listen, per_minute};
+use crate::tasks::spawn;
 
 /// Calls these services. Returns which calls were rejected.
 macro_rules! rejected {
     ($layer:expr, $services:expr) => {{
         let (listener, address) = listen().await;
         let server = Server::builder().layer($layer).add_service(Counting::default().service());
-        tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+        spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         let mut client = connect(address).await;
         let mut rejected = Vec::new();
         for service in $services {
@@ -56,7 +57,7 @@ async fn settle_ignores_a_status_in_trailers() {
     let (layer, _clock) = per_minute(1);
     let (listener, address) = listen().await;
     let server = Server::builder().layer(layer.settle(OnlyFailures)).add_service(Counting::default().service());
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     let mut client = connect(address).await;
     for _ in 0..3 {
         let mut stream = client.watch(check_request("break")).await.expect("it begins").into_inner();
