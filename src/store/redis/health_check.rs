@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, by_deadline, call_once};
-use super::connect::{CONNECT_TIMEOUT, Connection, no_runtime};
+use super::connect::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connection, no_runtime};
 use super::limiter_state::LimiterState;
 use super::random_id::random_id;
 use super::script::{LimitInfo, Operation};
@@ -25,7 +25,7 @@ const MAX_TRIES: usize = 1_000;
 impl<Key: ?Sized> LimiterState<Key> {
     /// Makes decisions on each node: see [`Redis::health_check`](super::Redis::health_check).
     pub(super) async fn health_check(&self) -> Result<(), Error> {
-        let timer = sleep(CONNECT_TIMEOUT).ok_or_else(no_runtime)?;
+        let timer = sleep(CHECK_TIMEOUT).ok_or_else(no_runtime)?;
         let server = &self.client.config.health.server;
         let checked = async {
             server.discover_nodes().await.map_err(|failure| failure.error)?;
@@ -36,7 +36,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         };
         by_deadline(checked, timer, || {
             format!(
-                "health check failed: Redis ({}) did not respond within {CONNECT_TIMEOUT:?}; check that the server is \
+                "health check failed: Redis ({}) did not respond within {CHECK_TIMEOUT:?}; check that the server is \
                  reachable",
                 server.describe(),
             )

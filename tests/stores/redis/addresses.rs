@@ -188,19 +188,11 @@ async fn unusable_servers_are_named_in_the_error() {
     for (scheme, port, causes) in [
         ("redis", closing_port, &["closed the connection"][..]),
         ("redis", with_password.port, &["requires a password"]),
-        // Which of the two is seen depends on who is faster.
         ("redis", full.port, &["`maxclients`"]),
         ("rediss", plain.port, &["does not speak TLS", "closed the connection", "expects TLS"]),
     ] {
         let limiter = at(&format!("{scheme}://127.0.0.1:{port}"));
-        let mut checked = limiter.health_check().await.expect_err("no usable server");
-        for _ in 0..60 {
-            // The check and the connection have equal time-outs: either may end first.
-            if !checked.to_string().contains("did not respond within") {
-                break;
-            }
-            checked = limiter.health_check().await.expect_err("no usable server");
-        }
+        let checked = limiter.health_check().await.expect_err("no usable server");
         let decided = crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await;
         for error in [checked, decided.expect_err("no usable server")] {
             let text = error.to_string();

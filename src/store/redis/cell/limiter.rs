@@ -10,7 +10,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
-use crate::store::redis::connect::CONNECT_TIMEOUT;
+use crate::store::redis::connect::CHECK_TIMEOUT;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
@@ -82,13 +82,13 @@ impl RedisCell {
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis rejects the password or a write, or has no `CL.THROTTLE`;
-    /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without
-    /// timer or I/O.
+    /// If there is no connection within two seconds, or no reply within four, or Redis rejects the password or a write, or
+    /// has no `CL.THROTTLE`; the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime,
+    /// and in one without timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         // A peek.
         let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
-        self.link.send(throttle, CONNECT_TIMEOUT, |reply| ThrottleReply::read(&reply).map(drop)).await
+        self.link.send(throttle, CHECK_TIMEOUT, |reply| ThrottleReply::read(&reply).map(drop)).await
     }
 
     /// Returns the name of a key in Redis.

@@ -21,6 +21,9 @@ use crate::store::inner::runtime::sleep;
 /// The maximum time to open a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The maximum time of a health check. It exceeds the time to open a connection, whose error names the cause.
+pub(crate) const CHECK_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
+
 /// Opens connections to a Redis deployment. A cluster has several nodes; any other deployment has one.
 pub(crate) trait Connector: Send + Sync {
     fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;

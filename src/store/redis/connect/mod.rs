@@ -16,7 +16,7 @@ pub(crate) use self::address::parse_address;
 pub(crate) use self::connection::Connection;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::connector::with_connect_timeout;
-pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
+pub(crate) use self::connector::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connector};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};
