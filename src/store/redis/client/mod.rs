@@ -34,6 +34,7 @@ mod reservation;
 mod results;
 mod windowed_min;
 mod worker;
+mod worker_task;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

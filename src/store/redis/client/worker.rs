@@ -19,7 +19,7 @@
 //! worker opens another connection only while no call is in flight, so a call on the new connection cannot overtake one
 //! on the old connection. An operation that is asked once more comes behind the operations of later calls.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -47,29 +47,32 @@ pub(super) fn run_worker(
     node: Arc<NodeState>,
     queue: Arc<OperationQueue>,
 ) -> impl Future<Output = ()> + Send {
-    // Created before the first poll: a runtime that shuts down drops the task without polling it.
     let guard = WorkerGuard(Arc::clone(&queue));
-    async move {
-        let _guard = guard;
-        worker_loop(&config, &node, &queue).await;
-    }
+    let of_worker = Arc::clone(&queue);
+    queue.task.set(Some(Box::pin(async move { worker_loop(&config, &node, &of_worker).await })));
+    poll_fn(move |context| guard.0.task.poll(context))
 }
+
+/// After so many calls with one operation, there is one caller. A call that is sent before others can join it makes three calls
+/// of two: `concurrent_callers_share_two_calls`.
+const LONE_CALLS: usize = 8;
 
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let mut connection: Option<Arc<dyn Connection>> = None;
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
-    // The last call had one operation.
-    let mut is_lone = false;
+    // So many of the last calls had one operation each.
+    let mut lone_calls = 0_usize;
     loop {
         // The worker looks at the queue now.
-        queue.clear_notification();
+        queue.task.clear_notification();
         // A call with holds is sent before the next batch is taken: its sessions count then.
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
+            let is_recent = lone_calls >= LONE_CALLS && control.has_just_replied();
+            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref(), is_recent).await {
                 control.reset_connection();
                 connection = connect(config, node, queue).await;
             }
@@ -83,7 +86,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
-                is_lone = batch.len() == 1;
+                lone_calls = if batch.len() == 1 { lone_calls.saturating_add(1) } else { 0 };
                 must_send = batch.iter().any(QueuedOperation::is_hold);
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
@@ -95,11 +98,11 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if queue.is_closed() {
                     return;
                 }
-                wait_for_operations(queue, is_lone).await;
+                wait_for_operations(queue, lone_calls, true).await;
                 continue;
             }
             // A call may end after the notification was consumed. The loop looks at the queue in any case.
-            match select(calls.next(), pin!(wait_for_operations(queue, is_lone))).await {
+            match select(calls.next(), pin!(wait_for_operations(queue, lone_calls, false))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,
             }
@@ -126,13 +129,14 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     }
 }
 
-/// Whether there is a connection, and it is still open.
+/// Whether there is a connection, and it is still open. To check it takes a lone caller two turns of the runtime, or wakes the
+/// connection's task; one that has just replied is not checked.
 ///
 /// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
 /// is ever sent twice.
-async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
+async fn is_usable(connection: Option<&Arc<dyn Connection>>, is_recent: bool) -> bool {
     let Some(connection) = connection else { return false };
-    connection.is_open().await
+    is_recent || connection.is_open().await
 }
 
 /// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt
@@ -166,9 +170,9 @@ async fn connect(
 
 /// Waits until the queue notifies the worker, and then for the callers that are ready to run: their operations travel in
 /// the same call. Benchmarks: `redis spread 64`; without the exception for a lone caller, `redis callers 1`.
-async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
-    queue.notified().await;
-    if !is_lone {
+async fn wait_for_operations(queue: &OperationQueue, lone_calls: usize, is_idle: bool) {
+    queue.task.notified(is_idle && lone_calls >= LONE_CALLS).await;
+    if lone_calls == 0 {
         yield_now().await;
     }
 }
@@ -207,7 +211,9 @@ struct WorkerGuard(Arc<OperationQueue>);
 
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        self.0.stop(&Error::unavailable(if std::thread::panicking() {
+        // The worker has a clone of the queue.
+        self.0.task.set(None);
+        self.0.stop(&Error::unavailable(if self.0.task.has_panicked() {
             "the call to Redis was lost: the worker task panicked; report the panic message"
         } else {
             "the call to Redis was lost: the runtime is shutting down; end all requests before their tokio runtime"
