@@ -136,6 +136,7 @@ pub struct LuaScript {
     encoding: StateEncoding,
     source: &'static str,
     fast_path: Option<&'static str>,
+    fast_path_of_several: Option<&'static str>,
 }
 
 /// The layout of a state in Redis, and the part of it that a reply contains.
@@ -153,7 +154,7 @@ impl LuaScript {
     /// The name is part of every key in Redis. It should contain the version of the state's layout.
     #[must_use]
     pub const fn new(name: &'static str, source: &'static str) -> Self {
-        Self { name, encoding: StateEncoding::Full, source, fast_path: None }
+        Self { name, encoding: StateEncoding::Full, source, fast_path: None, fast_path_of_several: None }
     }
 
     /// Declares that states have a header.
@@ -168,8 +169,15 @@ impl LuaScript {
         self
     }
 
-    pub(crate) const fn fast_path(&self) -> Option<&'static str> {
-        self.fast_path
+    /// Adds such a chunk for a limiter with several limits of this implementation.
+    pub(super) const fn with_fast_path_of_several(mut self, source: &'static str) -> Self {
+        self.fast_path_of_several = Some(source);
+        self
+    }
+
+    /// Returns the chunk for a limiter with so many limits of this implementation.
+    pub(crate) const fn fast_path(&self, limits: usize) -> Option<&'static str> {
+        if limits == 1 { self.fast_path } else { self.fast_path_of_several }
     }
 
     /// Returns the name that is part of each key.

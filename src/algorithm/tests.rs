@@ -132,8 +132,8 @@ fn numbers_of_a_state_survive_the_way_to_redis() {
 #[test]
 fn lua_script_has_the_parts_that_it_is_built_from() {
     let script = LuaScript::new("name", "source");
-    assert_eq!((script.name(), script.source(), script.fast_path()), ("name", "source", None));
+    assert_eq!((script.name(), script.source(), script.fast_path(1)), ("name", "source", None));
     assert_eq!(script.state_encoding(), StateEncoding::Full);
-    assert_eq!(script.with_fast_path("fast").fast_path(), Some("fast"));
+    assert_eq!(script.with_fast_path("fast").fast_path(1), Some("fast"));
     assert_eq!(script.with_header().state_encoding(), StateEncoding::Header);
 }

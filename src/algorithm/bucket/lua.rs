@@ -6,7 +6,8 @@ use crate::algorithm::LuaScript;
 use crate::decision::AcquireOptions;
 
 pub(crate) const SCRIPT: LuaScript = LuaScript::new("bucket2", include_str!("bucket.lua"))
-    .with_fast_path(concat!(include_str!("bucket_fast.lua"), include_str!("../fast_holds.lua")));
+    .with_fast_path(concat!(include_str!("bucket_fast.lua"), include_str!("../fast_holds.lua")))
+    .with_fast_path_of_several(include_str!("buckets_fast.lua"));
 
 impl Bucket {
     /// Appends the parameters of the Lua implementation: see `bucket.lua`.

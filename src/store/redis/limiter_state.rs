@@ -195,9 +195,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         options: AcquireOptions,
         holds: bool,
     ) -> bool {
-        let [limit] = self.limits() else { return false };
-        let options = limit.options(options);
-        options.hold == holds && limit.uses_fast_path(limit.select(0, algorithms), options)
+        self.limits().iter().enumerate().all(|(index, limit)| {
+            let options = limit.options(options);
+            options.hold == holds && limit.uses_fast_path(limit.select(index, algorithms), options)
+        })
     }
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.

@@ -105,6 +105,7 @@ pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
 pub(crate) fn assemble(kernels: &[&str], short: Option<&str>, leases: bool) -> String {
     let mut parts = vec![include_str!("../../../src/store/redis/script/prelude.lua").to_owned()];
     if let Some(short) = short {
+        parts.push(format!("local LIMITS = {}\n", kernels.len()));
         parts.extend([short, include_str!("../../../src/store/redis/script/fast_reply.lua")].map(str::to_owned));
     }
     parts.push("local kernels = {}\n".to_owned());

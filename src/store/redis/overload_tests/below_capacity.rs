@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use tokio::time::sleep;
 
-use super::{LINKS, Link, MS, SPAN, connect, offer, offer_each, slow_server, start};
+use super::{
+    Form, LINKS, Link, MS, QUOTA, Quota, SPAN, connect, connect_by, offer, offer_each, slow_server, start, start_with,
+};
 use crate::AcquireOptions;
 use crate::limiter::Limiter;
 
@@ -21,25 +23,37 @@ async fn all_decisions_below_capacity_are_answered() {
     }
 }
 
-/// At 0.8 of the capacity nothing is shed: a hold and its settlement are two operations, a decision with an id is one.
+/// At 0.8 of the capacity nothing is shed. A hold and its settlement are two operations, and so are the start and the end of a
+/// request in flight. The server works on a decision of three limits three times as long.
 #[tokio::test(start_paused = true)]
-async fn holds_and_ids_below_capacity_are_answered() {
+async fn all_kinds_of_decisions_below_capacity_are_answered() {
+    let window = Quota { units: 1_000_000, period: 60_000_000, form: Form::FixedWindow };
+    let in_flight = Quota { form: Form::InFlight, ..QUOTA };
+    let once = |number: u64| AcquireOptions::default().once(&number.to_string(), 1, SPAN);
+    let plain = |_| AcquireOptions::default();
+    let kinds: [(&[Quota], fn(u64) -> AcquireOptions, u64, u64); 5] = [
+        (&[QUOTA], |_| AcquireOptions::default().hold(), 8, 50),
+        (&[QUOTA], once, 15, 50),
+        (&[window], plain, 15, 50),
+        (&[QUOTA, window, QUOTA], plain, 5, 150),
+        (&[in_flight], |_| AcquireOptions::default().keep_guard(), 8, 50),
+    ];
     for (round_trip, deadline) in LINKS {
-        for (holds, per_ms) in [(true, 8), (false, 15)] {
-            let (world, limiter) = start(slow_server(round_trip), MS * deadline);
-            connect(&limiter).await;
+        for (kind, (quotas, options, per_ms, per_operation)) in kinds.into_iter().enumerate() {
+            let link = Link { per_operation, ..slow_server(round_trip) };
+            let (world, limiter) = start_with(quotas, link, MS * deadline);
+            connect_by(&limiter, options(0)).await;
             let goodput = offer_each(&world, per_ms, SPAN, |number| {
-                let once = AcquireOptions::default().once(&number.to_string(), 1, SPAN);
-                let options = if holds { AcquireOptions::default().hold() } else { once };
-                let decision = limiter.acquire(&number, options);
+                let (options, decision) = (options(number), limiter.acquire(&number, options(number)));
+                let has_guard = options.hold || quotas[0].form == Form::InFlight;
                 async move {
                     let Ok(outcome) = decision.await else { return false };
-                    let Some(held) = outcome.held else { return !holds };
+                    let Some(held) = outcome.held else { return !has_guard };
                     held.settle(1).await.is_ok()
                 }
             });
             let goodput = goodput.await;
-            assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms, holds {holds}: {goodput:?}");
+            assert_eq!(goodput.answered, goodput.offered, "{round_trip} ms, kind {kind}: {goodput:?}");
         }
     }
 }

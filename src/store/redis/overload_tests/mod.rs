@@ -27,8 +27,13 @@ fn micros(span: Duration) -> u64 {
 
 /// Returns a server behind a link, and its limiter.
 fn start(link: Link, deadline: Duration) -> (World, Redis<u64>) {
-    let world = World::new(link, vec![QUOTA]);
-    let limiter = Redis::builder(world.server(0), "api", vec![limit(0, &QUOTA)]).deadline(deadline);
+    start_with(&[QUOTA], link, deadline)
+}
+
+fn start_with(quotas: &[Quota], link: Link, deadline: Duration) -> (World, Redis<u64>) {
+    let world = World::new(link, quotas.to_vec());
+    let limits: Vec<_> = quotas.iter().enumerate().map(|(index, quota)| limit(index, quota)).collect();
+    let limiter = Redis::builder(world.server(0), "api", limits).deadline(deadline);
     (world, limiter.build().expect("limits"))
 }
 
@@ -43,8 +48,12 @@ struct Goodput {
 
 /// Waits until the limiter has a connection.
 async fn connect(limiter: &Redis<u64>) {
+    connect_by(limiter, AcquireOptions::default()).await;
+}
+
+async fn connect_by(limiter: &Redis<u64>, options: AcquireOptions) {
     let connecting = async {
-        while limiter.acquire(&0, AcquireOptions::default()).await.is_err() {
+        while limiter.acquire(&0, options).await.is_err() {
             sleep(MS).await;
         }
     };

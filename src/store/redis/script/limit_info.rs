@@ -47,9 +47,9 @@ impl LimitInfo {
         self.algorithm(own.get(index).and_then(Option::as_ref))
     }
 
-    /// Returns whether a fast path of the script supports operations with these options on this limit alone.
+    /// Returns whether the fast path of this limit's algorithm supports operations with these options.
     pub(crate) fn uses_fast_path(&self, algorithm: Option<&dyn DynLuaAlgorithm>, options: AcquireOptions) -> bool {
-        self.script.fast_path().is_some() && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
+        algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
     }
 
     /// The template of an operation on this limit only. `index` is the limit's index.

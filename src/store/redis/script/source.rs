@@ -1,3 +1,4 @@
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::Script as HashedScript;
@@ -12,8 +13,16 @@ use crate::algorithm::LuaScript;
 pub(crate) struct Script {
     kernels: Vec<LuaScript>,
     has_leases: bool,
+    has_fast_path: bool,
     text: String,
     hash: String,
+}
+
+/// Returns the code of the fast path of these limits: they have one script.
+fn fast_path(limits: &[LimitInfo]) -> Option<&'static str> {
+    let (first, others) = limits.split_first()?;
+    let is_one = others.iter().all(|other| other.script == first.script);
+    first.script.fast_path(limits.len()).filter(|_| is_one)
 }
 
 /// The scripts that were built last. To hash one takes a million instructions, and a process has few different ones.
@@ -42,9 +51,8 @@ impl Script {
     /// cached script.
     fn new(limits: &[LimitInfo], has_leases: bool) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
-        if let [limit] = limits
-            && let Some(fast_path) = limit.script.fast_path()
-        {
+        if let Some(fast_path) = fast_path(limits) {
+            let _ = writeln!(text, "local LIMITS = {}", limits.len());
             text.push_str(fast_path);
             text.push_str(include_str!("fast_reply.lua"));
         }
@@ -71,15 +79,21 @@ impl Script {
         text.push_str(include_str!("driver.lua"));
         let text = fields::resolve(&text);
         let hash = HashedScript::new(&text).get_hash().to_owned();
-        Self { kernels: limits.iter().map(|limit| limit.script).collect(), has_leases, text, hash }
+        Self {
+            kernels: limits.iter().map(|limit| limit.script).collect(),
+            has_leases,
+            has_fast_path: fast_path(limits).is_some(),
+            text,
+            hash,
+        }
     }
 
-    /// Returns the number of the fast path that supports all of these templates: 1 for decisions, 2 for holds and their
-    /// updates, 0 if none does.
+    /// Returns the number of the fast path that supports all of these templates: 1 for decisions, 2 for holds of one limit and
+    /// their updates, 0 if none does.
     pub(crate) fn fast_path<'a>(&self, templates: impl Iterator<Item = &'a OperationTemplate>) -> usize {
         let path = |template: &OperationTemplate| match template.operation {
-            _ if !template.uses_fast_path => 0,
-            Operation::Hold | Operation::Update => 2 * usize::from(!self.has_leases),
+            _ if !template.uses_fast_path || !self.has_fast_path => 0,
+            Operation::Hold | Operation::Update => 2 * usize::from(!self.has_leases && self.kernels.len() == 1),
             _ => 1,
         };
         templates.map(path).reduce(|path, other| if path == other { path } else { 0 }).unwrap_or(0)

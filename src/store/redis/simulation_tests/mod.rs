@@ -43,7 +43,7 @@ use crate::observe::Event;
 use crate::random::Random;
 use crate::store::redis::lease::server_model;
 use crate::store::redis::{Lease, Redis, RedisLimit};
-use crate::{FixedWindow, Limit, Quota, TokenBucket};
+use crate::{FixedWindow, InFlight, Limit, Quota, TokenBucket};
 
 /// What is left at the end of a simulation.
 #[derive(Clone, Debug, Default)]
@@ -274,7 +274,7 @@ fn limits(scenario: &Scenario) -> Vec<RedisLimit<u64>> {
     scenario.quotas.iter().enumerate().map(|(index, quota)| limit(index, quota)).collect()
 }
 
-/// Returns the limit with this index: the first one counts each key, the second one all keys together.
+/// Returns the limit with this index: the first one counts each key, the others all keys together.
 pub(super) fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
     macro_rules! limit {
         ($algorithm:expr) => {{
@@ -286,6 +286,7 @@ pub(super) fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
     match quota.form {
         Form::FixedWindow => limit!(FixedWindow::new(in_period)),
         Form::TokenBucket { burst } => limit!(TokenBucket::new(in_period).burst(burst)),
+        Form::InFlight => limit!(InFlight::new(quota.units)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The closed forms of fixed windows and of token buckets, as the documentation states them, in whole numbers.
+//! The closed forms of fixed windows, of token buckets and of requests in flight, as the documentation states them, in whole numbers.
 
 use super::wire::to_f64;
 
@@ -13,7 +13,11 @@ pub(crate) struct Quota {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     FixedWindow,
-    TokenBucket { burst: u64 },
+    TokenBucket {
+        burst: u64,
+    },
+    /// So many units at once. Nothing is charged.
+    InFlight,
 }
 
 /// What is used of a quota.
@@ -32,20 +36,22 @@ impl Quota {
     /// The maximum that is used at once.
     pub(crate) fn capacity(&self) -> u64 {
         match self.form {
-            Form::FixedWindow => self.units,
+            Form::FixedWindow | Form::InFlight => self.units,
             Form::TokenBucket { burst } => burst,
         }
     }
 
     /// The number of parameters that the client sends for a cost.
     pub(crate) fn parameter_count(&self) -> usize {
-        if self.form == Form::FixedWindow { 8 } else { 9 }
+        self.parameters(0).len()
     }
 
-    /// The parameters for a cost: see `fixed_window.lua` and `bucket.lua`.
+    /// The parameters for a cost: see the algorithms' Lua implementations.
     pub(crate) fn parameters(&self, cost: u64) -> Vec<u64> {
-        let Form::TokenBucket { burst } = self.form else {
-            return vec![self.units, self.period, cost, 0, 0, 0, 0, 0];
+        let burst = match self.form {
+            Form::TokenBucket { burst } => burst,
+            Form::FixedWindow => return vec![self.units, self.period, cost, 0, 0, 0, 0, 0],
+            Form::InFlight => return vec![self.units, cost],
         };
         let (tokens, ticks) = self.lowest_terms();
         let spare = burst.checked_sub(cost);
@@ -100,7 +106,7 @@ impl Usage {
     fn used_at(&self, quota: &Quota, now: u64) -> u64 {
         match quota.form {
             Form::FixedWindow if now < self.window.1 => self.used,
-            Form::FixedWindow => 0,
+            Form::FixedWindow | Form::InFlight => 0,
             Form::TokenBucket { .. } => self.used.saturating_sub(quota.units * now.saturating_sub(self.at)),
         }
     }
@@ -115,6 +121,7 @@ impl Usage {
                 self.used += cost;
             }
             Form::TokenBucket { .. } => self.used += cost * quota.period,
+            Form::InFlight => {}
         }
         self.at = self.at.max(now);
     }
@@ -124,13 +131,16 @@ impl Usage {
         if cost > quota.capacity() {
             return -1;
         }
+        if quota.form == Form::InFlight {
+            return if held + cost > quota.units { 1_000_000 } else { 0 };
+        }
         if held > 0 {
             self.charge(quota, now, held);
         }
         let used = self.used_at(quota, now);
         let wait = match quota.form {
             Form::FixedWindow if used + cost > quota.units => self.window.1 - now,
-            Form::FixedWindow => 0,
+            Form::FixedWindow | Form::InFlight => 0,
             Form::TokenBucket { burst } => {
                 (used + cost * quota.period).saturating_sub(burst * quota.period).div_ceil(quota.units)
             }
@@ -141,15 +151,17 @@ impl Usage {
     /// Returns the units that remain beside the held ones.
     pub(super) fn remaining(&self, quota: &Quota, now: u64, held: u64) -> u64 {
         let used = self.used_at(quota, now);
-        let used = if quota.form == Form::FixedWindow { used } else { used.div_ceil(quota.period) };
+        let is_bucket = matches!(quota.form, Form::TokenBucket { .. });
+        let used = if is_bucket { used.div_ceil(quota.period) } else { used };
         quota.capacity().saturating_sub(used + held)
     }
 
-    /// The words that `fixed_window.lua` and `bucket.lua` store, and the key's expiry.
+    /// The words that the Lua implementation stores, and the key's expiry.
     pub(super) fn pack(&self, quota: &Quota) -> Vec<u8> {
         let end = self.window.1;
         let words = match quota.form {
             Form::FixedWindow => vec![end, self.used, self.at, self.window.0, 0, end],
+            Form::InFlight => vec![0, 0],
             Form::TokenBucket { .. } => {
                 let (tokens, ticks) = quota.lowest_terms();
                 let span = self.used.div_ceil(quota.units);

@@ -11,8 +11,8 @@ use super::world::{Connection, Link};
 /// An error that the client does not know.
 const UNKNOWN_ERROR: &str = "-ERR unknown\r\n";
 
-/// The names of the limits. The second one counts all keys together.
-pub(super) const LIMIT_NAMES: [&str; 2] = ["default", "all"];
+/// The names of the limits. The first one counts each key.
+pub(super) const LIMIT_NAMES: [&str; 3] = ["default", "all", "everything"];
 
 #[allow(clippy::struct_excessive_bools, reason = "independent faults")]
 pub(super) struct Server {
@@ -111,7 +111,11 @@ impl Server {
 
     pub(super) fn new(quotas: Vec<Quota>, link: Link) -> Self {
         let key_prefix = |(quota, limit): (&Quota, &str)| {
-            let script = if quota.form == Form::FixedWindow { "fixed_window3" } else { "bucket2" };
+            let script = match quota.form {
+                Form::FixedWindow => "fixed_window3",
+                Form::TokenBucket { .. } => "bucket2",
+                Form::InFlight => "in_flight1",
+            };
             format!("ratelimit:api:{limit}:{script}:")
         };
         Self {
@@ -243,9 +247,10 @@ impl Server {
                 // The keys of ids follow.
                 let (names, id_keys) = names.split_at(input.key_counts.iter().sum::<usize>());
                 let id_keys = id_keys.iter().map(|key| std::str::from_utf8(key).expect("text")).collect();
-                // The keys of the first limit come first.
-                let limit_of = |index: usize| usize::from(index >= input.key_counts[0]);
-                let keys = names.iter().enumerate().map(|(index, name)| self.index_of(limit_of(index), name)).collect();
+                // The keys are in the order of their limits.
+                let counts = input.key_counts.iter().enumerate();
+                let limits = counts.flat_map(|(limit, count)| std::iter::repeat_n(limit, *count));
+                let keys = limits.zip(names).map(|(limit, name)| self.index_of(limit, name)).collect();
                 self.wrong = self.wrong.take().or(input.wrong.clone());
                 let run = Run {
                     client: connection.client,

@@ -2,7 +2,7 @@
 
 use super::quota::{Form, Quota};
 use super::wire::{Input, Step, Template, to_f64};
-use super::{Keys, whole};
+use super::{Keys, are_buckets, whole};
 use crate::random::Random;
 
 /// An operation of the script, with the indices of its keys in the call.
@@ -22,7 +22,7 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether the client lets the fast path decide: see `LuaAlgorithm::uses_fast_path`.
     pub(super) fn can_be_fast(&self, quotas: &[Quota]) -> bool {
-        quotas.len() == 1 && self.code == Input::ACQUIRE && self.is_possible(quotas)
+        (quotas.len() == 1 || are_buckets(quotas)) && self.code == Input::ACQUIRE && self.is_possible(quotas)
     }
 
     fn is_possible(&self, quotas: &[Quota]) -> bool {
