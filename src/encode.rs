@@ -87,7 +87,6 @@ pub struct KeyWriter {
 
 impl KeyWriter {
     /// Creates an empty buffer.
-    #[must_use]
     pub const fn new() -> Self {
         Self { text: String::new(), start: 0, needs_separator: false }
     }
@@ -105,7 +104,6 @@ impl KeyWriter {
     }
 
     /// Returns the encoding.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text[self.start..]
     }
@@ -248,85 +246,31 @@ macro_rules! integers {
 
 integers!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
 
-impl EncodeKey for bool {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.push_raw(if *self { "true" } else { "false" });
-    }
+macro_rules! values {
+    ($([$($generics:tt)*] $type:ty: |$value:ident, $key:ident| $encode:expr,)+) => {$(
+        impl<$($generics)*> EncodeKey for $type {
+            fn encode(&self, $key: &mut KeyWriter) {
+                let $value = self;
+                $encode;
+            }
 
-    hash_value!();
+            hash_value!();
+        }
+    )+};
 }
 
-impl EncodeKey for char {
-    fn encode(&self, key: &mut KeyWriter) {
-        self.encode_utf8(&mut [0; 4]).encode(key);
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for str {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self.as_bytes());
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for String {
-    fn encode(&self, key: &mut KeyWriter) {
-        self.as_str().encode(key);
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for [u8] {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self);
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for Vec<u8> {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self);
-    }
-
-    hash_value!();
-}
-
-impl<const N: usize> EncodeKey for [u8; N] {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.bytes(self);
-    }
-
-    hash_value!();
-}
-
-/// The colons of an IPv6 address are percent-encoded.
-impl EncodeKey for IpAddr {
-    fn encode(&self, key: &mut KeyWriter) {
-        key.text_of(self);
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for Ipv4Addr {
-    fn encode(&self, key: &mut KeyWriter) {
-        IpAddr::V4(*self).encode(key);
-    }
-
-    hash_value!();
-}
-
-impl EncodeKey for Ipv6Addr {
-    fn encode(&self, key: &mut KeyWriter) {
-        IpAddr::V6(*self).encode(key);
-    }
-
-    hash_value!();
+// The colons of an IPv6 address are percent-encoded.
+values! {
+    [] bool: |value, key| key.push_raw(if *value { "true" } else { "false" }),
+    [] char: |value, key| key.bytes(value.encode_utf8(&mut [0; 4]).as_bytes()),
+    [] str: |value, key| key.bytes(value.as_bytes()),
+    [] String: |value, key| key.bytes(value.as_bytes()),
+    [] [u8]: |value, key| key.bytes(value),
+    [] Vec<u8>: |value, key| key.bytes(value),
+    [const N: usize] [u8; N]: |value, key| key.bytes(value),
+    [] IpAddr: |value, key| key.text_of(value),
+    [] Ipv4Addr: |value, key| key.text_of(value),
+    [] Ipv6Addr: |value, key| key.text_of(value),
 }
 
 /// The encoding of an IPv6 address has no flow information, in contrast to its `Hash`.

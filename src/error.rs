@@ -28,19 +28,16 @@ enum Kind {
 
 impl Error {
     /// Creates an error for an invalid configuration, such as a quota of zero or an invalid address.
-    #[must_use]
     pub fn config(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Config, message)
     }
 
     /// Creates an error for a store that could not decide.
-    #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Unavailable, message)
     }
 
     /// Creates an error for an operation that a limiter does not support.
-    #[must_use]
     pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Unsupported, message)
     }
@@ -113,7 +110,6 @@ impl Error {
     }
 
     /// Sets the underlying error.
-    #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
@@ -130,38 +126,32 @@ impl Error {
     }
 
     /// Returns whether the configuration is invalid. Such errors occur when a value or a limiter is built.
-    #[must_use]
     pub fn is_config(&self) -> bool {
         self.kind == Kind::Config
     }
 
     /// Returns whether the store could not decide: it is unreachable, too slow, or returned an error.
-    #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.kind == Kind::Unavailable
     }
 
     /// Returns whether a key has no hold with the reservation id that was to be settled. Nothing was charged.
-    #[must_use]
     pub fn is_unknown_id(&self) -> bool {
         self.kind == Kind::UnknownId
     }
 
     /// Returns whether a reservation id belongs to a hold with another cost. Nothing more was held.
-    #[must_use]
     pub fn is_id_conflict(&self) -> bool {
         self.kind == Kind::IdConflict
     }
 
     /// Returns whether a reservation id belongs to a hold that is settled or expired. Nothing was held, and no retry
     /// with the id succeeds.
-    #[must_use]
     pub fn is_already_settled(&self) -> bool {
         self.kind == Kind::AlreadySettled
     }
 
     /// Returns whether the limiter does not support the operation.
-    #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.kind == Kind::Unsupported
     }

@@ -34,6 +34,7 @@ const MAX_BLOCKS: u64 = 1_000_000;
 ///     .forget_after(12 * 60 * MINUTE);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct Escalation {
     limit: Cow<'static, str>,
     denials: Quota,
@@ -63,7 +64,6 @@ impl Escalation {
     /// # Panics
     ///
     /// If [`try_block_for`](Self::try_block_for) returns an error.
-    #[must_use]
     #[track_caller]
     pub fn block_for(self, durations: impl Into<Vec<Duration>>) -> Self {
         self.try_block_for(durations).unwrap_or_else(|error| panic!("{error}"))
@@ -95,7 +95,6 @@ impl Escalation {
     /// # Panics
     ///
     /// If [`try_forget_after`](Self::try_forget_after) returns an error.
-    #[must_use]
     #[track_caller]
     pub fn forget_after(self, duration: Duration) -> Self {
         self.try_forget_after(duration).unwrap_or_else(|error| panic!("{error}"))
@@ -128,7 +127,6 @@ impl Escalation {
     }
 
     /// Returns the name of the limit under which keys are blocked.
-    #[must_use]
     pub fn limit(&self) -> &str {
         &self.limit
     }
@@ -136,7 +134,6 @@ impl Escalation {
     /// Returns the limits that count denials and blocks, for the second limiter of [`Escalating`](crate::limiter::Escalating).
     ///
     /// They count by the whole key. If the blocked limit has a sub-key, call [`limits_by`](Self::limits_by).
-    #[must_use]
     pub fn limits(&self) -> (Limit<FixedWindow>, Limit<FixedWindow>, Limit<FixedWindow>) {
         let limit = |(name, unit, window)| Limit::new(name, window).cost_of(unit);
         let [denials, blocks, pause] = self.windows().map(limit);

@@ -138,6 +138,9 @@ macro_rules! mistake {
     };
 }
 
+#[macro_use]
+mod debug;
+
 pub mod algorithm;
 mod calendar;
 mod clock;

@@ -88,6 +88,7 @@ pub(crate) enum Mistake {
     #[allow(dead_code, reason = "only the exploration makes it")]
     LeaseHasNoMargin,
     /// The end of a lease counts from the last time that the report was sent.
+    #[allow(dead_code, reason = "only the exploration makes it")]
     LeaseCountsFromLastSending,
     /// A lease is spent without a look at its end.
     EndOfLeaseIsNotChecked,

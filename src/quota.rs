@@ -50,7 +50,6 @@ impl Quota {
     /// # Panics
     ///
     /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
-    #[must_use]
     #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
         unwrap(Self::from_micros(limit, SECOND))
@@ -61,7 +60,6 @@ impl Quota {
     /// # Panics
     ///
     /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
-    #[must_use]
     #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
         unwrap(Self::from_micros(limit, MINUTE))
@@ -72,7 +70,6 @@ impl Quota {
     /// # Panics
     ///
     /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
-    #[must_use]
     #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
         unwrap(Self::from_micros(limit, HOUR))
@@ -83,7 +80,6 @@ impl Quota {
     /// # Panics
     ///
     /// Panics if `limit` is over 2^53. In a `const` the compiler reports it.
-    #[must_use]
     #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
         unwrap(Self::from_micros(limit, DAY))
@@ -97,7 +93,6 @@ impl Quota {
     ///
     /// Panics if `limit` is over 2^53, or the period zero, not a whole number of microseconds, or over 200
     /// years. In a `const` the compiler reports it.
-    #[must_use]
     #[track_caller]
     pub const fn new(limit: u64, period: Duration) -> Self {
         unwrap(Self::try_new(limit, period))
@@ -165,13 +160,11 @@ impl Quota {
     }
 
     /// Returns the limit.
-    #[must_use]
     pub const fn limit(self) -> u64 {
         self.limit
     }
 
     /// Returns the period.
-    #[must_use]
     pub const fn period(self) -> Duration {
         Duration::from_micros(self.period_micros.get())
     }
@@ -317,9 +310,13 @@ fn read_unit(text: &str) -> Result<u64, QuotaError> {
 
 #[cfg(feature = "serde")]
 mod serde_impl {
+    use std::fmt;
+    use std::marker::PhantomData;
+    use std::str::FromStr;
+
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-    use super::Quota;
+    use super::{Quota, QuotaError};
 
     /// Serializes the text form: `"100/min"`.
     impl Serialize for Quota {
@@ -331,21 +328,25 @@ mod serde_impl {
     /// Deserializes the text form: `"100/min"`.
     impl<'de> Deserialize<'de> for Quota {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            struct Text;
+            deserializer.deserialize_str(QuotaText(PhantomData))
+        }
+    }
 
-            impl de::Visitor<'_> for Text {
-                type Value = Quota;
+    /// Reads a quota from a text.
+    pub(crate) struct QuotaText<Q>(pub(crate) PhantomData<Q>);
 
-                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                    f.write_str("a quota such as \"100/min\" or \"5 per 10s\"")
-                }
+    impl<Q: FromStr<Err = QuotaError>> de::Visitor<'_> for QuotaText<Q> {
+        type Value = Q;
 
-                fn visit_str<E: de::Error>(self, text: &str) -> Result<Quota, E> {
-                    text.parse().map_err(|error| E::custom(format_args!("{text:?}: {error}")))
-                }
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a quota such as \"100/min\" or \"5 per 10s\"")
+        }
 
-            deserializer.deserialize_str(Text)
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Q, E> {
+            text.parse().map_err(|error| E::custom(format_args!("{text:?}: {error}")))
         }
     }
 }
+
+#[cfg(feature = "serde")]
+pub(crate) use self::serde_impl::QuotaText;

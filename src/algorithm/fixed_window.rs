@@ -55,6 +55,7 @@ use crate::quota::{Quota, QuotaError};
 /// While a deployment lowers a limit, the processes with the larger limit use what both may use: those with the smaller
 /// limit are denied while the usage is above their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct FixedWindow {
     /// Of a calendar, the limit in the longest window.
     quota: Quota,
@@ -213,7 +214,6 @@ impl View<'_> {
 
 impl FixedWindow {
     /// Admits `quota.limit()` in each window, which starts at the first hit and lasts `quota.period()`.
-    #[must_use]
     pub const fn new(quota: Quota) -> Self {
         Self { quota, boundaries: Boundaries::FirstHit }
     }
@@ -222,7 +222,6 @@ impl FixedWindow {
     ///
     /// A week starts on a Thursday, as the epoch does. For weeks from Monday, months and other time zones use a
     /// [`calendar`](Self::calendar).
-    #[must_use]
     pub const fn aligned_to_clock(mut self) -> Self {
         self.boundaries = Boundaries::Multiples;
         self
@@ -245,7 +244,6 @@ impl FixedWindow {
     ///
     /// Panics if `limit` is over 2^53. In a `const` the compiler reports it. To handle the error, use
     /// [`try_calendar`](Self::try_calendar).
-    #[must_use]
     #[track_caller]
     pub const fn calendar(limit: u64, calendar: Calendar) -> Self {
         let quota = Quota::new(limit, Duration::from_micros(calendar.longest()));
@@ -263,7 +261,6 @@ impl FixedWindow {
     }
 
     /// Returns the quota. A calendar's quota has the days of the longest window: a month has 31.
-    #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }

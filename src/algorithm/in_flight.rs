@@ -67,6 +67,7 @@ use crate::error::Error;
 #[doc(alias = "concurrency")]
 #[doc(alias = "semaphore")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct InFlight {
     max: u64,
     /// In microseconds, 0 for none.
@@ -86,7 +87,6 @@ impl InFlight {
     ///
     /// Panics if `max` is 2^53 or more. In a `const` the compiler reports the panic. [`try_new`](Self::try_new)
     /// never panics.
-    #[must_use]
     #[track_caller]
     pub const fn new(max: u64) -> Self {
         assert!(max < Self::MAX, "`max` must be below 2^53");
@@ -118,7 +118,6 @@ impl InFlight {
     ///
     /// Panics if the time is shorter than a microsecond, or longer than 200 years. In a `const` the compiler reports
     /// the panic. [`try_max_duration`](Self::try_max_duration) never panics.
-    #[must_use]
     #[track_caller]
     pub const fn max_duration(self, max_duration: Duration) -> Self {
         let micros = max_duration.as_micros();
@@ -143,7 +142,6 @@ impl InFlight {
     }
 
     /// Returns the maximum.
-    #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }

@@ -44,6 +44,7 @@ use crate::quota::Quota;
 /// assert!(second.is_allowed() && second.delay() > Duration::from_millis(90));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct LeakyQueue {
     kernel: Bucket,
 }
@@ -56,7 +57,6 @@ impl LeakyQueue {
     /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in microseconds
     /// must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
     /// [`try_new`](Self::try_new) never panics.
-    #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
         Self { kernel: Bucket::unwrap_or_panic(Bucket::new(quota, quota.limit().saturating_add(1))) }
@@ -77,7 +77,6 @@ impl LeakyQueue {
     ///
     /// Panics if `waiting` is 2^53 or more, or the last request would wait for over 200 years. In a `const` the
     /// compiler reports the panic. [`try_max_waiting`](Self::try_max_waiting) never panics.
-    #[must_use]
     #[track_caller]
     pub const fn max_waiting(self, waiting: u64) -> Self {
         Self { kernel: Bucket::unwrap_or_panic(Bucket::new(self.kernel.quota(), waiting.saturating_add(1))) }
@@ -100,7 +99,6 @@ impl LeakyQueue {
     }
 
     /// Returns the quota. The spacing of starts is its period divided by its limit.
-    #[must_use]
     pub const fn quota(&self) -> Quota {
         self.kernel.quota()
     }

@@ -152,7 +152,6 @@ impl LuaScript {
     /// Creates an implementation.
     ///
     /// The name is part of every key in Redis. It should contain the version of the state's layout.
-    #[must_use]
     pub const fn new(name: &'static str, source: &'static str) -> Self {
         Self { name, encoding: StateEncoding::Full, source, fast_path: None, fast_path_of_several: None }
     }
@@ -181,13 +180,11 @@ impl LuaScript {
     }
 
     /// Returns the name that is part of each key.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
     /// Returns the Lua source text.
-    #[must_use]
     pub const fn source(&self) -> &'static str {
         self.source
     }

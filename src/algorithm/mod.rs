@@ -388,7 +388,6 @@ pub enum Start {
 
 impl ChargeOptions {
     /// Creates the options of a forced charge.
-    #[must_use]
     pub const fn forced(cost: u64, delay: Duration) -> Self {
         Self { cost, start: Start::After(delay) }
     }
@@ -400,14 +399,12 @@ impl ChargeOptions {
     }
 
     /// Returns whether the charge is forced.
-    #[must_use]
     #[inline]
     pub const fn is_forced(self) -> bool {
         matches!(self.start, Start::After(_))
     }
 
     /// Returns the delay of a forced charge, zero for any other.
-    #[must_use]
     pub const fn forced_delay(self) -> Duration {
         match self.start {
             Start::After(delay) => delay,
@@ -454,13 +451,11 @@ pub enum Step<S: State> {
 
 impl<S: State> Step<S> {
     /// Creates a denial. Fractions of a microsecond are dropped.
-    #[must_use]
     pub fn deny_for(wait: Duration) -> Self {
         Self::Deny { wait: micros_floor(wait) }
     }
 
     /// Returns the verdict.
-    #[must_use]
     pub fn verdict(&self) -> Verdict {
         match *self {
             Self::Allow { delay: 0, .. } => Verdict::Allowed,

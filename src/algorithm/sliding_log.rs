@@ -58,7 +58,6 @@ impl SlidingLog {
     ///
     /// Panics if the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT); in a `const` the compiler reports it. To handle
     /// the error, use [`try_new`](Self::try_new).
-    #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
         assert!(quota.limit() <= Self::MAX_LIMIT, "{}", Self::TOO_LARGE);
@@ -75,7 +74,6 @@ impl SlidingLog {
     }
 
     /// Returns the quota.
-    #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }

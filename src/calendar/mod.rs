@@ -83,25 +83,21 @@ impl Calendar {
     }
 
     /// Days, from midnight to midnight.
-    #[must_use]
     pub const fn daily() -> Self {
         Self::new(Kind::Day)
     }
 
     /// Weeks that begin on Monday.
-    #[must_use]
     pub const fn weekly() -> Self {
         Self::weekly_from(Weekday::Monday)
     }
 
     /// Weeks that begin on this day.
-    #[must_use]
     pub const fn weekly_from(first: Weekday) -> Self {
         Self::new(Kind::Week(first as u8))
     }
 
     /// Months that begin on their first day.
-    #[must_use]
     pub const fn monthly() -> Self {
         Self::new(Kind::Month(1))
     }
@@ -112,7 +108,6 @@ impl Calendar {
     ///
     /// Panics if `day` is not 1 to 31; in a `const` the compiler reports it. To handle the error, use
     /// [`try_monthly_on`](Self::try_monthly_on).
-    #[must_use]
     #[track_caller]
     pub const fn monthly_on(day: u8) -> Self {
         assert!(day >= 1 && day <= 31, "{}", Self::INVALID_DAY);
@@ -129,7 +124,6 @@ impl Calendar {
     }
 
     /// Years, from 1 January.
-    #[must_use]
     pub const fn yearly() -> Self {
         Self::new(Kind::Year)
     }
@@ -140,7 +134,6 @@ impl Calendar {
     ///
     /// Panics if the offset is 24 hours or more; in a `const` the compiler reports it. To handle the error, use
     /// [`try_utc_offset_minutes`](Self::try_utc_offset_minutes).
-    #[must_use]
     #[track_caller]
     pub const fn utc_offset_minutes(self, minutes: i16) -> Self {
         assert!(minutes >= -Zone::MAX_OFFSET && minutes <= Zone::MAX_OFFSET, "{}", Self::INVALID_OFFSET);
@@ -193,7 +186,6 @@ impl Calendar {
     /// Returns the window that contains a time: its first instant, and the first instant of the next window.
     ///
     /// A window that begins before 1970 begins at [`Timestamp::EPOCH`] here.
-    #[must_use]
     pub fn window_at(&self, at: Timestamp) -> Range<Timestamp> {
         let (start, end) = self.window(at.as_micros());
         Timestamp::from_micros(start)..Timestamp::from_micros(end)

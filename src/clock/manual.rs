@@ -32,13 +32,11 @@ impl ManualClock {
     pub const START: Timestamp = Timestamp(1_577_836_800_000_000);
 
     /// Creates a clock at [`START`](Self::START).
-    #[must_use]
     pub fn new() -> Self {
         Self::at(Self::START)
     }
 
     /// Creates a clock at `now`.
-    #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self { now: Arc::new(AtomicU64::new(now.0)) }
     }

@@ -36,13 +36,11 @@ impl Timestamp {
     pub const MAX: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
 
     /// Returns the time `micros` microseconds after the Unix epoch.
-    #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
     /// Returns the microseconds since the Unix epoch.
-    #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
@@ -50,13 +48,11 @@ impl Timestamp {
     /// Returns the time `span` later, at most `u64::MAX` microseconds after the epoch.
     ///
     /// A fraction of a microsecond is dropped.
-    #[must_use]
     pub fn saturating_add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(micros_floor(span)))
     }
 
     /// Returns the time from `earlier` to `self`, zero if `earlier` is later.
-    #[must_use]
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }

@@ -38,7 +38,6 @@ static COUNTER: LazyLock<quanta::Clock> = LazyLock::new(quanta::Clock::new);
 
 impl SystemClock {
     /// Creates a clock at the current system time; a time before 1970 counts as 1970.
-    #[must_use]
     pub fn new() -> Self {
         /// The number of ticks whose time the calibration takes as exact: at a gigahertz, some twenty minutes.
         const TICKS: u64 = 1 << 40;

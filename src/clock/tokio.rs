@@ -13,7 +13,6 @@ pub struct TokioClock {
 
 impl TokioClock {
     /// Anchors a clock at the current system time.
-    #[must_use]
     pub fn new() -> Self {
         Self { anchor: Instant::now(), anchor_time: SystemClock::new().now() }
     }

@@ -1,15 +1,16 @@
 //! Calendar windows in configuration.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::fields::{PolicyFields, with_field};
 use crate::algorithm::FixedWindow;
 use crate::calendar::{Calendar, Weekday};
 use crate::error::Error;
-use crate::quota::{Quota, QuotaError};
+use crate::quota::{Quota, QuotaError, QuotaText};
 
 /// A limit per period, or per month or year of a calendar: `10000/month`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,21 +76,7 @@ impl Serialize for ConfiguredQuota {
 
 impl<'de> Deserialize<'de> for ConfiguredQuota {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl de::Visitor<'_> for Text {
-            type Value = ConfiguredQuota;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a quota such as \"100/min\" or \"5 per 10s\"")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<ConfiguredQuota, E> {
-                text.parse().map_err(|error| E::custom(format_args!("{text:?}: {error}")))
-            }
-        }
-
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(QuotaText(PhantomData))
     }
 }
 

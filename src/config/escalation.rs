@@ -18,7 +18,6 @@ impl Policy {
     /// The limits that count come from [`KeyParts::escalation_limits`] or `KeyParts::redis_escalation_limits`.
     ///
     #[cfg_attr(not(doctest), doc = include_str!("escalation.md"))]
-    #[must_use]
     pub fn escalation(&self) -> Option<Escalation> {
         self.fields.build_escalation().ok().flatten()
     }

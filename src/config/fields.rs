@@ -95,11 +95,7 @@ impl From<Policy> for PolicyFields {
 impl PolicyFields {
     /// Checks all fields together.
     pub(super) fn check(&self) -> Result<BuiltAlgorithm, Error> {
-        self.check_name()?;
-        self.check_by()?;
-        self.check_cost()?;
-        self.check_mark()?;
-        self.check_guarantee()?;
+        self.check_values()?;
         self.reject_inapplicable()?;
         self.build_escalation()?;
         self.build()
@@ -109,54 +105,33 @@ impl PolicyFields {
         self.shadow == Some(true)
     }
 
-    pub(super) fn check_name(&self) -> Result<(), Error> {
-        match self.name.as_deref() {
-            Some("") => Err(Error::config("name: it is empty; give the limit a name that clients may see")),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn check_by(&self) -> Result<(), Error> {
-        match &self.by {
-            Some(names) if names.as_slice().is_empty() => {
-                Err(Error::config("by: the list is empty; name what the limit counts by"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn check_cost(&self) -> Result<(), Error> {
-        match &self.unit {
-            Some(unit) if unit.is_empty() => {
-                Err(Error::config("unit: it is empty; name what the limit counts, as in \"input\""))
-            }
-            Some(_) if self.fixed_cost.is_some() => {
-                Err(Error::config("unit: a limit with `fixed_cost` has no unit; remove one of the two"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn check_mark(&self) -> Result<(), Error> {
-        match self.warn_at {
-            Some(mark) if !mark.is_valid() => {
-                Err(Error::config("warn_at: it is not above 0 and at most 1; set a part of the limit, such as 0.8"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn check_guarantee(&self) -> Result<(), Error> {
-        match self.guarantee {
-            Some(0) => Err(Error::config("guarantee: it is 0; set the number of sub-keys that have a share")),
-            Some(_) if self.is_shadow() => {
-                Err(Error::config("guarantee: a shadow guarantees nothing; remove one of the two fields"))
-            }
-            Some(_) if self.keep_free.is_some() => {
-                Err(Error::config("guarantee: a share keeps no units free itself; set `keep_free` at the common limit"))
-            }
-            _ => Ok(()),
-        }
+    /// Checks what does not depend on the algorithm.
+    pub(super) fn check_values(&self) -> Result<(), Error> {
+        let (unit, has_guarantee) = (self.unit.as_deref(), self.guarantee.is_some());
+        let problems = [
+            (self.name.as_deref() == Some(""), "name: it is empty; give the limit a name that clients may see"),
+            (
+                self.by.as_ref().is_some_and(|names| names.as_slice().is_empty()),
+                "by: the list is empty; name what the limit counts by",
+            ),
+            (unit == Some(""), "unit: it is empty; name what the limit counts, as in \"input\""),
+            (
+                unit.is_some() && self.fixed_cost.is_some(),
+                "unit: a limit with `fixed_cost` has no unit; remove one of the two",
+            ),
+            (
+                self.warn_at.is_some_and(|mark| !mark.is_valid()),
+                "warn_at: it is not above 0 and at most 1; set a part of the limit, such as 0.8",
+            ),
+            (self.guarantee == Some(0), "guarantee: it is 0; set the number of sub-keys that have a share"),
+            (has_guarantee && self.is_shadow(), "guarantee: a shadow guarantees nothing; remove one of the two fields"),
+            (
+                has_guarantee && self.keep_free.is_some(),
+                "guarantee: a share keeps no units free itself; set `keep_free` at the common limit",
+            ),
+        ];
+        let problem = problems.into_iter().find(|(is_found, _)| *is_found);
+        problem.map_or(Ok(()), |(_, problem)| Err(Error::config(problem)))
     }
 
     fn algorithm(&self) -> Result<AlgorithmName, Error> {

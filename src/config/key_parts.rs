@@ -14,6 +14,7 @@ use crate::store::DynLimit;
 use crate::store::RedisLimit;
 
 /// The sub-keys by which policies count, and their conditions, by their names in configuration: see [the module](super).
+#[must_use]
 pub struct KeyParts<Key: ?Sized> {
     builders: Vec<(String, Builder<Key>)>,
     conditions: Vec<(String, Condition<Key>)>,
@@ -38,13 +39,11 @@ type ConfiguredSubKey<P, Units, When> = OnlyIf<KeepFree<P, Units>, When>;
 
 impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Creates an empty collection.
-    #[must_use]
     pub fn new() -> Self {
         Self { builders: Vec::new(), conditions: Vec::new() }
     }
 
     /// Adds a sub-key for limits in memory. It replaces an earlier sub-key of the same name.
-    #[must_use]
     pub fn add<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
     where
         SubKey: Hash + 'static,
@@ -54,7 +53,6 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     }
 
     /// Adds a sub-key for limits in memory and in Redis. It replaces an earlier sub-key of the same name.
-    #[must_use]
     pub fn add_shared<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
     where
         SubKey: Hash + EncodeKey + 'static,
@@ -76,7 +74,6 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// keys, as with [`Limit::keep_free_by`](crate::Limit::keep_free_by). It replaces an earlier condition of the same name.
     ///
     #[cfg_attr(not(doctest), doc = include_str!("conditions.md"))]
-    #[must_use]
     pub fn add_condition(
         mut self,
         name: impl Into<String>,

@@ -96,19 +96,16 @@ pub enum AlgorithmName {
 
 impl Policy {
     /// Returns the limit's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.fields.name.as_deref().unwrap_or_default()
     }
 
     /// Returns the algorithm's name.
-    #[must_use]
     pub fn algorithm(&self) -> AlgorithmName {
         self.fields.algorithm.unwrap_or(AlgorithmName::Gcra)
     }
 
     /// Returns the quota, which every algorithm but `in-flight` has. A calendar's quota has the longest window's days.
-    #[must_use]
     pub fn quota(&self) -> Option<Quota> {
         match self.algorithm {
             BuiltAlgorithm::FixedWindow(window) => Some(window.quota()),
@@ -117,7 +114,6 @@ impl Policy {
     }
 
     /// Returns the calendar of the windows, if there is one: `fixed-window`.
-    #[must_use]
     pub fn calendar(&self) -> Option<Calendar> {
         match self.algorithm {
             BuiltAlgorithm::FixedWindow(window) => window.get_calendar(),
@@ -126,13 +122,11 @@ impl Policy {
     }
 
     /// Returns the maximum of requests at once: `in-flight`.
-    #[must_use]
     pub fn max(&self) -> Option<u64> {
         self.fields.max
     }
 
     /// Returns the time after which a request does not count any more, if it is set: `in-flight`.
-    #[must_use]
     pub fn max_duration(&self) -> Option<Duration> {
         match self.algorithm {
             BuiltAlgorithm::InFlight(in_flight) => in_flight.max_hold_duration(),
@@ -141,37 +135,31 @@ impl Policy {
     }
 
     /// Returns the burst, if it is set: `gcra`, `token-bucket` and `leaky-bucket`.
-    #[must_use]
     pub fn burst(&self) -> Option<u64> {
         self.fields.burst
     }
 
     /// Returns how many requests may wait, if it is set: `leaky-queue`.
-    #[must_use]
     pub fn max_waiting(&self) -> Option<u64> {
         self.fields.max_waiting
     }
 
     /// Returns whether windows are aligned to the clock: `fixed-window`.
-    #[must_use]
     pub fn is_aligned_to_clock(&self) -> bool {
         self.fields.aligned_to_clock == Some(true)
     }
 
     /// Returns the number of blocks, if it is set: `sliding-window`.
-    #[must_use]
     pub fn blocks(&self) -> Option<u64> {
         self.fields.blocks
     }
 
     /// Returns whether the window is weighted: `sliding-window`.
-    #[must_use]
     pub fn is_weighted(&self) -> bool {
         self.fields.weighted == Some(true)
     }
 
     /// Returns the name of the sub-key. The names of a list are joined by `+`.
-    #[must_use]
     pub fn by(&self) -> Cow<'_, str> {
         match &self.fields.by {
             Some(Names::One(name)) => Cow::Borrowed(name),
@@ -181,7 +169,6 @@ impl Policy {
 
     /// Returns the name of the [condition](crate::Limit::only_if), if the limit has one. The parts of a request are written
     /// as in `method=POST|PUT,route!=/login`.
-    #[must_use]
     pub fn when(&self) -> Option<Cow<'_, str>> {
         self.fields.when.as_ref().map(|when| match when {
             When::Condition(name) => Cow::Borrowed(name.as_str()),
@@ -190,13 +177,11 @@ impl Policy {
     }
 
     /// Returns the [fixed cost](crate::Limit::fixed_cost), if it is set.
-    #[must_use]
     pub fn fixed_cost(&self) -> Option<u64> {
         self.fields.fixed_cost
     }
 
     /// Returns the [unit](crate::Limit::cost_of), if it is set.
-    #[must_use]
     pub fn unit(&self) -> Option<&str> {
         self.fields.unit.as_deref()
     }
@@ -208,19 +193,16 @@ impl Policy {
     }
 
     /// Returns the mark of the [near-limit signal](crate::Limit::warn_at), if it is set.
-    #[must_use]
     pub fn warn_at(&self) -> Option<f64> {
         self.fields.warn_at.map(WarnAt::part)
     }
 
     /// Returns the number of sub-keys with a [guaranteed share](crate::Limit::guarantee), if the limit is one.
-    #[must_use]
     pub fn guarantee(&self) -> Option<u64> {
         self.fields.guarantee
     }
 
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
-    #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.fields.is_shadow()
     }

@@ -16,14 +16,10 @@ const MAX_PER_SECOND: u64 = 1_000_000;
 impl PolicyFields {
     /// Checks the fields that were read.
     fn check_read(&self) -> Result<(), Error> {
-        self.check_name()?;
-        self.check_by()?;
-        self.check_cost()?;
+        self.check_values()?;
         if self.escalate.is_some() {
             self.build_escalation()?;
         }
-        self.check_mark()?;
-        self.check_guarantee()?;
         let Some(algorithm) = self.algorithm else { return Ok(()) };
         self.reject_inapplicable()?;
         let has_rate = self.quota.is_some() || (algorithm == AlgorithmName::InFlight && self.max.is_some());

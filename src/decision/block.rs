@@ -16,7 +16,6 @@ impl BlockReason {
     const LONGEST: u64 = Self::ESCALATION - 1;
 
     /// Returns the reason as a label: `administrator` or `escalation`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Administrator => "administrator",

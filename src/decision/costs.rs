@@ -39,6 +39,7 @@ use crate::error::Error;
 /// # }
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Costs {
     number: Option<u64>,
     units: UnitCosts,
@@ -49,7 +50,6 @@ impl Costs {
     pub const MAX_UNITS: usize = 4;
 
     /// Creates costs without a number and without units.
-    #[must_use]
     pub const fn new() -> Self {
         Self { number: None, units: UnitCosts::NONE }
     }
@@ -60,20 +60,17 @@ impl Costs {
     }
 
     /// Adds `cost` in a unit. Costs that are added in the same unit add up. A cost of 2^56 or more counts as the largest.
-    #[must_use]
     pub fn add(mut self, unit: &'static str, cost: u64) -> Self {
         self.units.add(Unit::named(unit), cost);
         self
     }
 
     /// Returns the cost of limits that name no unit, if it is set.
-    #[must_use]
     pub const fn number(&self) -> Option<u64> {
         self.number
     }
 
     /// Returns the cost in a unit, 0 if it is left out.
-    #[must_use]
     pub fn of(&self, unit: &str) -> u64 {
         self.units.iter().find(|(known, _)| *known == unit).map_or(0, |(_, cost)| cost)
     }

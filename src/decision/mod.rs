@@ -175,7 +175,6 @@ impl Decision {
     }
 
     /// Returns whether the limiter schedules later starts.
-    #[must_use]
     pub fn supports_scheduling(&self) -> bool {
         self.supports_scheduling
     }
@@ -196,7 +195,6 @@ impl Decision {
     /// These waits are estimates too: of a key for which a table [in memory](crate::WhenFull) has no slot, of a hold whose
     /// id [repeats](Self::is_repeat) another one or is one too many, and of a request with a higher cost than
     /// a [cached](crate::limiter::DeniedCache) denial has.
-    #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.flags.has(DecisionFlags::ESTIMATE)
     }
@@ -210,7 +208,6 @@ impl Decision {
     /// Returns whether the request is denied only because of what processes hold by [leases](crate::store).
     ///
     /// Known to a limiter with leases only.
-    #[must_use]
     pub fn is_denied_by_leases(&self) -> bool {
         self.flags.has(DecisionFlags::DENIED_BY_LEASES)
     }
@@ -226,7 +223,6 @@ impl Decision {
 
     /// Returns whether a hold with an [id](AcquireOptions::id) is denied only because the key has the maximum number of
     /// ids.
-    #[must_use]
     pub fn has_too_many_ids(&self) -> bool {
         self.flags.has(DecisionFlags::TOO_MANY_IDS)
     }
@@ -248,7 +244,6 @@ impl Decision {
     ///
     /// A repeat is denied if no [repeats](AcquireOptions::repeats) are left: the answer of HTTP is 409. The first hold
     /// stays open until it is settled or expires.
-    #[must_use]
     pub fn is_repeat(&self) -> bool {
         self.flags.has(DecisionFlags::REPEAT)
     }
@@ -297,7 +292,6 @@ impl Decision {
     }
 
     /// Returns whether the request is allowed, now or after [`delay`](Self::delay).
-    #[must_use]
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.verdict.is_allowed()
@@ -310,13 +304,11 @@ impl Decision {
     }
 
     /// Returns the verdict of all limits together.
-    #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict.unpack()
     }
 
     /// Returns the time until an allowed request may start, zero for other decisions.
-    #[must_use]
     pub fn delay(&self) -> Duration {
         match self.verdict() {
             Verdict::AllowedAfter(delay) => delay,
@@ -327,7 +319,6 @@ impl Decision {
     /// Returns the exact time after which a denied request succeeds, if no other caller uses the key.
     ///
     /// Returns `None` if the request is allowed, and if its cost [exceeds the limit](Self::exceeds_limit).
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict() {
             Verdict::Denied { retry_after } => Some(retry_after),
@@ -336,26 +327,22 @@ impl Decision {
     }
 
     /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1, as for `Retry-After`.
-    #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after().map(|wait| ceil_seconds(wait).max(1))
     }
 
     /// Returns whether the cost exceeds what a limit ever allows.
-    #[must_use]
     pub fn exceeds_limit(&self) -> bool {
         self.verdict() == Verdict::ExceedsLimit
     }
 
     /// Returns whether a block denies the request: the key is [blocked](LimitStatus::is_blocked) under one of
     /// [`limits`](Self::limits) that is not a shadow.
-    #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.block_reason().is_some()
     }
 
     /// Returns the reason of the block that denies the request. Of several blocks, the one that ends last counts.
-    #[must_use]
     pub fn block_reason(&self) -> Option<BlockReason> {
         let blocked = self.limits().iter().filter(|status| status.is_blocked() && !status.is_shadow());
         blocked.max_by_key(|status| combine::strictness(status.verdict()))?.block_reason()
@@ -374,7 +361,6 @@ impl Decision {
     }
 
     /// Returns whether a limit that is not a shadow is [near](LimitStatus::is_near_limit) after the decision.
-    #[must_use]
     pub fn is_near_limit(&self) -> bool {
         self.limits().iter().any(|status| status.is_near_limit() && !status.is_shadow())
     }
@@ -382,7 +368,6 @@ impl Decision {
     /// Returns whether no limit of the limiter [applies](crate::Limit::only_if) to the request, which is therefore allowed.
     ///
     /// The layer treats the request as one that its extractor exempts.
-    #[must_use]
     pub fn is_exempt(&self) -> bool {
         self.most_restrictive.is_none()
             && self.source != DecisionSource::NoLimit
@@ -391,26 +376,22 @@ impl Decision {
     }
 
     /// Returns the part of the system that made the decision.
-    #[must_use]
     pub fn source(&self) -> DecisionSource {
         self.source
     }
 
     /// Returns the time of the decision by the store's clock.
-    #[must_use]
     pub fn decided_at(&self) -> Timestamp {
         self.decided_at
     }
 
     /// Returns the most restrictive limit, `None` if a policy decided or no limit applies.
-    #[must_use]
     pub fn most_restrictive(&self) -> Option<&LimitStatus> {
         self.most_restrictive.as_ref()
     }
 
     /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
     /// limit, all shadows, and the limits that are [near](LimitStatus::is_near_limit).
-    #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {
             Some(limits) => limits,
@@ -424,14 +405,12 @@ impl Decision {
     }
 
     /// Returns the remaining cost of the most restrictive limit, `None` if a policy decided or no limit applies.
-    #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.most_restrictive().map(LimitStatus::remaining)
     }
 
     /// Returns the time until the key is idle at the most restrictive limit, `None` if a policy decided or no limit
     /// applies.
-    #[must_use]
     pub fn reset(&self) -> Option<Duration> {
         self.most_restrictive().map(LimitStatus::reset)
     }

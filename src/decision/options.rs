@@ -18,6 +18,7 @@ use crate::error::Error;
 /// A custom limiter reads the public fields, [`costs`](Self::costs) and [`reservation_id`](Self::reservation_id).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
+#[must_use]
 pub struct AcquireOptions {
     /// The cost of the request.
     pub cost: u64,
@@ -57,7 +58,6 @@ impl AcquireOptions {
     /// [fixed cost](crate::Limit::fixed_cost) instead.
     ///
     /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
-    #[must_use]
     pub const fn cost(cost: u64) -> Self {
         let detail = Detail::MostRestrictive;
         Self {
@@ -79,7 +79,6 @@ impl AcquireOptions {
     ///
     /// A limiter of your own that has no units must return an error if there are any: a unit that no limit names is a
     /// mistake of the caller.
-    #[must_use]
     pub const fn costs(&self) -> Costs {
         Costs::from_parts(Some(self.cost), self.units)
     }
@@ -107,7 +106,6 @@ impl AcquireOptions {
     ///
     /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a
     /// start within the delay. Other algorithms deny the request.
-    #[must_use]
     #[inline]
     pub fn max_delay(mut self, max_delay: impl Into<Option<Duration>>) -> Self {
         self.max_delay = max_delay.into();
@@ -118,7 +116,6 @@ impl AcquireOptions {
     /// now, whatever the maximum delay is.
     ///
     /// The guard is in [`Outcome::held`](crate::limiter::Outcome::held).
-    #[must_use]
     pub const fn hold(self) -> Self {
         self.hold_cost().keep_guard()
     }
@@ -134,7 +131,6 @@ impl AcquireOptions {
     ///
     /// A limiter with a limit on requests [in flight](crate::InFlight) returns an error without it, because the limit
     /// would count nothing if the caller dropped the guard.
-    #[must_use]
     pub const fn keep_guard(mut self) -> Self {
         self.keeps_guard = true;
         self
@@ -184,7 +180,6 @@ impl AcquireOptions {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn id(mut self, id: impl Into<ReservationId>) -> Self {
         self.call_id = Some(CallId::hold(id.into()));
         self
@@ -194,7 +189,6 @@ impl AcquireOptions {
     /// whole milliseconds, by default 10 minutes. Without an id it has no effect.
     ///
     /// Redis rounds the expiry up by at most a quarter of this time.
-    #[must_use]
     pub fn expires_in(mut self, expires_in: Duration) -> Self {
         self.expires_in = CallId::millis_of(expires_in);
         self
@@ -222,7 +216,6 @@ impl AcquireOptions {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub const fn repeats(mut self, repeats: u16) -> Self {
         self.repeats = repeats;
         self
@@ -255,7 +248,6 @@ impl AcquireOptions {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn once(mut self, id: impl Into<ReservationId>, repeats: u16, remember: Duration) -> Self {
         self.call_id = (repeats > 0).then(|| CallId::request(id.into(), repeats, remember));
         self
@@ -265,7 +257,6 @@ impl AcquireOptions {
     ///
     /// A custom limiter that does not support ids must return an error if there is one: its guard would settle the hold,
     /// and it would charge each repeat.
-    #[must_use]
     pub const fn reservation_id(&self) -> Option<ReservationId> {
         match self.call_id {
             Some(call) if self.hold || !call.is_hold() => Some(call.id),
@@ -315,7 +306,6 @@ impl AcquireOptions {
 
     /// Sets how many of the limits the decision lists. Listing several limits costs time, but no allocation if all of them
     /// allow.
-    #[must_use]
     pub const fn detail(mut self, detail: Detail) -> Self {
         self.detail = detail;
         self

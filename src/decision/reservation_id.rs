@@ -24,7 +24,6 @@ impl ReservationId {
     const EMPTY: Self = Self([NonZeroU64::MIN; 2]);
 
     /// Creates an id from text or bytes. A limiter returns an error for an empty id.
-    #[must_use]
     pub fn new(id: impl AsRef<[u8]>) -> Self {
         let id = id.as_ref();
         if id.is_empty() {

@@ -15,6 +15,7 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[must_use]
 pub struct LimitSnapshot {
     /// The largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     pub limit: u64,
@@ -33,28 +34,24 @@ pub struct LimitSnapshot {
 
 impl LimitSnapshot {
     /// Creates the snapshot of an idle key: the whole limit remains. A window of zero is no window.
-    #[must_use]
     pub fn new(limit: u64, window: impl Into<Option<Duration>>) -> Self {
         let window = window.into().filter(|window| !window.is_zero());
         Self { limit, window, remaining: limit, reset: Duration::ZERO, next_token_after: Duration::ZERO }
     }
 
     /// Sets the largest cost that is allowed now.
-    #[must_use]
     pub const fn with_remaining(mut self, remaining: u64) -> Self {
         self.remaining = remaining;
         self
     }
 
     /// Sets the time until the key is idle.
-    #[must_use]
     pub const fn with_reset(mut self, reset: Duration) -> Self {
         self.reset = reset;
         self
     }
 
     /// Sets the time until `remaining` increases.
-    #[must_use]
     pub const fn with_next_token_after(mut self, next_token_after: Duration) -> Self {
         self.next_token_after = next_token_after;
         self
@@ -84,7 +81,6 @@ impl LazySnapshot {
     pub(crate) const EMPTY: Self = Self::new([0; 5], |_| LimitSnapshot::new(0, None));
 
     /// Creates a snapshot that `compute` computes from `words`.
-    #[must_use]
     #[inline]
     pub const fn new(words: [u64; 5], compute: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
         Self { words, compute }
@@ -115,7 +111,6 @@ impl LazySnapshot {
     /// Computes the snapshot.
     // In line, so that the compiler computes only what is read: row "two limits" of benches/figures.md, 695 instructions
     // instead of 583 in a program without link-time optimization.
-    #[must_use]
     #[inline]
     pub fn compute(&self) -> LimitSnapshot {
         (self.compute)(&self.words)

@@ -115,7 +115,6 @@ impl LimitStatus {
     }
 
     /// Returns whether the limit is a shadow, whose verdict does not count.
-    #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
     }
@@ -124,13 +123,11 @@ impl LimitStatus {
     ///
     /// [`snapshot`](Self::snapshot) states the usage as if it were not. The response headers state that nothing remains
     /// until the block ends.
-    #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.block.is_some()
     }
 
     /// Returns why the key is blocked under this limit, `None` if the key is not blocked.
-    #[must_use]
     pub fn block_reason(&self) -> Option<BlockReason> {
         self.block
     }
@@ -148,7 +145,6 @@ impl LimitStatus {
     /// The share then has no part in the decision: its [`verdict`](Self::verdict) is
     /// [`Allowed`](crate::Verdict::Allowed), the request is not charged to the share, the share is not the most
     /// restrictive limit, and header fields do not mention the share.
-    #[must_use]
     pub fn is_borrowing(&self) -> bool {
         self.is_borrowing
     }
@@ -161,7 +157,6 @@ impl LimitStatus {
 
     /// Returns whether a shadow did not count the request although the shadow allows it, because its table is full of
     /// keys with [held](crate::limiter::Held) costs.
-    #[must_use]
     pub fn is_uncounted(&self) -> bool {
         self.is_uncounted
     }
@@ -180,14 +175,12 @@ impl LimitStatus {
     /// Returns whether the usage of the key is at the limit's [mark](crate::Limit::warn_at) after the decision.
     ///
     /// `false` if the limit has no mark.
-    #[must_use]
     pub fn is_near_limit(&self) -> bool {
         self.near.has(NearLimit::NEAR)
     }
 
     /// Returns whether the charge of this decision has brought the usage of the key to the limit's
     /// [mark](crate::Limit::warn_at).
-    #[must_use]
     pub fn crossed_mark(&self) -> bool {
         self.near.has(NearLimit::CROSSED)
     }
@@ -212,7 +205,6 @@ impl LimitStatus {
     /// Creates a status for a custom limiter: the limit's name, its own verdict and its snapshot.
     ///
     /// Replaces characters that a name cannot contain by `?`: see [`Limit::new`](crate::Limit::new).
-    #[must_use]
     pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, snapshot: impl Into<LazySnapshot>) -> Self {
         let name = match name.into() {
             name if first_invalid_name_char(&name).is_none() => name,
@@ -222,44 +214,37 @@ impl LimitStatus {
     }
 
     /// Returns the limit's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_str()
     }
 
     /// Returns this limit's own verdict, regardless of the other limits.
-    #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict.unpack()
     }
 
     /// Returns limit, window, remaining, reset and the time until the next token.
-    #[must_use]
     pub fn snapshot(&self) -> LimitSnapshot {
         self.snapshot.compute()
     }
 
     /// Returns the largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
-    #[must_use]
     pub fn limit(&self) -> u64 {
         self.snapshot().limit
     }
 
     /// Returns the time in which [`limit`](Self::limit) becomes available again. `None` for a limit on requests
     /// [in flight](crate::InFlight), which has no window.
-    #[must_use]
     pub fn window(&self) -> Option<Duration> {
         self.snapshot().window
     }
 
     /// Returns the largest cost that is allowed now, rounded down.
-    #[must_use]
     pub fn remaining(&self) -> u64 {
         self.snapshot().remaining
     }
 
     /// Returns the time until the key is idle, zero if it is idle.
-    #[must_use]
     pub fn reset(&self) -> Duration {
         self.snapshot().reset
     }
@@ -267,7 +252,6 @@ impl LimitStatus {
     /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum. While fewer units are
     /// left than are [kept free](crate::Limit::keep_free_by) from the request, an upper bound: [`reset`](Self::reset), or the
     /// wait of a denied request, which is exact for a cost of 1.
-    #[must_use]
     pub fn next_token_after(&self) -> Duration {
         self.snapshot().next_token_after
     }

@@ -21,7 +21,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// Returns whether the request is allowed, now or after a delay.
-    #[must_use]
     pub const fn is_allowed(self) -> bool {
         matches!(self, Self::Allowed | Self::AllowedAfter(_))
     }

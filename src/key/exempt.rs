@@ -15,7 +15,6 @@ pub struct ExemptIf<K, P> {
 
 impl<K, P> ExemptIf<K, P> {
     /// Exempts requests that `exempt` matches, and extracts the key of all others with `key`.
-    #[must_use]
     pub const fn new(key: K, exempt: P) -> Self {
         Self { key, exempt }
     }
@@ -65,7 +64,6 @@ pub struct Preflight;
 
 impl Preflight {
     /// Whether `request` is a CORS preflight request, for closures that combine conditions.
-    #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool {
         request.method() == Method::OPTIONS
             && request.headers().contains_key(header::ORIGIN)
@@ -94,7 +92,6 @@ impl ExactPaths {
 
 impl ExactPaths {
     /// Whether the request's path is one of the paths, for closures that combine conditions.
-    #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool {
         let path = path_of(request);
         self.0.iter().any(|exact| exact == path)
@@ -147,13 +144,11 @@ impl<S> InNetworks<S> {
     }
 
     /// Whether `address` is in one of the networks.
-    #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.networks.contains(address)
     }
 
     /// Whether the request's address is known and in one of the networks, for closures that combine conditions.
-    #[must_use]
     pub fn matches<Request>(&self, request: &Request) -> bool
     where
         S: KnownAddress<Request>,

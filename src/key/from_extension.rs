@@ -25,7 +25,6 @@ pub struct FromExtension<T>(PhantomData<fn() -> T>);
 
 impl<T> FromExtension<T> {
     /// Creates an extractor that reads the extension of type `T`.
-    #[must_use]
     pub const fn new() -> Self {
         Self(PhantomData)
     }

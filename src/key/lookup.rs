@@ -85,11 +85,7 @@ impl<S, F: Clone> Layer<S> for LookupLayer<F> {
     }
 }
 
-impl<F> fmt::Debug for LookupLayer<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LookupLayer").finish_non_exhaustive()
-    }
-}
+impl_debug!([F] LookupLayer<F> {});
 
 /// The service of [`LookupLayer`].
 #[derive(Clone, Copy)]
@@ -98,11 +94,7 @@ pub struct Lookup<S, F> {
     lookup: F,
 }
 
-impl<S: fmt::Debug, F> fmt::Debug for Lookup<S, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lookup").field("inner", &self.inner).finish_non_exhaustive()
-    }
-}
+impl_debug!([S: fmt::Debug, F] Lookup<S, F> { inner });
 
 impl<B, S, F, L, T> Service<Request<B>> for Lookup<S, F>
 where
@@ -183,8 +175,4 @@ where
 
 const POLLED_AFTER_COMPLETION: &str = "`LookupFuture` polled after completion";
 
-impl<B, S: Service<Request<B>>, L> fmt::Debug for LookupFuture<B, S, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LookupFuture").finish_non_exhaustive()
-    }
-}
+impl_debug!([B, S: Service<Request<B>>, L] LookupFuture<B, S, L> {});

@@ -43,7 +43,6 @@ impl MissingKey {
     ///
     /// Another extractor may find a key ([`Or`](super::Or)), and the layer may forward the request without a limit
     /// ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)).
-    #[must_use]
     pub fn from_request(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: Reason::Text(reason.into()), kind: Kind::Absent }
     }
@@ -52,7 +51,6 @@ impl MissingKey {
     ///
     /// Neither another extractor nor [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) applies.
     /// [`exempt_if`](crate::RateLimitLayer::exempt_if) does, because an exempt request needs no key.
-    #[must_use]
     pub fn unusable(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: Reason::Text(reason.into()), kind: Kind::Unusable }
     }
@@ -60,7 +58,6 @@ impl MissingKey {
     /// The server is misconfigured, so that no request has a key. Rejected with status 500.
     ///
     /// Only observers receive the reason. Clients receive the text `server misconfigured`.
-    #[must_use]
     pub fn from_server(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: Reason::Text(reason.into()), kind: Kind::Misconfigured }
     }
@@ -82,7 +79,6 @@ impl MissingKey {
     }
 
     /// Returns the reason.
-    #[must_use]
     pub fn reason(&self) -> Cow<'_, str> {
         match &self.reason {
             Reason::Text(text) => Cow::Borrowed(text),
@@ -91,13 +87,11 @@ impl MissingKey {
     }
 
     /// Whether the server is misconfigured.
-    #[must_use]
     pub fn is_server_error(&self) -> bool {
         self.kind == Kind::Misconfigured
     }
 
     /// Whether the key is unusable.
-    #[must_use]
     pub fn is_unusable(&self) -> bool {
         self.kind == Kind::Unusable
     }

@@ -50,6 +50,7 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 /// If a client can invent the first key, it can use a new key for each request. Reject invalid API keys outside of
 /// the rate limiter, or look them up before: see [`LookupLayer`](super::LookupLayer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct Or<A, B> {
     first: A,
     second: B,
@@ -57,7 +58,6 @@ pub struct Or<A, B> {
 
 impl<A, B> Or<A, B> {
     /// Combines two extractors. Closures have no method `or`, so use this function for them.
-    #[must_use]
     pub const fn new(first: A, second: B) -> Self {
         Self { first, second }
     }
@@ -85,7 +85,6 @@ macro_rules! has_or {
         $(
             impl<$($parameter),*> $extractor {
                 /// Uses `other` if this key is absent: see [`Or`](crate::key::Or).
-                #[must_use]
                 pub const fn or<Other>(self, other: Other) -> Or<Self, Other> {
                     Or::new(self, other)
                 }

@@ -35,7 +35,6 @@ impl KeyText {
     pub const MAX_LEN: usize = 63;
 
     /// Creates a key from any bytes.
-    #[must_use]
     pub fn new(text: &[u8]) -> Self {
         match Self::verbatim(text) {
             // A text that begins like a digest is replaced, too: otherwise it could equal the digest of another text.
@@ -72,7 +71,6 @@ impl KeyText {
     }
 
     /// Returns the stored bytes: the text or its digest.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }

@@ -56,8 +56,4 @@ where
     }
 }
 
-impl<P: fmt::Debug, F> fmt::Debug for OnlyIf<P, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnlyIf").field("sub_key", &self.sub_key).finish_non_exhaustive()
-    }
-}
+impl_debug!([P: fmt::Debug, F] OnlyIf<P, F> { sub_key });

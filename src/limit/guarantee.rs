@@ -86,7 +86,6 @@ impl<A, P> Limit<A, P> {
     /// // Every other tenant still has its burst.
     /// assert!((2..=8).all(|tenant| limiter.check(&Call { tenant }, 20).is_allowed()));
     /// ```
-    #[must_use]
     pub fn guarantee(mut self, sub_keys: u64) -> Self {
         (self.share, self.share_units) = (ShareRole::Share, sub_keys);
         self

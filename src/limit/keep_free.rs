@@ -105,8 +105,4 @@ where
     }
 }
 
-impl<P: fmt::Debug, F> fmt::Debug for KeepFree<P, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeepFree").field("sub_key", &self.sub_key).finish_non_exhaustive()
-    }
-}
+impl_debug!([P: fmt::Debug, F] KeepFree<P, F> { sub_key });

@@ -73,6 +73,7 @@ use crate::decision::{Name, ShareRole, Unit};
 /// assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
 /// ```
 #[derive(Clone)]
+#[must_use]
 pub struct Limit<A, P = WholeKey> {
     name: Name,
     algorithm: A,
@@ -241,7 +242,6 @@ impl<A, P> Limit<A, P> {
     /// If you enforce the limit later, it applies with the usage that the shadow counted: a key that the shadow would
     /// have denied is denied at once. Limits in Redis, and [replaced](crate::Memory::replace) limits in memory, keep the
     /// usage if the limit keeps its name, algorithm and sub-key.
-    #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
@@ -274,7 +274,6 @@ impl<A, P> Limit<A, P> {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn fixed_cost(mut self, cost: u64) -> Self {
         self.cost = LimitCost::Fixed(cost);
         self
@@ -301,7 +300,6 @@ impl<A, P> Limit<A, P> {
     /// let remaining: Vec<u64> = decision.limits().iter().map(|limit| limit.remaining()).collect();
     /// assert_eq!(remaining, [59, 38_800, 4_000]);
     /// ```
-    #[must_use]
     pub fn cost_of(mut self, unit: impl Into<Cow<'static, str>>) -> Self {
         self.cost = LimitCost::OfUnit(Unit::named(unit));
         self
@@ -316,7 +314,6 @@ impl<A, P> Limit<A, P> {
     }
 
     /// Returns the limit's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_str()
     }

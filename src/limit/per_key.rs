@@ -1,4 +1,3 @@
-use std::fmt;
 use std::marker::PhantomData;
 
 use crate::algorithm::Algorithm;
@@ -36,8 +35,4 @@ pub fn per_key<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A>(select: F) -> PerKey
 #[doc(hidden)]
 pub struct PerKey<F, A>(pub(super) F, PhantomData<fn() -> A>);
 
-impl<F, A> fmt::Debug for PerKey<F, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PerKey").finish_non_exhaustive()
-    }
-}
+impl_debug!([F, A] PerKey<F, A> {});

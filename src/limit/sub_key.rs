@@ -1,4 +1,3 @@
-use std::fmt;
 use std::marker::PhantomData;
 
 /// Returns the part of a key by which a limit counts: the sub-key.
@@ -74,11 +73,7 @@ impl<F: Clone, Returned> Clone for KeyedBy<F, Returned> {
     }
 }
 
-impl<F, Returned> fmt::Debug for KeyedBy<F, Returned> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedBy").finish_non_exhaustive()
-    }
-}
+impl_debug!([F, Returned] KeyedBy<F, Returned> {});
 
 impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     type SubKey = Key;

@@ -1,6 +1,5 @@
 //! The near-limit signal: a mark on a limit, and the keys that have crossed the mark recently.
 
-use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -48,7 +47,6 @@ impl<A, P> Limit<A, P> {
     /// assert_eq!(crossed.iter().position(|crossed| *crossed), Some(7));
     /// assert!(limiter.check("alice", 1).is_near_limit());
     /// ```
-    #[must_use]
     pub fn warn_at(self, part: f64) -> Self {
         self.warn_at_mark(Some(WarnAt::new(part)))
     }
@@ -181,8 +179,4 @@ impl RecentEvents {
     }
 }
 
-impl fmt::Debug for WarnKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WarnKeys").field("warn_at", &self.warn_at).finish_non_exhaustive()
-    }
-}
+impl_debug!(WarnKeys { warn_at });

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
@@ -53,8 +52,4 @@ impl<Key: ?Sized> Clone for BoxLimiter<Key> {
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BoxLimiter").finish_non_exhaustive()
-    }
-}
+impl_debug!([Key: ?Sized] BoxLimiter<Key> {});

@@ -50,6 +50,7 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 /// // In production, around `Redis` instead of `Memory`.
 /// let limiter = DeniedCache::new(Memory::<u64, _>::new(FixedWindow::new(Quota::per_minute(100))));
 /// ```
+#[must_use]
 pub struct DeniedCache<L, C = SystemClock> {
     limiter: L,
     max_age: Duration,
@@ -138,7 +139,6 @@ impl<L, C: Clock> DeniedCache<L, C> {
     /// Bounds the time for which the cache keeps a denial, and so the time for which a stale denial lasts.
     ///
     /// Applies to the denials that this handle and its later clones cache.
-    #[must_use]
     pub fn max_age(mut self, max_age: Duration) -> Self {
         self.max_age = max_age;
         self
@@ -344,8 +344,4 @@ impl<L: Clone, C> Clone for DeniedCache<L, C> {
     }
 }
 
-impl<L: fmt::Debug, C> fmt::Debug for DeniedCache<L, C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeniedCache").field("limiter", &self.limiter).finish_non_exhaustive()
-    }
-}
+impl_debug!([L: fmt::Debug, C] DeniedCache<L, C> { limiter });

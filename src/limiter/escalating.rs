@@ -88,6 +88,7 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// If the counts are unavailable, the denial does not count. If the caller drops the future, a denial may not count; a
 /// block that has begun is set (feature `timer`).
+#[must_use]
 pub struct Escalating<L, C> {
     shared: Arc<Shared<L, C>>,
     observers: Observers,
@@ -129,14 +130,12 @@ impl<L, C> Escalating<L, C> {
     }
 
     /// Adds an observer, which receives an [`Escalated`](Event::Escalated) for each block.
-    #[must_use]
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
         self.observers.add(observer);
         self
     }
 
     /// Returns the limiter inside, for operations that only its type has.
-    #[must_use]
     pub fn get_ref(&self) -> &L {
         &self.shared.limiter
     }

@@ -261,13 +261,11 @@ impl Held {
     }
 
     /// Returns the held cost of limits that name no unit.
-    #[must_use]
     pub fn cost(&self) -> u64 {
         self.0.as_ref().map_or(0, |parts| parts.cost())
     }
 
     /// Returns the held costs: [`cost`](Self::cost), and the costs in units.
-    #[must_use]
     pub fn costs(&self) -> Costs {
         self.0.as_ref().map_or(Costs::from(0), |parts| parts.costs())
     }

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::hash::Hash;
 
 use super::capacity::limit_id;
@@ -87,11 +86,7 @@ impl<'a> LimitsOfKey<'a> {
     }
 }
 
-impl fmt::Debug for LimitsOfKey<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitsOfKey").finish_non_exhaustive()
-    }
-}
+impl_debug!(LimitsOfKey<'_> {});
 
 #[cfg(all(test, not(loom)))]
 mod tests {

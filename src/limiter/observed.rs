@@ -44,6 +44,7 @@ use crate::runtime::Instant;
 ///
 /// `until_ready`, `LimitedStream` and `LimitedSink` ask again after a denial, and each ask counts.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Observed<L> {
     limiter: L,
     observers: Observers,
@@ -56,7 +57,6 @@ impl<L> Observed<L> {
     }
 
     /// Adds an observer. Every added observer receives each event.
-    #[must_use]
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
         self.observers.add(observer);
         self

@@ -75,19 +75,16 @@ impl Reservation {
     }
 
     /// Returns the held cost of limits that name no unit.
-    #[must_use]
     pub fn reserved(&self) -> u64 {
         self.held.as_ref().map_or(0, Held::cost)
     }
 
     /// Returns the amount spent until now, apart from the [units](Self::spent_costs).
-    #[must_use]
     pub fn spent(&self) -> u64 {
         self.spent.number().unwrap_or(0)
     }
 
     /// Returns the costs spent until now.
-    #[must_use]
     pub fn spent_costs(&self) -> Costs {
         self.spent
     }

@@ -140,11 +140,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// [`Http`] with options, [`RejectWithError`](crate::response::RejectWithError), a closure, or another
     /// [responder](crate::response).
     pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T, E> {
-        let Config { extractor, limiter, responder: _, cost_policy, missing_key, wait, observers, first_requests } =
-            self.config;
-        let config =
-            Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
-        RateLimitLayer { config, end: PhantomData }
+        self.map_parts(|extractor, _, cost_policy| (extractor, responder, cost_policy))
     }
 
     /// Sets what the layer does with a request whose key is absent. By default the layer rejects it.
@@ -170,12 +166,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///     .exempt_if(Preflight);
     /// ```
     pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T, E> {
-        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests } =
-            self.config;
-        let extractor = ExemptIf::new(extractor, exempt);
-        let config =
-            Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
-        RateLimitLayer { config, end: PhantomData }
+        self.map_parts(|extractor, responder, cost_policy| (ExemptIf::new(extractor, exempt), responder, cost_policy))
     }
 
     /// Sets the cost of a request: a closure `|request: &Request| -> u64`. A cost of zero charges nothing.
@@ -302,9 +293,13 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     }
 
     fn with_cost_policy<U>(self, wrap: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U, E> {
+        self.map_parts(|extractor, responder, cost_policy| (extractor, responder, wrap(cost_policy)))
+    }
+
+    fn map_parts<L, U, V>(self, map: impl FnOnce(K, R, T) -> (L, U, V)) -> RateLimitLayer<L, A, U, V, E> {
         let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests } =
             self.config;
-        let cost_policy = wrap(cost_policy);
+        let (extractor, responder, cost_policy) = map(extractor, responder, cost_policy);
         let config =
             Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers, first_requests };
         RateLimitLayer { config, end: PhantomData }

@@ -287,7 +287,6 @@ pub enum ShedCause {
 
 impl ShedCause {
     /// Returns the cause as a label for metrics and logs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotSent => "not_sent",
@@ -310,7 +309,6 @@ pub enum WaitEnd {
 
 impl WaitEnd {
     /// Returns the end as a label for metrics and logs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Served => "served",
@@ -332,7 +330,6 @@ pub enum Direction {
 
 impl Direction {
     /// Returns the direction as a label for metrics and logs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Download => "download",
@@ -356,49 +353,41 @@ pub enum Stage {
 /// Events that a middleware or a limiter of your own emits. [`Exempt`](Self::Exempt) has no fields.
 impl<'a> Event<'a> {
     /// Creates [`Decided`](Self::Decided).
-    #[must_use]
     pub const fn decided(decision: &'a Decision, elapsed: Option<Duration>) -> Self {
         Self::Decided { decision, elapsed }
     }
 
     /// Creates [`MissingKey`](Self::MissingKey).
-    #[must_use]
     pub const fn missing_key(reason: &'a dyn fmt::Display, server_error: bool, forwarded: bool) -> Self {
         Self::MissingKey { reason: Reason(reason), server_error, forwarded }
     }
 
     /// Creates [`Failed`](Self::Failed).
-    #[must_use]
     pub const fn failed(error: &'a Error, elapsed: Option<Duration>) -> Self {
         Self::Failed { error, elapsed }
     }
 
     /// Creates [`Abandoned`](Self::Abandoned).
-    #[must_use]
     pub const fn abandoned(stage: Stage) -> Self {
         Self::Abandoned { stage }
     }
 
     /// Creates [`Settled`](Self::Settled).
-    #[must_use]
     pub const fn settled(unit: Option<&'a str>, held: u64, actual: u64) -> Self {
         Self::Settled { unit, held, actual }
     }
 
     /// Creates [`InFlightStarted`](Self::InFlightStarted).
-    #[must_use]
     pub const fn in_flight_started(cost: u64) -> Self {
         Self::InFlightStarted { cost }
     }
 
     /// Creates [`InFlightEnded`](Self::InFlightEnded).
-    #[must_use]
     pub const fn in_flight_ended(cost: u64, lasted: Duration) -> Self {
         Self::InFlightEnded { cost, lasted }
     }
 
     /// Creates [`Warning`](Self::Warning).
-    #[must_use]
     pub const fn warning(message: &'a str) -> Self {
         Self::Warning { message }
     }
@@ -409,13 +398,24 @@ impl Event<'_> {
     ///
     /// `None` if the event is not a terminal event. The outcomes are `allowed`, `delayed` (allowed after a wait),
     /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed` and `abandoned`.
-    #[must_use]
     pub fn outcome(&self) -> Option<&'static str> {
-        self.request_outcome().map(RequestOutcome::name)
+        Some(match self {
+            Self::Decided { decision, .. } => match decision.verdict() {
+                Verdict::Allowed => "allowed",
+                Verdict::AllowedAfter(_) => "delayed",
+                Verdict::Denied { .. } => "denied",
+                Verdict::ExceedsLimit => "exceeds_limit",
+            },
+            Self::Exempt => "exempt",
+            Self::MissingKey { forwarded: false, .. } => "missing_key",
+            Self::MissingKey { forwarded: true, .. } => "missing_key_exempt",
+            Self::Failed { .. } => "failed",
+            Self::Abandoned { .. } => "abandoned",
+            _ => return None,
+        })
     }
 
     /// Returns the name of the most restrictive limit, or of the limit that the event is about.
-    #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
             Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
@@ -429,7 +429,6 @@ impl Event<'_> {
     }
 
     /// Returns the source of the decision as a label: `store`, `lease`, `cache`, `fallback` or `no_limit`.
-    #[must_use]
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };
         Some(match decision.source() {
@@ -439,52 +438,5 @@ impl Event<'_> {
             DecisionSource::Fallback => "fallback",
             DecisionSource::NoLimit => "no_limit",
         })
-    }
-
-    pub(super) fn request_outcome(&self) -> Option<RequestOutcome> {
-        Some(match self {
-            Self::Decided { decision, .. } => match decision.verdict() {
-                Verdict::Allowed => RequestOutcome::Allowed,
-                Verdict::AllowedAfter(_) => RequestOutcome::Delayed,
-                Verdict::Denied { .. } => RequestOutcome::Denied,
-                Verdict::ExceedsLimit => RequestOutcome::ExceedsLimit,
-            },
-            Self::Exempt => RequestOutcome::Exempt,
-            Self::MissingKey { forwarded: false, .. } => RequestOutcome::MissingKey,
-            Self::MissingKey { forwarded: true, .. } => RequestOutcome::MissingKeyExempt,
-            Self::Failed { .. } => RequestOutcome::Failed,
-            Self::Abandoned { .. } => RequestOutcome::Abandoned,
-            _ => return None,
-        })
-    }
-}
-
-/// The outcome of a request, one per terminal event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestOutcome {
-    Allowed,
-    Delayed,
-    Denied,
-    ExceedsLimit,
-    Exempt,
-    MissingKey,
-    MissingKeyExempt,
-    Failed,
-    Abandoned,
-}
-
-impl RequestOutcome {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Delayed => "delayed",
-            Self::Denied => "denied",
-            Self::ExceedsLimit => "exceeds_limit",
-            Self::Exempt => "exempt",
-            Self::MissingKey => "missing_key",
-            Self::MissingKeyExempt => "missing_key_exempt",
-            Self::Failed => "failed",
-            Self::Abandoned => "abandoned",
-        }
     }
 }

@@ -7,7 +7,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::event::{Direction, Event, RequestOutcome, WaitEnd};
+use super::event::{Direction, Event, WaitEnd};
 use super::observer::Observer;
 
 /// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
@@ -35,10 +35,7 @@ struct Recorder {
     described: Once,
     // Created on first use, so that no page lists what never happens.
     waits: OnceLock<Waits>,
-    settled: OnceLock<[Counter; 3]>,
     in_flight: OnceLock<(Gauge, Histogram)>,
-    batches: OnceLock<(Histogram, Histogram, Counter)>,
-    leases: OnceLock<[Counter; 5]>,
 }
 
 /// The metrics of waiting requests.
@@ -55,36 +52,53 @@ struct Waits {
 struct LimitCounters {
     limit: String,
     /// By outcome and source, created on first use.
-    counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES],
+    counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES.len()],
     decision_times: [OnceLock<Histogram>; SOURCES.len()],
-    shadow: OnceLock<Counter>,
-    shadow_uncounted: OnceLock<Counter>,
-    near: OnceLock<Counter>,
+    /// By the index of [`OF_LIMIT`].
+    of_limit: [OnceLock<Counter>; OF_LIMIT.len()],
     /// By direction.
     paced: [OnceLock<(Counter, Histogram)>; 2],
 }
 
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
-const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
+const OUTCOMES: [&str; 9] = [
+    "allowed",
+    "delayed",
+    "denied",
+    "exceeds_limit",
+    "exempt",
+    "missing_key",
+    "missing_key_exempt",
+    "failed",
+    "abandoned",
+];
 const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "no_limit", NONE];
+
+/// Counters that each limit has.
+const OF_LIMIT: [&str; 4] = [
+    "ratelimit_shadow_denied_total",
+    "ratelimit_shadow_uncounted_total",
+    "ratelimit_near_limit_total",
+    "ratelimit_escalations_total",
+];
+const SHADOW_DENIED: usize = 0;
+const SHADOW_UNCOUNTED: usize = 1;
+const NEAR_LIMIT: usize = 2;
+const ESCALATIONS: usize = 3;
 
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
     pub const MAX_LIMITS: usize = 100;
 
     /// Creates an observer whose metrics carry the label `limiter` with this value, to distinguish layers.
-    #[must_use]
     pub fn new(limiter: &str) -> Self {
         Self(Arc::new(Recorder {
             limiter: limiter.into(),
             requests: ArcSwap::default(),
             described: Once::new(),
             waits: OnceLock::new(),
-            settled: OnceLock::new(),
             in_flight: OnceLock::new(),
-            batches: OnceLock::new(),
-            leases: OnceLock::new(),
         }))
     }
 }
@@ -112,28 +126,12 @@ impl Recorder {
         })
     }
 
-    fn settled(&self, held: u64, actual: u64) {
-        let [settled, released, surcharged] = self.settled.get_or_init(|| {
-            [
-                counter!("ratelimit_settled_total", "limiter" => self.limiter()),
-                counter!("ratelimit_released_total", "limiter" => self.limiter()),
-                counter!("ratelimit_surcharged_total", "limiter" => self.limiter()),
-            ]
-        });
-        settled.increment(held.min(actual));
-        released.increment(held.saturating_sub(actual));
-        surcharged.increment(actual.saturating_sub(held));
-    }
-
-    fn settled_in(&self, unit: &str, held: u64, actual: u64) {
-        let counts = [
-            ("ratelimit_settled_total", held.min(actual)),
-            ("ratelimit_released_total", held.saturating_sub(actual)),
-            ("ratelimit_surcharged_total", actual.saturating_sub(held)),
-        ];
-        for (name, count) in counts {
-            counter!(name, "limiter" => self.limiter(), "unit" => unit.to_owned()).increment(count);
-        }
+    fn settled(&self, unit: Option<&str>, held: u64, actual: u64) {
+        let mut labels = vec![("limiter", self.limiter())];
+        labels.extend(unit.map(|unit| ("unit", unit.to_owned())));
+        counter!("ratelimit_settled_total", &labels).increment(held.min(actual));
+        counter!("ratelimit_released_total", &labels).increment(held.saturating_sub(actual));
+        counter!("ratelimit_surcharged_total", &labels).increment(actual.saturating_sub(held));
     }
 
     fn in_flight(&self) -> &(Gauge, Histogram) {
@@ -143,31 +141,18 @@ impl Recorder {
         })
     }
 
-    /// Counts a report of a lease: 1, and the units granted, spent, returned and lost.
-    fn lease_renewed(&self, counts: [u64; 5]) {
-        let counters = self.leases.get_or_init(|| {
-            let units = |result: &'static str| {
-                counter!("ratelimit_lease_units_total", "limiter" => self.limiter(), "result" => result)
-            };
-            let reports = counter!("ratelimit_lease_reports_total", "limiter" => self.limiter());
-            [reports, units("granted"), units("spent"), units("returned"), units("lost")]
-        });
-        for (counter, count) in counters.iter().zip(counts) {
-            counter.increment(count);
+    fn lease_renewed(&self, units: [(&'static str, u64); 4]) {
+        counter!("ratelimit_lease_reports_total", "limiter" => self.limiter()).increment(1);
+        for (result, units) in units {
+            counter!("ratelimit_lease_units_total", "limiter" => self.limiter(), "result" => result).increment(units);
         }
     }
 
     fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
-        let (sizes, times, errors) = self.batches.get_or_init(|| {
-            (
-                histogram!("ratelimit_batch_size", "limiter" => self.limiter()),
-                histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()),
-                counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()),
-            )
-        });
-        sizes.record(f64::from(u32::try_from(size).unwrap_or(u32::MAX)));
-        times.record(elapsed);
-        errors.increment(u64::from(is_error));
+        let size = f64::from(u32::try_from(size).unwrap_or(u32::MAX));
+        histogram!("ratelimit_batch_size", "limiter" => self.limiter()).record(size);
+        histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()).record(elapsed);
+        counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()).increment(u64::from(is_error));
     }
 
     fn breaker(&self, store: &str, is_open: bool) {
@@ -202,27 +187,31 @@ impl Recorder {
     }
 
     /// Counts the terminal event of one request.
-    fn count(&self, event: &Event<'_>, outcome: RequestOutcome, elapsed: Option<Duration>) {
+    fn count(&self, event: &Event<'_>, outcome: &str) {
+        let index = |names: &[&str], name| names.iter().position(|known| *known == name).unwrap_or(names.len() - 1);
+        let indices = (index(&OUTCOMES, outcome), index(&SOURCES, event.source().unwrap_or(NONE)));
+        let elapsed = match *event {
+            Event::Decided { elapsed, .. } | Event::Failed { elapsed, .. } => elapsed,
+            _ => None,
+        };
         let limit = event.limit().unwrap_or(NONE);
-        let name = event.source().unwrap_or(NONE);
-        let source = SOURCES.iter().position(|known| *known == name).unwrap_or(SOURCES.len() - 1);
         let known = self.requests.load();
         // The load guard avoids a clone of the `Arc`, two contended atomic operations a request.
         if let Some(counters) = find(&known, limit) {
-            self.count_in(counters, outcome, source, elapsed);
+            self.count_in(counters, indices, elapsed);
         } else {
             drop(known);
-            self.count_in(&self.limit_counters(limit), outcome, source, elapsed);
+            self.count_in(&self.limit_counters(limit), indices, elapsed);
         }
     }
 
-    fn count_in(&self, counters: &LimitCounters, outcome: RequestOutcome, source: usize, elapsed: Option<Duration>) {
+    fn count_in(&self, counters: &LimitCounters, (outcome, source): (usize, usize), elapsed: Option<Duration>) {
         let limit = || counters.limit.clone();
-        let counter = counters.counts[outcome as usize][source].get_or_init(|| {
+        let counter = counters.counts[outcome][source].get_or_init(|| {
             counter!(
                 "ratelimit_requests_total",
                 "limiter" => self.limiter(), "limit" => limit(),
-                "outcome" => outcome.name(), "source" => SOURCES[source]
+                "outcome" => OUTCOMES[outcome], "source" => SOURCES[source]
             )
         });
         counter.increment(1);
@@ -237,21 +226,11 @@ impl Recorder {
         }
     }
 
-    fn shadow_denied(&self, limit: &str) {
+    /// Counts in a counter of [`OF_LIMIT`].
+    fn count_of_limit(&self, index: usize, limit: &str) {
         let counters = self.limit_counters(limit);
-        let counter = counters.shadow.get_or_init(|| {
-            let limit = counters.limit.clone();
-            counter!("ratelimit_shadow_denied_total", "limiter" => self.limiter(), "limit" => limit)
-        });
-        counter.increment(1);
-    }
-
-    fn near_limit(&self, limit: &str) {
-        let counters = self.limit_counters(limit);
-        let counter = counters.near.get_or_init(|| {
-            let limit = counters.limit.clone();
-            counter!("ratelimit_near_limit_total", "limiter" => self.limiter(), "limit" => limit)
-        });
+        let counter = counters.of_limit[index]
+            .get_or_init(|| counter!(OF_LIMIT[index], "limiter" => self.limiter(), "limit" => counters.limit.clone()));
         counter.increment(1);
     }
 
@@ -270,15 +249,6 @@ impl Recorder {
             seconds.record(waited);
         }
     }
-
-    fn shadow_uncounted(&self, limit: &str) {
-        let counters = self.limit_counters(limit);
-        let counter = counters.shadow_uncounted.get_or_init(|| {
-            let limit = counters.limit.clone();
-            counter!("ratelimit_shadow_uncounted_total", "limiter" => self.limiter(), "limit" => limit)
-        });
-        counter.increment(1);
-    }
 }
 
 const OTHER: &str = "other";
@@ -292,11 +262,9 @@ impl LimitCounters {
     fn new(limit: &str) -> Self {
         Self {
             limit: limit.to_owned(),
-            counts: [const { [const { OnceLock::new() }; SOURCES.len()] }; OUTCOMES],
+            counts: [const { [const { OnceLock::new() }; SOURCES.len()] }; OUTCOMES.len()],
             decision_times: [const { OnceLock::new() }; SOURCES.len()],
-            shadow: OnceLock::new(),
-            shadow_uncounted: OnceLock::new(),
-            near: OnceLock::new(),
+            of_limit: [const { OnceLock::new() }; OF_LIMIT.len()],
             paced: [const { OnceLock::new() }; 2],
         }
     }
@@ -306,35 +274,27 @@ impl Observer for Metrics {
     fn observe(&self, event: &Event<'_>) {
         let recorder = &*self.0;
         recorder.described.call_once(describe);
+        if let Some(outcome) = event.outcome() {
+            recorder.count(event, outcome);
+        }
         match *event {
-            Event::Decided { decision, elapsed } => {
-                if let Some(outcome) = event.request_outcome() {
-                    recorder.count(event, outcome, elapsed);
-                }
+            Event::Decided { decision, .. } => {
                 if decision.is_denied_by_leases() {
                     counter!("ratelimit_denied_by_leases_total", "limiter" => recorder.limiter()).increment(1);
                 }
-                decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
+                decision.shadow_denials().for_each(|limit| recorder.count_of_limit(SHADOW_DENIED, limit.name()));
                 let crossed = decision.limits().iter().filter(|limit| limit.crossed_mark());
-                crossed.for_each(|limit| recorder.near_limit(limit.name()));
+                crossed.for_each(|limit| recorder.count_of_limit(NEAR_LIMIT, limit.name()));
             }
-            // Each crossing is counted above.
-            Event::NearLimit { .. } => {}
-            Event::ShadowUncounted { limit } => recorder.shadow_uncounted(limit),
-            Event::Escalated { limit, .. } => {
-                let limit = recorder.limit_counters(limit).limit.clone();
-                counter!("ratelimit_escalations_total", "limiter" => recorder.limiter(), "limit" => limit).increment(1);
-            }
-            Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
-            Event::MissingKey { server_error, forwarded, .. } => {
-                let outcome = if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
-                recorder.count(event, outcome, None);
+            // Each crossing is counted above, as are these requests.
+            Event::NearLimit { .. } | Event::Failed { .. } | Event::Exempt | Event::Abandoned { .. } => {}
+            Event::ShadowUncounted { limit } => recorder.count_of_limit(SHADOW_UNCOUNTED, limit),
+            Event::Escalated { limit, .. } => recorder.count_of_limit(ESCALATIONS, limit),
+            Event::MissingKey { server_error, .. } => {
                 if server_error {
                     counter!("ratelimit_misconfigured_total", "limiter" => recorder.limiter()).increment(1);
                 }
             }
-            Event::Exempt => recorder.count(event, RequestOutcome::Exempt, None),
-            Event::Abandoned { .. } => recorder.count(event, RequestOutcome::Abandoned, None),
             Event::WaitStarted => recorder.waits().waiters.increment(1.0),
             Event::WaitEnded { waited, end } => {
                 let waits = recorder.waits();
@@ -344,8 +304,7 @@ impl Observer for Metrics {
             }
             Event::WaitRefused => recorder.waits().refused.increment(1),
             Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
-            Event::Settled { unit: None, held, actual } => recorder.settled(held, actual),
-            Event::Settled { unit: Some(unit), held, actual } => recorder.settled_in(unit, held, actual),
+            Event::Settled { unit, held, actual } => recorder.settled(unit, held, actual),
             Event::Paced { direction, error: Some(_), .. } => {
                 let labels = [("limiter", recorder.limiter()), ("direction", direction.name().to_owned())];
                 counter!("ratelimit_paced_errors_total", &labels).increment(1);
@@ -373,7 +332,8 @@ impl Observer for Metrics {
                 counter!("ratelimit_in_flight_uncounted_total", "limiter" => recorder.limiter()).increment(cost);
             }
             Event::LeaseRenewed { granted, spent, returned, lost, .. } => {
-                recorder.lease_renewed([1, granted, spent, returned, lost]);
+                let units = [("granted", granted), ("spent", spent), ("returned", returned), ("lost", lost)];
+                recorder.lease_renewed(units);
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [

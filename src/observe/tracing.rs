@@ -35,6 +35,7 @@ use crate::error::Error;
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(Tracing::new("api"));
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Tracing {
     limiter: Arc<str>,
     log_reasons: bool,
@@ -52,7 +53,6 @@ struct LoggedOnce {
 
 impl Tracing {
     /// Creates an observer whose events carry the field `limiter` with this value, to distinguish layers.
-    #[must_use]
     pub fn new(limiter: &str) -> Self {
         Self { limiter: limiter.into(), log_reasons: false, logged: Arc::default() }
     }
@@ -60,7 +60,6 @@ impl Tracing {
     /// Sets whether to write why a request of a client has no key.
     ///
     /// The reasons of the ready-made extractors contain no text of the request. Those of custom extractors may.
-    #[must_use]
     pub fn log_reasons(mut self, on: bool) -> Self {
         self.log_reasons = on;
         self

@@ -22,6 +22,7 @@ use crate::waiting::Caller;
 ///
 /// To limit both directions, use two layers, with one limiter or with two.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct PacingLayer<K, L, D> {
     config: Arc<Config<K, L>>,
     direction: PhantomData<fn() -> D>,
@@ -68,7 +69,6 @@ impl<K, L, D> PacingLayer<K, L, D> {
     }
 
     /// Sets how long a chunk waits at most. A body whose chunk would wait longer ends with an error. The default is 30 s.
-    #[must_use]
     pub fn max_wait(mut self, max_wait: Duration) -> Self
     where
         K: Clone,
@@ -80,7 +80,6 @@ impl<K, L, D> PacingLayer<K, L, D> {
 
     /// Adds an observer, which receives an [`Event::Paced`](crate::observe::Event::Paced) for each chunk: `observe::Metrics`
     /// counts the bytes.
-    #[must_use]
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self
     where
         K: Clone,

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -63,8 +62,4 @@ where
     }
 }
 
-impl<F, B: Body<Data = Bytes>> fmt::Debug for ReadAheadFuture<F, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAheadFuture").field("reads", &self.reads).finish_non_exhaustive()
-    }
-}
+impl_debug!([F, B: Body<Data = Bytes>] ReadAheadFuture<F, B> { reads });

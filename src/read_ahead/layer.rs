@@ -1,5 +1,3 @@
-use std::fmt;
-
 use tower_layer::Layer;
 
 use super::bounds::Bounds;
@@ -91,11 +89,7 @@ pub struct SameBody;
 #[doc(hidden)]
 pub struct MapBody<F>(pub(super) F);
 
-impl<F> fmt::Debug for MapBody<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MapBody").finish_non_exhaustive()
-    }
-}
+impl_debug!([F] MapBody<F> {});
 
 impl ReadAheadLayer {
     /// Creates a layer with the default bounds.
@@ -169,7 +163,6 @@ impl<M> ReadAheadLayer<M> {
     }
 
     /// Returns how many bytes the layer buffers now, for all requests.
-    #[must_use]
     pub fn buffered_bytes(&self) -> usize {
         self.bounds.used()
     }
@@ -189,8 +182,4 @@ impl<S, M: Clone> Layer<S> for ReadAheadLayer<M> {
     }
 }
 
-impl<M> fmt::Debug for ReadAheadLayer<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAheadLayer").field("bounds", &self.bounds).finish_non_exhaustive()
-    }
-}
+impl_debug!([M] ReadAheadLayer<M> { bounds });

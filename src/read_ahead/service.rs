@@ -118,11 +118,7 @@ pub(super) fn is_left_alone<B: Body>(request: &Request<B>) -> bool {
     request.body().is_end_stream() || request.headers().contains_key(EXPECT)
 }
 
-impl<S: fmt::Debug, M> fmt::Debug for ReadAhead<S, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAhead").field("inner", &self.inner).field("bounds", &self.bounds).finish_non_exhaustive()
-    }
-}
+impl_debug!([S: fmt::Debug, M] ReadAhead<S, M> { inner, bounds });
 
 /// Keeps the name of a gRPC service, by which tonic routes its requests.
 #[cfg(feature = "tonic")]

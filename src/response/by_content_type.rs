@@ -33,6 +33,7 @@ use crate::observe::Observers;
 /// This works with axum's router as it is. If the body does not implement `From<Bytes>`, as tonic's, use
 /// [`map_body`](Self::map_body).
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct ByContentType<R = Problem> {
     grpc: Grpc,
     http: Http<R>,
@@ -40,7 +41,6 @@ pub struct ByContentType<R = Problem> {
 
 impl<R> ByContentType<R> {
     /// Answers gRPC calls with `grpc`, and all other requests with `http`.
-    #[must_use]
     pub const fn new(grpc: Grpc, http: Http<R>) -> Self {
         Self { grpc, http }
     }
@@ -58,7 +58,6 @@ impl<R> ByContentType<R> {
     }
 
     /// Supports services with any response body, which becomes a [`ResponseBody`](super::ResponseBody).
-    #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
         MapBody(self)
     }

@@ -48,6 +48,7 @@ use crate::observe::Observers;
 ///
 /// [`PeerIp`](crate::PeerIp) finds the peer's address of tonic 0.14 without further setup.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Grpc {
     pub(super) headers: Headers,
     details: bool,
@@ -55,7 +56,6 @@ pub struct Grpc {
 
 impl Grpc {
     /// Creates a responder with `RetryInfo` and `QuotaFailure`.
-    #[must_use]
     pub const fn new() -> Self {
         Self { headers: Headers::none(), details: true }
     }
@@ -63,21 +63,18 @@ impl Grpc {
     /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
     ///
     /// OpenTelemetry's exporters retry after `RESOURCE_EXHAUSTED` only if there is a `RetryInfo`.
-    #[must_use]
     pub fn details(mut self, on: bool) -> Self {
         self.details = on;
         self
     }
 
     /// Sets the header fields that responses carry as metadata, and the extensions: see [`Headers`]. By default none.
-    #[must_use]
     pub fn headers(mut self, headers: Headers) -> Self {
         self.headers = headers;
         self
     }
 
     /// Returns the gRPC status of a rejection, for custom responders, and for handlers that call a limiter themselves.
-    #[must_use]
     pub fn status(&self, rejection: &Rejection) -> Status {
         self.status_after(rejection, self.headers.retry_after(rejection))
     }

@@ -32,6 +32,7 @@ use crate::observe::Observers;
 /// let rejections_only = Http::without_headers();
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub struct Http<R = Problem> {
     pub(super) headers: Headers,
     render: R,
@@ -39,7 +40,6 @@ pub struct Http<R = Problem> {
 
 impl Http {
     /// Creates a responder with rate limit headers and a problem body.
-    #[must_use]
     pub const fn new() -> Self {
         Self { headers: Headers::new(), render: Problem }
     }
@@ -47,7 +47,6 @@ impl Http {
     /// Creates a responder that changes rejections only, and allocates nothing for allowed requests.
     ///
     /// Rejections carry `Retry-After` and `Cache-Control`, and no other headers.
-    #[must_use]
     pub const fn without_headers() -> Self {
         Self { headers: Headers::none(), render: Problem }
     }
@@ -55,7 +54,6 @@ impl Http {
 
 impl<R> Http<R> {
     /// Sets the header fields that responses carry, and the extensions: see [`Headers`].
-    #[must_use]
     pub fn headers(mut self, headers: Headers) -> Self {
         self.headers = headers;
         self
@@ -118,7 +116,6 @@ impl<R> Http<R> {
     /// ```
     ///
     /// [`Parts`]: http::request::Parts
-    #[must_use]
     pub fn render<F>(self, render: F) -> Http<F> {
         Http { headers: self.headers, render }
     }
@@ -159,7 +156,6 @@ impl<R> Http<R> {
     ///
     /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody). A closure of
     /// [`render`](Self::render) returns a `Response<Bytes>` then.
-    #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
         MapBody(self)
     }

@@ -22,7 +22,6 @@ impl RateLimitInfo {
     }
 
     /// Returns the decision, unless the request is exempt.
-    #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
             Self::Decided(decision) => Some(decision),
@@ -33,7 +32,6 @@ impl RateLimitInfo {
     /// Returns whether a limit that is not a shadow is [near](crate::LimitStatus::is_near_limit) after the decision.
     ///
     /// `false` if the request is exempt, or if no limit has a [mark](crate::Limit::warn_at).
-    #[must_use]
     pub fn is_near_limit(&self) -> bool {
         self.decision().is_some_and(Decision::is_near_limit)
     }

@@ -47,7 +47,6 @@ pub struct Problem;
 
 impl Problem {
     /// Returns the response to a rejected request, for closures that render some rejections themselves.
-    #[must_use]
     pub fn render<B: From<Bytes>>(&self, rejection: &Rejection) -> Response<B> {
         let status = status(rejection);
         let mut response = Response::new(B::from(body(rejection, status).into()));

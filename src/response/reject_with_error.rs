@@ -103,19 +103,16 @@ pub struct Rejected {
 
 impl Rejected {
     /// Creates the error of a rejection, for custom responders and for callers of limiters.
-    #[must_use]
     pub const fn new(rejection: Rejection) -> Self {
         Self { rejection }
     }
 
     /// Returns the reason.
-    #[must_use]
     pub fn rejection(&self) -> &Rejection {
         &self.rejection
     }
 
     /// Returns the reason by value.
-    #[must_use]
     pub fn into_rejection(self) -> Rejection {
         self.rejection
     }

@@ -23,7 +23,6 @@ pub enum Rejection {
 
 impl Rejection {
     /// Returns the decision, if a limiter or a policy made one.
-    #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
             Self::OverLimit(decision) => Some(decision),
@@ -34,7 +33,6 @@ impl Rejection {
     /// Returns the time after which a retry may succeed: one second if the limiter could not decide.
     ///
     /// `None` if no retry succeeds.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OverLimit(decision) => decision.retry_after(),
@@ -45,7 +43,6 @@ impl Rejection {
 
     /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1: the value of the header
     /// `Retry-After`.
-    #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after().map(|wait| ceil_seconds(wait).max(1))
     }
@@ -54,7 +51,6 @@ impl Rejection {
     ///
     /// The request lacks data that the server must add, or the limiter returned an error for which
     /// [`is_config`](Error::is_config) or [`is_unsupported`](Error::is_unsupported) holds.
-    #[must_use]
     pub fn is_misconfigured(&self) -> bool {
         match self {
             Self::OverLimit(_) => false,
@@ -66,7 +62,6 @@ impl Rejection {
     /// Whether a limit denied the request: status 429 in HTTP.
     ///
     /// Otherwise the request has no key, or the limiter was unavailable.
-    #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.decision().is_some_and(|decision| decision.source() != DecisionSource::NoLimit)
     }

@@ -26,7 +26,6 @@ pub struct GrpcHint;
 
 impl GrpcHint {
     /// Reads a status, for custom retry loops: see [`RetryAfter::next_delay`](super::RetryAfter::next_delay).
-    #[must_use]
     pub fn read(self, status: &Status) -> RetryHint {
         let pushback = status.metadata().get(PUSHBACK).map(MetadataValue::as_bytes);
         hint(status.code(), pushback, || status.details().to_vec())

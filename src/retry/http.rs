@@ -36,7 +36,6 @@ impl HttpHint {
     ///
     /// See [`RetryAfter::clone_with`](super::RetryAfter::clone_with) for an example. Without the request's `method`,
     /// a 503 is final.
-    #[must_use]
     pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> RetryHint {
         match Reading::of(status, headers) {
             Reading::Rejected(Some(wait)) | Reading::TooFast(wait) => RetryHint::After(wait),
@@ -47,7 +46,6 @@ impl HttpHint {
     }
 
     /// Reads the parts of a response for a gate, for closures: see [`gate`](super::gate).
-    #[must_use]
     pub fn gate_signal(self, status: StatusCode, headers: &HeaderMap) -> GateSignal {
         match Reading::of(status, headers) {
             Reading::Rejected(wait) => GateSignal::Rejected(wait),

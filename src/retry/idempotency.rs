@@ -40,7 +40,6 @@ use http::HeaderValue;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use]
 pub fn idempotency_key() -> HeaderValue {
     let id = format!("\"{:032x}\"", fastrand::u128(..));
     // Visible ASCII only.

@@ -53,11 +53,7 @@ fn version(path: &Path) -> io::Result<Version> {
     Ok((file.modified()?, file.len()))
 }
 
-impl<F> fmt::Debug for RouteFile<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteFile").field("path", &self.path).finish_non_exhaustive()
-    }
-}
+impl_debug!([F] RouteFile<F> { path });
 
 #[cfg(feature = "timer")]
 mod watch {

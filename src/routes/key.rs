@@ -11,6 +11,7 @@ use crate::key::{EncodeKey, Extracted, KeyText, KeyWriter, MissingKey};
 ///
 #[cfg_attr(not(doctest), doc = include_str!("key.md"))]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct RequestKey {
     plain: [Option<KeyText>; PLAIN_PARTS],
     named: Vec<(Arc<str>, KeyText)>,
@@ -18,27 +19,23 @@ pub struct RequestKey {
 
 impl RequestKey {
     /// Creates a key without parts.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Sets the address: the key that the extractor of the layer returns.
-    #[must_use]
     pub fn with_address(mut self, address: &impl EncodeKey) -> Self {
         self.plain[ADDRESS] = Some(text_of(address));
         self
     }
 
     /// Sets the user: the key that the extractor of users returns.
-    #[must_use]
     pub fn with_user(mut self, user: &impl EncodeKey) -> Self {
         self.plain[USER] = Some(text_of(user));
         self
     }
 
     /// Sets the route.
-    #[must_use]
     pub fn with_route(mut self, route: &str) -> Self {
         self.plain[ROUTE] = Some(KeyText::from(route));
         self

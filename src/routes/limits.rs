@@ -80,7 +80,6 @@ impl<A, U, S: RouteStore> RouteLimits<A, U, S> {
     }
 
     /// Returns the limiter, for its operations.
-    #[must_use]
     pub fn limiter(&self) -> &S {
         &self.store
     }
@@ -102,7 +101,6 @@ impl<A, U, S: RouteStore> RouteLimits<A, U, S> {
     }
 
     /// Returns the routes that conditions name and that no request had so far: perhaps their names are wrong.
-    #[must_use]
     pub fn unmatched_routes(&self) -> Vec<String> {
         let plan = self.extractor.plan.load();
         let unmatched = plan.routes.iter().filter(|route| !route.has_matched.load(Ordering::Relaxed));

@@ -26,6 +26,7 @@ use crate::key::{EncodeKey, ExtractKey, Extracted, Host, KeyText, MissingKey, Pa
 ///     .user(|request: &Request<String>| request.extensions().get::<User>().map(|user| user.0));
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct RequestParts<A = PeerIp, U = NoUser> {
     pub(super) address: A,
     pub(super) user: U,
@@ -60,7 +61,6 @@ impl<A, U> RequestParts<A, U> {
 
     /// Sets the pepper of headers, cookies and names of Basic users, whose keyed hashes are equal in all processes with
     /// the same pepper. Limits in Redis by these parts need one.
-    #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Self {
         Self { pepper, is_shared: true, ..self }
     }

@@ -61,7 +61,6 @@ pub struct RoutePolicy(Policy);
 
 impl RoutePolicy {
     /// Returns the policy.
-    #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.0
     }

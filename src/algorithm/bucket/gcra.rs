@@ -38,6 +38,7 @@ use crate::quota::Quota;
 /// const API: Gcra = Gcra::new(Quota::per_second(10)).burst(20);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct Gcra {
     kernel: Bucket,
 }
@@ -50,7 +51,6 @@ impl Gcra {
     /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in
     /// microseconds must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
     /// [`try_new`](Self::try_new) never panics.
-    #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
         Self { kernel: Bucket::unwrap_or_panic(Bucket::new(quota, quota.limit())) }
@@ -74,7 +74,6 @@ impl Gcra {
     ///
     /// Panics if `burst` is zero or over 2^53, or would take over 200 years to fill. In a `const` the compiler
     /// reports the panic. [`try_burst`](Self::try_burst) never panics.
-    #[must_use]
     #[track_caller]
     pub const fn burst(self, burst: u64) -> Self {
         Self { kernel: Bucket::unwrap_or_panic(Bucket::new(self.kernel.quota(), burst)) }
@@ -97,19 +96,16 @@ impl Gcra {
     ///
     /// A bucket admits up to `burst + limit - 1` in a window of one period. For the strict bound with bursts,
     /// choose a sliding log or a strict sliding window.
-    #[must_use]
     pub const fn strict(self) -> Self {
         self.burst(1)
     }
 
     /// Returns the quota.
-    #[must_use]
     pub const fn quota(&self) -> Quota {
         self.kernel.quota()
     }
 
     /// Returns the burst.
-    #[must_use]
     pub const fn max_burst(&self) -> u64 {
         self.kernel.burst()
     }

@@ -69,6 +69,7 @@ use crate::quota::Quota;
 /// While a deployment lowers a limit, the processes with the larger limit use what both may use: those with the smaller
 /// limit are denied while the usage is above their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct SlidingWindow {
     quota: Quota,
     layout: Layout,
@@ -82,7 +83,6 @@ impl SlidingWindow {
     /// Admits `quota.limit()` in any window of `quota.period()`, in the strict form.
     ///
     /// The number of blocks is the largest number up to ten that divides the period's microseconds.
-    #[must_use]
     pub const fn new(quota: Quota) -> Self {
         let mut blocks = 10;
         while !quota.period_micros().is_multiple_of(blocks) {
@@ -98,7 +98,6 @@ impl SlidingWindow {
     /// Panics if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into whole
     /// microseconds, or makes the blocks of a weighted window too long for an exact estimate. In a `const` the compiler
     /// reports it. To handle the error, use [`try_blocks`](Self::try_blocks).
-    #[must_use]
     #[track_caller]
     pub const fn blocks(self, blocks: u64) -> Self {
         self.with_blocks(blocks).unwrap_or_panic()
@@ -120,7 +119,6 @@ impl SlidingWindow {
     ///
     /// Panics if the limit times a block's length in microseconds is over 2^53; more blocks avoid that. In a `const`
     /// the compiler reports it. To handle the error, use [`try_weighted`](Self::try_weighted).
-    #[must_use]
     #[track_caller]
     pub const fn weighted(self) -> Self {
         Self { weighted: true, ..self }.unwrap_or_panic()
@@ -136,7 +134,6 @@ impl SlidingWindow {
     }
 
     /// Returns the quota.
-    #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }

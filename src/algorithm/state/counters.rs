@@ -16,7 +16,6 @@ impl Counters {
     pub const MAX_WORDS: usize = 134;
 
     /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
-    #[must_use]
     pub fn zero(words: usize) -> Self {
         Self(vec![0; words.min(Self::MAX_WORDS)])
     }
@@ -64,7 +63,6 @@ pub struct CountersEdit {
 
 impl CountersEdit {
     /// Creates a change that `edit` makes. `edit` gets `words` and the state on which the algorithm has decided.
-    #[must_use]
     #[inline]
     pub const fn new(words: [u64; 4], edit: fn(&mut Counters, &[u64; 4])) -> Self {
         Self { words, edit, snapshot: None }
@@ -72,7 +70,6 @@ impl CountersEdit {
 
     /// Adds the [snapshot](super::super::Algorithm::snapshot) of the changed state at the time of the decision. Without
     /// it, the store reads the changed state once more, under a lock.
-    #[must_use]
     #[inline]
     pub const fn with_snapshot(mut self, snapshot: LazySnapshot) -> Self {
         self.snapshot = Some(snapshot);

@@ -1,7 +1,6 @@
 use std::collections::VecDeque;
 
 use super::State;
-use crate::decision::LazySnapshot;
 
 /// A log of hits, oldest first, each with its time and its weight. It is on the heap.
 ///
@@ -18,7 +17,6 @@ pub struct HitLog {
 impl HitLog {
     /// Creates a log from the time at which the key is idle, the time for which a hit counts (the quota's period at the
     /// last charge), and the hits: time and weight of each, oldest first. Times are in microseconds, since the epoch.
-    #[must_use]
     pub fn new(idle_at: u64, period: u64, hits: VecDeque<(u64, u64)>) -> Self {
         let kept = KeptFor::default().charged(Reach { period, limit: hits.len() as u64 }, 0);
         Self::with_kept(idle_at, kept, hits)
@@ -30,7 +28,6 @@ impl HitLog {
     }
 
     /// Returns the hits: time in microseconds since the epoch, and weight.
-    #[must_use]
     pub fn hits(&self) -> &VecDeque<(u64, u64)> {
         &self.hits
     }
@@ -101,7 +98,6 @@ pub struct HitLogEdit {
 
 impl HitLogEdit {
     /// Creates an edit that keeps hits for `period`, and at most `max_hits` of them: for an algorithm of your own.
-    #[must_use]
     pub fn new(expired: usize, hit: (u64, u64), max_hits: u64, period: u64, idle_at: u64) -> Self {
         let kept = KeptFor::default().charged(Reach { period, limit: max_hits }, 0);
         Self { expired, hit, kept, idle_at }
@@ -167,10 +163,6 @@ impl State for HitLog {
     }
 
     fn next_state(_next: &HitLogEdit) -> Option<&Self> {
-        None
-    }
-
-    fn next_snapshot(_next: &HitLogEdit) -> Option<LazySnapshot> {
         None
     }
 

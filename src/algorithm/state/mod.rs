@@ -34,7 +34,11 @@ pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
 
     /// Makes this the zero state, with `words` words if the type does not determine the number. Keeps allocations.
     #[doc(hidden)]
-    fn clear(&mut self, words: usize);
+    #[inline]
+    fn clear(&mut self, words: usize) {
+        let _ = words;
+        *self = Self::empty();
+    }
 
     /// Returns the next state, unless it exists only after the edit.
     #[doc(hidden)]
@@ -42,7 +46,11 @@ pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
 
     /// Returns the snapshot of the next state, if the edit has one.
     #[doc(hidden)]
-    fn next_snapshot(next: &Self::Next) -> Option<LazySnapshot>;
+    #[inline]
+    fn next_snapshot(next: &Self::Next) -> Option<LazySnapshot> {
+        let _ = next;
+        None
+    }
 
     #[doc(hidden)]
     fn from_numbers(numbers: &[u64]) -> Self;

@@ -1,7 +1,6 @@
 use std::num::NonZeroU64;
 
 use super::State;
-use crate::decision::LazySnapshot;
 
 /// The windows of a [`FixedWindow`](super::super::FixedWindow), one for each period by which a key is charged.
 ///
@@ -100,18 +99,8 @@ impl State for Windows {
     }
 
     #[inline]
-    fn clear(&mut self, _words: usize) {
-        *self = Self::empty();
-    }
-
-    #[inline]
     fn next_state(next: &Self) -> Option<&Self> {
         Some(next)
-    }
-
-    #[inline]
-    fn next_snapshot(_next: &Self) -> Option<LazySnapshot> {
-        None
     }
 
     #[inline]

@@ -1,5 +1,4 @@
 use super::State;
-use crate::decision::LazySnapshot;
 
 impl<const N: usize> State for [u64; N] {
     type Next = Self;
@@ -16,18 +15,8 @@ impl<const N: usize> State for [u64; N] {
     }
 
     #[inline]
-    fn clear(&mut self, _words: usize) {
-        *self = [0; N];
-    }
-
-    #[inline]
     fn next_state(next: &Self) -> Option<&Self> {
         Some(next)
-    }
-
-    #[inline]
-    fn next_snapshot(_next: &Self) -> Option<LazySnapshot> {
-        None
     }
 
     #[inline]

@@ -67,6 +67,7 @@ use crate::key::{ExtractKey, Extracted, MissingKey, Pepper};
 /// [misconfigured](MissingKey::from_server). For a server on a Unix socket, call
 /// [`trust_absent_peer`](Self::trust_absent_peer).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct ClientIp<P = FromExtensions, H = PlainAddress> {
     trusted: TrustedProxies,
     field: Field,
@@ -78,13 +79,11 @@ pub struct ClientIp<P = FromExtensions, H = PlainAddress> {
 
 impl ClientIp {
     /// Reads `X-Forwarded-For`: all lines, as one list.
-    #[must_use]
     pub const fn x_forwarded_for(trusted: TrustedProxies) -> Self {
         Self::new(Field::XForwardedFor, trusted)
     }
 
     /// Reads `Forwarded` (RFC 7239): the `for` parameter of each element, in all lines.
-    #[must_use]
     pub const fn forwarded(trusted: TrustedProxies) -> Self {
         Self::new(Field::Forwarded, trusted)
     }
@@ -102,7 +101,6 @@ impl ClientIp {
     /// let key = ClientIp::header(HeaderName::from_static("cf-connecting-ip"), proxies);
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    #[must_use]
     pub fn header(name: HeaderName, trusted: TrustedProxies) -> Self {
         Self::new(Field::from_header_name(name), trusted)
     }
@@ -134,14 +132,12 @@ impl<P, H> ClientIp<P, H> {
     ///
     /// Do not call this on a server that listens on TCP and does not provide its peers' addresses: every client would
     /// be trusted.
-    #[must_use]
     pub const fn trust_absent_peer(mut self) -> Self {
         self.trusts_absent_peer = true;
         self
     }
 
     /// Makes the key a keyed hash of the address, after its prefix: see [`PeerIp::pepper`](crate::PeerIp::pepper).
-    #[must_use]
     pub fn pepper(self, pepper: Pepper) -> ClientIp<P, Pepper> {
         let Self { trusted, field, prefixes, peer_source, trusts_absent_peer, .. } = self;
         ClientIp { trusted, field, prefixes, form: pepper, peer_source, trusts_absent_peer }
@@ -203,7 +199,6 @@ impl<P, H> ClientIp<P, H> {
 
 impl<P, H: AddressForm> ClientIp<P, H> {
     /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
-    #[must_use]
     pub fn key_of(&self, address: IpAddr) -> H::Key {
         self.form.form(self.prefixes.key_of(address))
     }

@@ -26,6 +26,7 @@ use crate::key::{ExtractKey, Extracted, Pepper};
 /// let layer = RateLimitLayer::new(PeerIp::new().ipv6_prefix(56), limiter);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
 pub struct PeerIp<P = FromExtensions, H = PlainAddress> {
     prefixes: Prefixes,
     form: H,
@@ -34,7 +35,6 @@ pub struct PeerIp<P = FromExtensions, H = PlainAddress> {
 
 impl PeerIp {
     /// Creates an extractor with IPv4 addresses and IPv6 /64 prefixes as keys.
-    #[must_use]
     pub const fn new() -> Self {
         Self { prefixes: Prefixes::DEFAULT, form: PlainAddress, peer_source: FromExtensions }
     }
@@ -86,7 +86,6 @@ impl<P, H> PeerIp<P, H> {
     /// let layer = RateLimitLayer::new(key, limiter);
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    #[must_use]
     pub fn pepper(self, pepper: Pepper) -> PeerIp<P, Pepper> {
         PeerIp { prefixes: self.prefixes, form: pepper, peer_source: self.peer_source }
     }
@@ -94,7 +93,6 @@ impl<P, H> PeerIp<P, H> {
 
 impl<P, H: AddressForm> PeerIp<P, H> {
     /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
-    #[must_use]
     pub fn key_of(&self, address: IpAddr) -> H::Key {
         self.form.form(self.prefixes.key_of(address))
     }

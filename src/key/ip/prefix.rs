@@ -133,7 +133,6 @@ macro_rules! prefix_setters {
         /// # Panics
         ///
         /// If `bits` is not in 1 to 128. In a `const`, the panic is a compile error.
-        #[must_use]
         #[track_caller]
         pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
             self.prefixes = self.prefixes.ipv6(bits);
@@ -155,7 +154,6 @@ macro_rules! prefix_setters {
         /// # Panics
         ///
         /// If `bits` is not in 1 to 32. In a `const`, the panic is a compile error.
-        #[must_use]
         #[track_caller]
         pub const fn ipv4_prefix(mut self, bits: u8) -> Self {
             self.prefixes = self.prefixes.ipv4(bits);

@@ -58,13 +58,11 @@ impl TrustedProxies {
     ///
     /// Every request must pass through all of the proxies. A client that reaches the server through fewer of them can
     /// forge its address. If that is possible, use [the proxies' networks](Self::parse).
-    #[must_use]
     pub const fn hops(proxies: usize) -> Self {
         Self(TrustKind::Hops(proxies))
     }
 
     /// Trusts no proxy: the peer is the client, and no header is read.
-    #[must_use]
     pub const fn none() -> Self {
         Self::hops(0)
     }

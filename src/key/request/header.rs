@@ -25,6 +25,7 @@ use crate::key::{ExtractKey, Extracted};
 /// const TENANT: Header = Header::from_static("x-tenant");
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Header {
     name: HeaderName,
     canonical: Canonical,
@@ -32,7 +33,6 @@ pub struct Header {
 
 impl Header {
     /// Creates an extractor that reads the header `name`.
-    #[must_use]
     pub const fn new(name: HeaderName) -> Self {
         Self { name, canonical: Canonical::VERBATIM }
     }
@@ -42,7 +42,6 @@ impl Header {
     /// # Panics
     ///
     /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
-    #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
         Self::new(lower_case_name(name))
     }
@@ -58,7 +57,6 @@ impl Header {
     /// // If your application compares tenants without regard to case.
     /// let key = Header::from_static("x-tenant").canonical(|tenant| Some(tenant.to_lowercase()));
     /// ```
-    #[must_use]
     pub fn canonical<T: Into<Vec<u8>>>(mut self, f: impl Fn(&str) -> Option<T> + Send + Sync + 'static) -> Self {
         self.canonical = Canonical::new(f);
         self

@@ -25,19 +25,18 @@ use crate::key::{ExtractKey, Extracted};
 /// assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
 pub struct Host {
     with_port: bool,
 }
 
 impl Host {
     /// Creates an extractor of the host's name.
-    #[must_use]
     pub const fn new() -> Self {
         Self { with_port: false }
     }
 
     /// Keeps the port in the key, if the request contains one.
-    #[must_use]
     pub const fn with_port(self) -> Self {
         Self { with_port: true }
     }

@@ -53,6 +53,7 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// let layer = RateLimitLayer::new((Credential::bearer(), PeerIp::new()), limiter);
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Credential<P = ProcessPepper> {
     source: Source,
     pepper: P,
@@ -81,7 +82,6 @@ impl Credential {
     ///
     /// A renewed token is a new key. For short-lived tokens, use the user as the key: see
     /// [`LookupLayer`](crate::key::LookupLayer).
-    #[must_use]
     pub const fn bearer() -> Self {
         Self::new(Source::Bearer)
     }
@@ -91,13 +91,11 @@ impl Credential {
     /// # Panics
     ///
     /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
-    #[must_use]
     pub const fn api_key(name: &'static str) -> Self {
         Self::header(lower_case_name(name))
     }
 
     /// Creates the same extractor as [`api_key`](Self::api_key), for a header whose name is known at run time.
-    #[must_use]
     pub const fn header(name: HeaderName) -> Self {
         Self::new(Source::Header(name))
     }
@@ -118,7 +116,6 @@ impl Credential {
     /// let request = Request::get("/").header("authorization", "Basic YWxpY2U6d29uZGVybGFuZA==").body(()).unwrap();
     /// assert_eq!(key.extract(&request), Extracted::Key(key.key_of("alice")));
     /// ```
-    #[must_use]
     pub const fn basic_user() -> Self {
         Self::new(Source::BasicUser)
     }
@@ -137,7 +134,6 @@ impl Credential {
     ///
     /// If the name is empty, or contains a character that RFC 6265 does not allow. [`try_cookie`](Self::try_cookie) never
     /// panics.
-    #[must_use]
     #[track_caller]
     pub fn cookie(name: impl Into<Arc<str>>) -> Self {
         Self::try_cookie(name).unwrap_or_else(|error| panic!("{error}"))
@@ -174,21 +170,18 @@ impl<P: Fingerprinter> Credential<P> {
     /// let parse = |text: &str| u128::from_str_radix(&text.replace('-', ""), 16).ok();
     /// let key = Credential::api_key("x-api-key").canonical(move |text| parse(text).map(u128::to_be_bytes));
     /// ```
-    #[must_use]
     pub fn canonical<T: Into<Vec<u8>>>(mut self, f: impl Fn(&str) -> Option<T> + Send + Sync + 'static) -> Self {
         self.canonical = Canonical::new(f);
         self
     }
 
     /// Creates fingerprints that are equal in all processes with the same pepper.
-    #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Credential<Pepper> {
         Credential { source: self.source, pepper, canonical: self.canonical }
     }
 
     /// Returns the key of a credential, with [`canonical`](Self::canonical) of its canonical form: for example to block
     /// it in a limiter. A cookie is the decoded value without quotes.
-    #[must_use]
     pub fn key_of(&self, credential: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(self.source.kind(), credential.as_ref())
     }

@@ -38,7 +38,6 @@ impl<P> Fingerprint<P> {
     }
 
     /// Returns the 128 bits.
-    #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.bytes
     }

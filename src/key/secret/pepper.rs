@@ -1,9 +1,8 @@
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
 use super::fingerprint::Fingerprint;
 use crate::error::Error;
@@ -50,30 +49,17 @@ impl Pepper {
     }
 
     /// Returns the fingerprint of a secret. Equal secrets of different kinds have different fingerprints.
-    #[must_use]
     pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
         finalize(Hmac::clone(&self.0), kind, secret)
     }
 }
 
-impl fmt::Debug for Pepper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pepper").finish_non_exhaustive()
-    }
-}
+impl_debug!(Pepper {});
 
 /// The random pepper of this process, which changes with each restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ProcessPepper;
-
-impl ProcessPepper {
-    /// Returns the fingerprint of a secret in this process: see [`Pepper::fingerprint`].
-    #[must_use]
-    pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
-        finalize(process_secret().clone(), kind, secret)
-    }
-}
 
 /// A source of fingerprints: [`Pepper`] or [`ProcessPepper`].
 pub trait Fingerprinter: sealed::Sealed + Sized + 'static {
@@ -89,7 +75,7 @@ impl Fingerprinter for Pepper {
 
 impl Fingerprinter for ProcessPepper {
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
-        self.fingerprint(kind, secret)
+        finalize(process_secret().clone(), kind, secret)
     }
 }
 
@@ -128,12 +114,5 @@ fn process_secret() -> &'static Hmac<Sha256> {
 }
 
 fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
-    // A key longer than a block is replaced by its digest (RFC 2104, section 2).
-    let mut block = [0; 64];
-    if let Some(start) = block.get_mut(..secret.len()) {
-        start.copy_from_slice(secret);
-    } else {
-        block[..32].copy_from_slice(&Sha256::digest(secret));
-    }
-    Hmac::new(&block.into())
+    Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length")
 }

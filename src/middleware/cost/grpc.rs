@@ -33,7 +33,6 @@ pub struct OnlyGrpcCodes {
 
 impl OnlyGrpcCodes {
     /// Charges calls that end with one of `codes`.
-    #[must_use]
     pub fn new(codes: impl IntoIterator<Item = Code>) -> Self {
         Self { codes: codes.into_iter().fold(0, |codes, code| codes | bit(code)) }
     }

@@ -1,5 +1,4 @@
 use std::borrow::Cow;
-use std::fmt;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, Request};
@@ -138,11 +137,7 @@ where
     }
 }
 
-impl<T> fmt::Debug for Once<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Once").field("key", &self.key).finish_non_exhaustive()
-    }
-}
+impl_debug!([T] Once<T> { key });
 
 #[cfg(test)]
 mod tests {

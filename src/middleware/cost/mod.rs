@@ -20,7 +20,6 @@ mod outcome;
 pub use self::grpc::OnlyGrpcCodes;
 pub use self::idempotency_key::{IdempotencyKey, Once};
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
-use std::fmt;
 
 use crate::decision::{CallId, Costs};
 
@@ -153,14 +152,6 @@ where
     }
 }
 
-impl<F, T> fmt::Debug for CostFn<F, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CostFn").finish_non_exhaustive()
-    }
-}
+impl_debug!([F, T] CostFn<F, T> {});
 
-impl<T, F> fmt::Debug for SettleFn<T, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SettleFn").finish_non_exhaustive()
-    }
-}
+impl_debug!([T, F] SettleFn<T, F> {});

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -130,8 +129,4 @@ where
     }
 }
 
-impl<S: Service<Request>, Request, R> fmt::Debug for GateFuture<S, Request, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GateFuture").finish_non_exhaustive()
-    }
-}
+impl_debug!([S: Service<Request>, Request, R] GateFuture<S, Request, R> {});

@@ -169,7 +169,6 @@ impl GateClosed {
 
     /// Returns the time until the server accepts requests again, as far as its responses say. Other requests may be
     /// waiting then.
-    #[must_use]
     pub const fn retry_after(&self) -> Duration {
         self.retry_after
     }

@@ -42,40 +42,34 @@ pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
     fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
 
+/// What the store has read for one limit, and the request.
+#[derive(Clone, Copy)]
+pub(super) struct KeyState<'a> {
+    pub(super) stored: Option<&'a [u8]>,
+    pub(super) now: Timestamp,
+    pub(super) options: AcquireOptions,
+}
+
 /// A limit with the algorithm for one key.
 pub(super) trait AnyBoundLimit: Send + Sync {
     fn name(&self) -> &Name;
 
     /// Decides on a state, without the other limits.
-    fn read(
-        &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        options: AcquireOptions,
-        mode: ReadMode,
-    ) -> Result<LimitReading, Error>;
+    fn read(&self, state: KeyState<'_>, mode: ReadMode) -> Result<LimitReading, Error>;
 
     /// Charges the cost of the reading for a start after `delay`. Returns the numbers after the charge as well.
     fn charge(
         &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        options: AcquireOptions,
+        state: KeyState<'_>,
         delay: Duration,
         reading: &LimitReading,
     ) -> Result<(StoreWrite, LimitNumbers), Error>;
 
     /// Returns the state after a charge of `used` on a never-seen key. A block stays.
-    fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error>;
+    fn set_usage(&self, state: KeyState<'_>, used: u64) -> Result<StoreWrite, Error>;
 
     /// Returns the state with another end of the block.
-    fn block(
-        &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        until: Timestamp,
-        reason: BlockReason,
-    ) -> Result<StoreWrite, Error>;
+    fn block(&self, state: KeyState<'_>, until: Timestamp, reason: BlockReason) -> Result<StoreWrite, Error>;
 
     /// Returns the limit's part of the decision, with the numbers after it.
     fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus;
@@ -218,27 +212,20 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         self.limit.name_handle()
     }
 
-    fn read(
-        &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        options: AcquireOptions,
-        mode: ReadMode,
-    ) -> Result<LimitReading, Error> {
+    fn read(&self, state: KeyState<'_>, mode: ReadMode) -> Result<LimitReading, Error> {
+        let KeyState { stored, now, options } = state;
         let Stored { state, block } = self.decode(stored)?;
         Ok(self.transition(options).read(&state, 0, block.remaining(now), now, mode))
     }
 
     fn charge(
         &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        options: AcquireOptions,
+        state: KeyState<'_>,
         delay: Duration,
         reading: &LimitReading,
     ) -> Result<(StoreWrite, LimitNumbers), Error> {
-        let mut stored = self.decode(stored)?;
-        let transition = self.transition(options);
+        let KeyState { stored, now, options } = state;
+        let (mut stored, transition) = (self.decode(stored)?, self.transition(options));
         if let Some(next) = transition.charge(&stored.state, reading, now, delay) {
             stored.state.apply(next);
         }
@@ -247,20 +234,15 @@ impl<C: AlgorithmSelector, P: Send + Sync> AnyBoundLimit for BoundLimit<C, P> {
         Ok((self.write(&stored, now)?, numbers))
     }
 
-    fn set_usage(&self, stored: Option<&[u8]>, now: Timestamp, used: u64) -> Result<StoreWrite, Error> {
-        let mut stored = Stored { state: Stored::zero().state, ..self.decode(stored)? };
-        self.algorithm().charge(&mut stored.state, now, Duration::ZERO, used);
-        self.write(&stored, now)
+    fn set_usage(&self, state: KeyState<'_>, used: u64) -> Result<StoreWrite, Error> {
+        let mut stored = Stored { state: Stored::zero().state, ..self.decode(state.stored)? };
+        self.algorithm().charge(&mut stored.state, state.now, Duration::ZERO, used);
+        self.write(&stored, state.now)
     }
 
-    fn block(
-        &self,
-        stored: Option<&[u8]>,
-        now: Timestamp,
-        until: Timestamp,
-        reason: BlockReason,
-    ) -> Result<StoreWrite, Error> {
-        self.write(&Stored { block: Block::new(now, until, reason), ..self.decode(stored)? }, now)
+    fn block(&self, state: KeyState<'_>, until: Timestamp, reason: BlockReason) -> Result<StoreWrite, Error> {
+        let block = Block::new(state.now, until, reason);
+        self.write(&Stored { block, ..self.decode(state.stored)? }, state.now)
     }
 
     fn status(&self, plan: &Plan, reading: &LimitReading, numbers: LimitNumbers) -> LimitStatus {

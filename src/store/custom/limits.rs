@@ -176,7 +176,6 @@ impl<Key: ?Sized> StoreLimit<Key> {
     }
 
     /// Returns the limit's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
     }

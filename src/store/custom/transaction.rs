@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::bound::AnyBoundLimit;
+use super::bound::{AnyBoundLimit, KeyState};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
@@ -84,7 +84,6 @@ impl StoreTransaction {
     /// Returns the keys of the states that the store must read, each once.
     ///
     /// There may be fewer keys than limits: one for each limit that applies to the request.
-    #[must_use]
     pub fn keys(&self) -> &[String] {
         &self.keys
     }
@@ -107,7 +106,7 @@ impl StoreTransaction {
         let (mut writes, mut numbers) = (Vec::with_capacity(states.len()), Vec::with_capacity(states.len()));
         for ((limit, state), reading) in self.limits.iter().zip(&states).zip(&readings) {
             let delay = plan.charge_of(reading);
-            let charged = delay.map(|delay| limit.charge(*state, now, self.options, delay, reading)).transpose()?;
+            let charged = delay.map(|delay| limit.charge(self.state(*state, now), delay, reading)).transpose()?;
             let (write, charged) = charged.unzip();
             writes.push(write);
             numbers.push(charged.unwrap_or(reading.numbers()));
@@ -157,16 +156,17 @@ impl StoreTransaction {
             return Err(if applies_to_others { Error::does_not_apply(name) } else { Error::no_such_limit(name) });
         }
         let mut writes = Vec::with_capacity(states.len());
-        for (limit, &state) in self.limits.iter().zip(&states) {
+        for (limit, &stored) in self.limits.iter().zip(&states) {
+            let state = self.state(stored, now);
             writes.push(match operation {
                 _ if name.is_some_and(|name| limit.name().as_str() != name) => None,
-                AdminOperation::SetUsage { used, .. } => Some(limit.set_usage(state, now, used)?),
+                AdminOperation::SetUsage { used, .. } => Some(limit.set_usage(state, used)?),
                 AdminOperation::Block { duration, reason, .. } => {
-                    Some(limit.block(state, now, now.saturating_add(duration), reason)?)
+                    Some(limit.block(state, now.saturating_add(duration), reason)?)
                 }
                 AdminOperation::Settle { .. } => None,
-                AdminOperation::Reset if state.is_none() => None,
-                AdminOperation::Reset => Some(limit.set_usage(state, now, 0)?),
+                AdminOperation::Reset if stored.is_none() => None,
+                AdminOperation::Reset => Some(limit.set_usage(state, 0)?),
             });
         }
         Ok(writes)
@@ -184,9 +184,13 @@ impl StoreTransaction {
         Ok(states.iter().map(|state| state.as_ref().map(AsRef::as_ref)).collect())
     }
 
+    fn state<'a>(&self, stored: Option<&'a [u8]>, now: Timestamp) -> KeyState<'a> {
+        KeyState { stored, now, options: self.options }
+    }
+
     fn read(&self, states: &[Option<&[u8]>], now: Timestamp) -> Result<Vec<LimitReading>, Error> {
         let mode = if self.limits.len() > 1 { ReadMode::Together } else { ReadMode::Snapshot };
-        let read = self.limits.iter().zip(states).map(|(limit, state)| limit.read(*state, now, self.options, mode));
+        let read = self.limits.iter().zip(states).map(|(limit, state)| limit.read(self.state(*state, now), mode));
         read.collect()
     }
 

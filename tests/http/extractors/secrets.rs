@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderName;
-use tower_ratelimit::key::{Credential, Extracted, Fingerprint, Pepper, ProcessPepper};
+use tower_ratelimit::key::{Credential, Extracted, Fingerprint, Fingerprinter as _, Pepper, ProcessPepper};
 use tower_ratelimit::{ExtractKey, Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
