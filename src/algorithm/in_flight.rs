@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{Algorithm, ChargeOptions, ShareCapacity, ShareFamily, Step};
 use crate::clock::{MAX_PERIOD_MICROS, Timestamp};
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use crate::decision::{LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 
 /// A limit on requests in flight: at most `max` at once.
@@ -199,7 +199,7 @@ impl Algorithm for InFlight {
         &self,
         _state: &[u64; 1],
         _now: Timestamp,
-        options: AcquireOptions,
+        options: ChargeOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         (self.verdict(options.cost, held), self.snapshot_with_held(held))
@@ -215,7 +215,7 @@ impl super::LuaAlgorithm for InFlight {
         params.extend([self.max, cost]);
     }
 
-    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+    fn uses_fast_path(&self, options: crate::decision::AcquireOptions) -> bool {
         options.cost > 0 && options.cost <= self.max
     }
 }

@@ -246,7 +246,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         &self,
         state: &Self::State,
         now: Timestamp,
-        options: AcquireOptions,
+        options: ChargeOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         let mut state = state.clone();
@@ -319,8 +319,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 /// What stores need of all algorithms, by [`decide`](Algorithm::decide).
 pub(crate) trait AlgorithmExt: Algorithm {
     /// Returns the verdict on a request without charging it.
-    fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
-        self.decide(state, now, options.into()).verdict()
+    fn peek(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Verdict {
+        self.decide(state, now, options).verdict()
     }
 
     /// Charges `cost` unconditionally, for a request that starts after `delay`.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, KeptFor, Reach, ShareCapacity, ShareFamily, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+use crate::decision::{LazySnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -240,7 +240,7 @@ impl Algorithm for SlidingLog {
         &self,
         state: &HitLog,
         now: Timestamp,
-        options: AcquireOptions,
+        options: ChargeOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         let mut window = self.window(state, now.as_micros());
@@ -248,7 +248,7 @@ impl Algorithm for SlidingLog {
             // A charge counts all hits under the present period.
             (window.held, window.period) = (held, self.quota.period_micros());
         }
-        (self.decide_in(&window, now, options.into()).verdict(), self.figures(&window, now))
+        (self.decide_in(&window, now, options).verdict(), self.figures(&window, now))
     }
 
     fn snapshot(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {

@@ -46,7 +46,7 @@ pub struct AcquireOptions {
 
 impl AcquireOptions {
     /// Returns the options by which a limit that keeps units free allows the request: it starts now, and leaves the units.
-    #[inline]
+    #[cfg(feature = "redis")]
     pub(crate) fn keeping_free(self, units: Option<u64>) -> Self {
         match units {
             None => self,

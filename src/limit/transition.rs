@@ -32,8 +32,12 @@ pub enum ReadMode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transition<'a, A> {
     algorithm: &'a A,
-    /// The options of the decision for this limit.
-    options: AcquireOptions,
+    /// The cost and the delay of the decision for this limit. Not all options, of which a decision would make copies: row
+    /// "memory share, borrowing" of benches/figures.md.
+    options: ChargeOptions,
+    /// The limit holds the cost. A hold starts now or is denied.
+    holds: bool,
+    keeps_guard: bool,
     /// The decision holds its cost. A limit with a fixed cost charges it, and starts now, too.
     is_hold: bool,
     shadow: bool,
@@ -73,9 +77,11 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        let (options, is_hold, share) = (self.options(options), options.hold, self.share);
+        let (is_hold, options, share) = (options.hold, self.options(options), self.share);
+        let (holds, keeps_guard) = (options.hold, options.keeps_guard);
+        let options = ChargeOptions::within(options.cost, if holds { Some(Duration::ZERO) } else { options.max_delay });
         let warn_at = self.warn_keys().map(|keys| keys.warn_at);
-        Transition { algorithm, options, is_hold, shadow: self.shadow, kept_free, share, warn_at }
+        Transition { algorithm, options, holds, keeps_guard, is_hold, shadow: self.shadow, kept_free, share, warn_at }
     }
 }
 
@@ -102,23 +108,27 @@ impl<A: Algorithm> Transition<'_, A> {
         mode: ReadMode,
     ) -> LimitReading {
         let (blocked, block_reason) = block.unwrap_or_default();
-        let &Self { algorithm, options, is_hold, shadow, kept_free, share, warn_at } = self;
-        let (cost, holds) = (options.cost, options.hold);
+        let &Self { algorithm, options, holds, keeps_guard, is_hold, shadow, kept_free, share, warn_at } = self;
+        let cost = options.cost;
         // A hold changes no state, so no later start can be scheduled.
         let mut supports_scheduling =
             algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
-        let decides_only = A::HELD_UNTIL_END && !options.keeps_guard;
+        let decides_only = A::HELD_UNTIL_END && !keeps_guard;
         let counting = if decides_only { Counting::DecidesOnly } else { Counting::Counts };
         // A share schedules nothing ahead.
-        let alone = options.max_delay(Duration::ZERO);
-        let options = options.keeping_free(if share == ShareRole::Share { Some(0) } else { kept_free });
+        let alone = ChargeOptions::within(cost, Some(Duration::ZERO));
+        let options = match if share == ShareRole::Share { Some(0) } else { kept_free } {
+            None => options,
+            Some(units) => ChargeOptions::within(cost.saturating_add(units), Some(Duration::ZERO)),
+        };
         let (mut verdict, mut snapshot, charged_for) = if held > 0 || holds {
-            Self::peek_with_held(algorithm, state, now, options, held)
+            let (verdict, snapshot) = algorithm.peek_with_held(state, now, options, held);
+            (verdict, snapshot, micros_floor(algorithm.snapshot(state, now).compute().reset))
         } else {
             (algorithm.peek(state, now, options), LazySnapshot::EMPTY, u64::MAX)
         };
         let mut immediate = if mode == ReadMode::Together && supports_scheduling && verdict != Verdict::Allowed {
-            algorithm.peek_with_held(state, now, options.max_delay(Duration::ZERO), held).0
+            algorithm.peek_with_held(state, now, ChargeOptions::within(options.cost, Some(Duration::ZERO)), held).0
         } else {
             verdict
         };
@@ -165,30 +175,6 @@ impl<A: Algorithm> Transition<'_, A> {
         }
     }
 
-    /// Returns the verdict of a hold on a state, as if the costs that are `held` on the key were charged.
-    ///
-    /// For a limit without shares and blocks, [`read`](Self::read) returns the same verdict.
-    #[inline]
-    pub(crate) fn verdict_with_held(&self, state: &A::State, held: u64, now: Timestamp) -> Verdict {
-        let options = self.options.keeping_free(self.kept_free).max_delay(Duration::ZERO);
-        self.algorithm.peek_with_held(state, now, options, held).0
-    }
-
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied. Returns the microseconds
-    /// until the charged usage ends as well.
-    #[cold]
-    fn peek_with_held(
-        algorithm: &A,
-        state: &A::State,
-        now: Timestamp,
-        options: AcquireOptions,
-        held: u64,
-    ) -> (Verdict, LazySnapshot, u64) {
-        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        let (verdict, snapshot) = algorithm.peek_with_held(state, now, options, held);
-        (verdict, snapshot, micros_floor(algorithm.snapshot(state, now).compute().reset))
-    }
-
     /// Returns the state after a charge for a start after `delay`. The state has not changed since the reading.
     // See `read`.
     #[inline(always)]
@@ -203,7 +189,7 @@ impl<A: Algorithm> Transition<'_, A> {
         // case of `decide` is in line: row "three limits, dynamic" of benches/figures.md.
         let is_unchanged = reading.verdict == Verdict::Allowed && delay.is_zero() && reading.held == 0;
         let forced = ChargeOptions::forced(self.options.cost, delay);
-        let mut step = self.algorithm.decide(state, now, if is_unchanged { self.options.into() } else { forced });
+        let mut step = self.algorithm.decide(state, now, if is_unchanged { self.options } else { forced });
         if !matches!(step, Step::Allow { .. }) {
             // The key selects another algorithm by now.
             step = self.algorithm.decide(state, now, forced);

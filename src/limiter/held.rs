@@ -231,8 +231,12 @@ impl Held {
 
     /// Returns which parts the guard holds apart from the cost that is settled.
     pub(crate) fn part_kinds(&self) -> HeldParts {
-        let has = |kind| self.0.iter().flat_map(|parts| &parts.parts).any(|part| part.kind == kind);
-        HeldParts { fixed: has(PartKind::Fixed), until_end: has(PartKind::UntilEnd) }
+        let mut kinds = HeldParts::NONE;
+        for part in self.0.iter().flat_map(|parts| &parts.parts) {
+            kinds.fixed |= part.kind == PartKind::Fixed;
+            kinds.until_end |= part.kind == PartKind::UntilEnd;
+        }
+        kinds
     }
 
     /// Charges the fixed costs: the request is admitted.

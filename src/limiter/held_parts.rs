@@ -111,6 +111,7 @@ impl HeldEntry {
 
 impl Part {
     /// Ends the hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
+    #[inline]
     pub(super) fn end(self, actual: Costs, admitted: bool) -> LimiterFuture<()> {
         match self.end {
             End::Entry(store, entry) => {

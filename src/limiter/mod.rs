@@ -39,7 +39,7 @@ pub(crate) mod tests;
 
 pub use self::admin::AdminOperation;
 pub(crate) use self::capacity::{
-    CapacityListener, Released, capacity_added, capacity_released, hashers, limit_id, listen, queue_created,
+    CapacityListener, Released, any_queue, capacity_added, capacity_released, hashers, limit_id, listen, queue_created,
     queues_removed,
 };
 pub use self::chained::Chained;

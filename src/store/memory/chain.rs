@@ -101,15 +101,16 @@ pub(super) fn try_parts<Key: ?Sized, S>(
     if !parts.part.charge_plain(parts.rest, parts.rest.is_none(), &mut chain) {
         return None;
     }
-    let PlainChain { now, lists_all, supports_scheduling, least, mut listed, held, .. } = chain;
-    if let Some(held) = held {
+    if let Some(held) = &mut chain.held {
         held.reverse();
     }
-    if let Some((_, least)) = least {
-        return Some(Decision::from_store(now, supports_scheduling, least.status()));
+    // By reference: a limit that was charged is large.
+    if let Some((_, least)) = &chain.least {
+        return Some(Decision::from_store(chain.now, chain.supports_scheduling, least.status()));
     }
-    listed.reverse();
-    Some(Decision::of_listed(now, supports_scheduling, listed, lists_all && parts.rest.is_some()))
+    chain.listed.reverse();
+    let lists_all = chain.lists_all && parts.rest.is_some();
+    Some(Decision::of_listed(chain.now, chain.supports_scheduling, chain.listed, lists_all))
 }
 
 /// The parts of the limits of a decision, in their order. They are on the stack, each in a call of `with_parts_of`.

@@ -4,7 +4,7 @@ use super::acquire::table_full;
 use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
 use super::reservations::{RecordKey, Records, Repeat, Reservations, Settlement};
-use super::transaction_limit::read_clock;
+use super::transaction_limit::{AcquireContext, read_clock};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Costs, Decision, ReservationId, Verdict};
 use crate::error::Error;
@@ -21,7 +21,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         let context = self.context(key, options);
         shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
-        let Some(record) = self.record_key(key, reserve) else {
+        let Some(record) = self.record_key(&context, reserve) else {
             // No limit applies to the key.
             return Ok(shared.peek(&context).into());
         };
@@ -57,7 +57,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         shared.end_expired(&mut records, now);
         records.forget_old(now);
         let charge = HeldCharge::Actual(actual);
-        let Some(record) = self.record_key(key, CallId::hold(id)) else { return Ok(()) };
+        let Some(record) = self.record_key(&self.context_at(key, AcquireOptions::default(), now), CallId::hold(id))
+        else {
+            return Ok(());
+        };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
@@ -95,10 +98,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         let mut context = self.context(key, options);
         shared.end_expired(&mut records, context.now);
         records.forget_old(context.now);
-        let record = self.record_key(key, once);
+        let record = self.record_key(&context, once);
         let charge_before = record.and_then(|record| records.repeatable(record));
         context.charge_before = charge_before.as_ref();
-        let (decision, limits) = shared.acquire(&context);
+        // Row "memory once" of benches/figures.md: the transaction makes 1,700 instructions instead of 300.
+        let plain = if charge_before.is_none() && !options.keeps_guard {
+            L::try_complete(&shared.tables, &context, None)
+        } else {
+            None
+        };
+        let (decision, limits) = plain.map_or_else(|| shared.acquire(&context), |decision| (decision, Vec::new()));
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };
@@ -120,18 +129,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
-    fn record_key(&self, key: &Key, call_id: CallId) -> Option<RecordKey> {
-        let context = self.context(key, AcquireOptions::default());
-        let mut parts = Vec::new();
-        L::for_each(&self.shared().tables, &mut |limit| {
-            if limit.applies_to(key) {
-                parts.push((limit.table_id(), limit.key_id(&context)));
-            }
+    fn record_key(&self, context: &AcquireContext<'_, Key, S>, call_id: CallId) -> Option<RecordKey> {
+        let hash = self.shared().reservations.hash(call_id.is_hold(), |visit| {
+            L::for_each(&self.shared().tables, &mut |limit| {
+                if limit.applies_to(context.key) {
+                    visit(limit.table_id(), limit.key_hash(context));
+                }
+            });
         });
-        if parts.is_empty() {
-            return None;
-        }
-        Some((self.shared().reservations.hash(&parts, call_id.is_hold()), call_id.id))
+        hash.map(|hash| (hash, call_id.id))
     }
 }
 

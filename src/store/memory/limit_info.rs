@@ -12,7 +12,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::{HeldEntry, Name, ShareRole};
+use crate::store::inner::{HeldEntry, Name, ShareRole, any_queue};
 
 impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
@@ -41,22 +41,28 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
 
     fn settle(&self, entry: &HeldEntry, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
         let &HeldEntry { key, id, at, amount, until_end, .. } = entry;
-        if until_end {
-            self.table.lock(key).end_request(key, amount, (id, at));
-            return Ok(());
-        }
-        let read_at = read_clock(clock);
+        let read_at = if until_end { Timestamp::EPOCH } else { read_clock(clock) };
         let mut keys = self.table.lock(key);
-        let now = keys.decide_at(read_at, clock);
-        let own = keys.end_hold(key, amount, id);
-        match own.as_ref().or_else(|| self.limit.algorithm().fixed()) {
-            // A hold that has expired is charged as of its expiry, whenever that is.
-            Some(algorithm) if actual > 0 => {
+        let mut settled = Ok(());
+        if until_end {
+            keys.end_request(key, amount, (id, at));
+        } else {
+            let now = keys.decide_at(read_at, clock);
+            let own = keys.end_hold(key, amount, id);
+            if let Some(algorithm) = own.as_ref().or_else(|| self.limit.algorithm().fixed()).filter(|_| actual > 0) {
+                // A hold that has expired is charged as of its expiry, whenever that is.
                 let at = if at == 0 { now } else { Timestamp::from_micros(at) };
-                self.charge(key, actual, at, &mut keys, algorithm)
+                settled = self.charge(key, actual, at, &mut keys, algorithm);
             }
-            _ => Ok(()),
         }
+        // Under the lock: a request that waits because of the hold was denied under the lock before, and its queue existed.
+        // A fence after the lock takes 10 ns more (row "memory hold and settle" of benches/figures.md).
+        let has_queues = any_queue();
+        drop(keys);
+        if has_queues {
+            self.announce(&[key]);
+        }
+        settled
     }
 
     fn usage(&self, clock: &dyn Clock) -> Usage {

@@ -3,17 +3,15 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::chain::{self, PartList};
 use super::part::{LimitPart, Part};
 use super::plain;
 use super::save::SavedNames;
 use super::table::{Block, Eviction, Table, TableFull, fingerprint};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
-use super::usage::KeyId;
 use super::when_full::WhenFull;
 use crate::algorithm::{Algorithm, ChargeOptions, Counters, State, Step};
 use crate::clock::Timestamp;
-use crate::decision::{BlockReason, Decision};
+use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::{Held, LimitsOfKey};
@@ -125,6 +123,14 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         HeldEntry { table, key, id, at, amount, cost, charge_before, until_end }
     }
 
+    /// Returns the algorithm once more, for a hold, if the key chooses it.
+    pub(super) fn own_algorithm<Key: ?Sized>(&self, key: &Key, options: &AcquireOptions) -> Option<C::Algorithm>
+    where
+        C: SelectAlgorithm<Key>,
+    {
+        if options.hold && !C::Algorithm::HELD_UNTIL_END { self.limit.algorithm().select_owned(key) } else { None }
+    }
+
     /// Wakes the requests that wait for the capacity of keys whose holds have ended. Not under a lock.
     pub(super) fn announce(&self, ended: &[u64]) {
         if !ended.is_empty() {
@@ -141,13 +147,17 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         keys: &mut super::table::Keys<C::Algorithm>,
         algorithm: &C::Algorithm,
     ) -> Result<(), TableFull> {
-        let now = if keys.find(hash).is_none() { keys.time_of_absent(now, algorithm) } else { now };
-        let inserted = keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info());
-        // A shadow for whose key there is no slot counts nothing.
-        let slot = match inserted {
-            Ok(slot) => slot,
-            Err(_) if self.limit.is_shadow() => return Ok(()),
-            Err(full) => return Err(full),
+        let (slot, now) = match keys.find(hash) {
+            Some(slot) => (slot, now),
+            None => {
+                let now = keys.time_of_absent(now, algorithm);
+                match keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()) {
+                    Ok(slot) => (slot, now),
+                    // A shadow for whose key there is no slot counts nothing.
+                    Err(_) if self.limit.is_shadow() => return Ok(()),
+                    Err(full) => return Err(full),
+                }
+            }
         };
         let (state, options) = (keys.state_mut(slot), ChargeOptions::within(cost, Some(Duration::ZERO)));
         // Nearly always allowed, as the cost was held. Row "hold and settle" of benches/figures.md.
@@ -176,11 +186,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         if !context.options.hold && self.is_plain && plain::decides_by_states::<Key, _, _>(self) {
             return plain::try_complete(self, context);
         }
-        if held.is_none() {
-            return plain::try_alone(self, context);
-        }
-        let part = LimitPart::new(self, context)?;
-        chain::try_parts(Some(&PartList { part: &part, rest: None }), context, held)
+        plain::try_alone(self, context, held)
     }
 
     /// Returns the fingerprint of the sub-key of a limit that applies. A condition that has changed its result since then
@@ -253,8 +259,8 @@ where
         self.table.lock(hash).set_block(hash, block, now, self.table.info());
     }
 
-    fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {
-        KeyId::new(self.fingerprint_of(context))
+    fn key_hash(&self, context: &AcquireContext<'_, Key, S>) -> u64 {
+        self.fingerprint_of(context)
     }
 
     fn saved_names(&self) -> SavedNames {

@@ -268,7 +268,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     /// Returns an error if no limit has this name, or if the limit does not apply to the key.
     pub fn key_id(&self, limit: &str, key: &Key) -> Result<KeyId, Error> {
         let context = self.context(key, AcquireOptions::default());
-        self.in_limit_of(limit, key, |table| table.key_id(&context))
+        self.in_limit_of(limit, key, |table| KeyId::new(table.key_hash(&context)))
     }
 
     /// Runs `f` on the limit with this name.

@@ -1,22 +1,20 @@
 //! One limit of a decision, without the types of its algorithm and its key.
 
 use std::borrow::Borrow;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::chain::{PartList, PlainChain};
 use super::limit_table::{LimitTable, StateOf};
-use super::plain::{self, Allowed, Charged, PlainLimit};
+use super::plain::{Allowed, PlainLimit};
 use super::table::{Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
-use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, Verdict};
+use crate::decision::AcquireOptions;
 use crate::limit::{SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{
-    HeldEntry, LimitNumbers, LimitReading, Name, NearLimit, ReadMode, ShareRole, Transition, micros_floor,
-};
+use crate::store::inner::{HeldEntry, LimitNumbers, LimitReading, Name, ReadMode, Transition, micros_floor};
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
 /// Under the lock only the algorithm runs.
@@ -90,10 +88,9 @@ where
     ) -> Option<Self> {
         let AcquireContext { key, options, .. } = context;
         let plain = PlainLimit::of::<true>(limit, context, limit.key_hash(key, context.hasher)?);
-        let holds = options.hold && !C::Algorithm::HELD_UNTIL_END;
         Some(Self {
             plain,
-            own: Cell::new(if holds { limit.limit.algorithm().select_owned(key) } else { None }),
+            own: Cell::new(limit.own_algorithm(key, options)),
             options,
             charge_before: context.charge_before.map_or(0, |charged| limit.limit.charge_before_of(*charged)),
             locked: RefCell::new(None),
@@ -112,9 +109,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         if self.charge_before == 0 { transition } else { transition.less(self.charge_before) }
     }
 
-    /// Holds the cost after the rest of the limits: see [`Part::charge_plain`]. A limit with shares, marks or units that are
-    /// kept free is left to the transaction.
-    // Rows "hold and settle" and "in flight" of benches/figures.md: the transaction takes three times as long.
+    /// Holds the cost after the rest of the limits: see [`Part::charge_plain`].
     fn hold_plain<'p>(
         &'p self,
         rest: Option<&'p PartList<'p>>,
@@ -123,42 +118,21 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
         is_alone: bool,
         chain: &mut PlainChain<'p>,
     ) -> bool {
-        let (limit, hash, cost) = (&self.plain.limit.limit, self.plain.hash, self.plain.options.cost);
-        let (algorithm, until_end) = (self.algorithm(), C::Algorithm::HELD_UNTIL_END);
-        let is_counted = !until_end || self.options.keeps_guard && !keys.has_due(now);
-        let decides_alone =
-            self.plain.kept_free.is_none() && limit.share() == ShareRole::None && !self.plain.limit.has_mark;
-        if chain.held.is_none() || !is_counted || !decides_alone || keys.block(hash, now).is_some() {
+        if chain.held.is_none() {
             return false;
         }
-        let Some(slot) = self.plain.slot(keys, now) else { return false };
-        let (state, held) = (keys.state(slot), keys.held(hash));
-        let snapshot = if held == 0 && !until_end {
-            // The numbers of a held cost are those after its charge: no copy of the state.
-            let allowed = algorithm.decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
-            let Step::Allow { next, delay: 0 } = allowed else { return false };
-            plain::preview(algorithm, &next, now)
-        } else if self.transition().verdict_with_held(state, held, now) == Verdict::Allowed {
-            None
-        } else {
-            return false;
-        };
-        let snapshot = snapshot.unwrap_or_else(|| self.transition().snapshot(state, held.saturating_add(cost), now));
-        let max_duration = algorithm.max_hold_duration().filter(|_| until_end);
+        let Some(charged) = self.plain.decide_hold(keys, now, self.options) else { return false };
         if let Some(PartList { part, rest }) = rest
             && !part.charge_plain(*rest, false, chain)
         {
             return false;
         }
-        let hold = keys.hold(hash, cost, max_duration.map(|max| (now, micros_floor(max))), self.own.take());
+        let entry = self.plain.hold(keys, now, self.own.take());
         if let Some(held) = &mut chain.held {
-            held.add(self.plain.limit.entry(hash, cost, hold, 0));
+            held.add(entry);
         }
-        let remaining = if is_alone || chain.lists() { 0 } else { snapshot.compute().remaining };
-        // A hold starts now, also for a shadow.
-        let (name, supports_scheduling, near) = (limit.name_handle(), false, NearLimit::NONE);
-        let (kept_free, is_shadow) = (0, limit.is_shadow());
-        chain.add(Charged { name, snapshot, kept_free, is_shadow, supports_scheduling, near }, remaining);
+        let remaining = if is_alone || chain.lists() { 0 } else { charged.remaining() };
+        chain.add(charged, remaining);
         true
     }
 
@@ -263,19 +237,21 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     #[inline]
     fn read(&self, now: Timestamp, mode: ReadMode) -> LimitReading {
-        let reading = self.with_locked(|Locked { keys, slot, .. }| {
-            let (block, held, transition) =
-                (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
-            if let Some(slot) = *slot {
-                return transition.read(keys.state(slot), held, block, now, mode);
+        let mut locked = self.locked.borrow_mut();
+        let Some(Locked { keys, slot, .. }) = &mut *locked else { return LimitReading::EMPTY };
+        let (block, held, transition) =
+            (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
+        let (debt, info, mut now) = (OnceCell::new(), self.plain.limit.table.info(), now);
+        let state = match *slot {
+            Some(slot) => keys.state(slot),
+            None => {
+                now = keys.time_of_absent(now, self.algorithm());
+                let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
+                let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
+                inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
             }
-            let now = keys.time_of_absent(now, self.algorithm());
-            let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
-            let info = self.plain.limit.table.info();
-            let debt = keys.inherited_debt(self.plain.hash, &policy, info);
-            transition.read(debt.as_ref().unwrap_or(&info.zero), held, block, now, mode)
-        });
-        reading.unwrap_or(LimitReading::EMPTY)
+        };
+        transition.read(state, held, block, now, mode)
     }
 
     fn ensure_slot(&self) -> Result<(), TableFull> {
@@ -307,27 +283,27 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
 
     #[inline]
     fn commit(&self, reading: &LimitReading) -> LimitNumbers {
-        let numbers = self.with_locked(|Locked { keys, slot, now, at, next, placed, .. }| {
-            let Some(slot) = *slot else { return reading.numbers() };
-            let transition = self.transition();
-            let held = if reading.holds {
-                let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
-                let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
-                *placed = Some((reading.cost, keys.hold(self.plain.hash, reading.cost, max_duration, self.own.take())));
-                reading.held.saturating_add(reading.cost)
-            } else {
-                let Some(next) = next.take() else { return reading.numbers() };
-                let snapshot = if reading.held == 0 && now == at { StateOf::<C>::next_snapshot(&next) } else { None };
-                keys.state_mut(slot).apply(next);
-                if let Some(snapshot) = snapshot {
-                    return reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now);
-                }
-                reading.held
-            };
-            let snapshot = transition.snapshot(keys.state(slot), held, *at);
-            reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now)
-        });
-        numbers.unwrap_or(reading.numbers())
+        let mut locked = self.locked.borrow_mut();
+        let Some(Locked { keys, slot: Some(slot), now, at, next, placed }) = &mut *locked else {
+            return reading.numbers();
+        };
+        let transition = self.transition();
+        let held = if reading.holds {
+            let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
+            let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
+            *placed = Some((reading.cost, keys.hold(self.plain.hash, reading.cost, max_duration, self.own.take())));
+            reading.held.saturating_add(reading.cost)
+        } else {
+            let Some(next) = next.take() else { return reading.numbers() };
+            let snapshot = if reading.held == 0 && now == at { StateOf::<C>::next_snapshot(&next) } else { None };
+            keys.state_mut(*slot).apply(next);
+            if let Some(snapshot) = snapshot {
+                return reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now);
+            }
+            reading.held
+        };
+        let snapshot = transition.snapshot(keys.state(*slot), held, *at);
+        reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now)
     }
 
     fn take_hold(&self, reading: &LimitReading) -> HeldEntry {

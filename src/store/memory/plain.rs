@@ -18,7 +18,8 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{InLine, Name, NearLimit, ShareRole};
+use crate::limiter::Held;
+use crate::store::inner::{HeldEntry, InLine, Name, NearLimit, ShareRole, micros_floor};
 
 /// Decides one request on a present key: one that is allowed immediately, or denied. An error charges nothing.
 ///
@@ -306,6 +307,50 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         Some(Allowed { state, next, preview })
     }
 
+    /// Decides whether to hold the cost. A hold starts now, also for a shadow. `None` if the limit does not allow it, or has
+    /// shares, a mark or units that are kept free: then the transaction decides.
+    // Rows "hold and settle" and "in flight" of benches/figures.md: the transaction takes three times as long.
+    #[inline]
+    pub(super) fn decide_hold(
+        &self,
+        keys: &mut Keys<C::Algorithm>,
+        now: Timestamp,
+        options: &AcquireOptions,
+    ) -> Option<Charged<'a>> {
+        let (table, cost, algorithm): (_, _, &C::Algorithm) = (self.limit, self.options.cost, self.chosen.borrow());
+        let is_counted = !C::Algorithm::HELD_UNTIL_END || options.keeps_guard && !keys.has_due(now);
+        let decides_alone = self.kept_free.is_none() && table.limit.share() == ShareRole::None && !table.has_mark;
+        if !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
+            return None;
+        }
+        let slot = self.slot(keys, now)?;
+        let (state, held) = (keys.state(slot), keys.held(self.hash));
+        let now_only = ChargeOptions::within(cost, Some(Duration::ZERO));
+        let snapshot = if held == 0 && !C::Algorithm::HELD_UNTIL_END {
+            // The numbers of a held cost are those after its charge: no copy of the state.
+            let allowed = algorithm.decide(state, now, now_only);
+            let Step::Allow { next, delay: 0 } = allowed else { return None };
+            preview(algorithm, &next, now)
+        } else if algorithm.peek_with_held(state, now, now_only, held).0 == Verdict::Allowed {
+            None
+        } else {
+            return None;
+        };
+        let snapshot =
+            snapshot.unwrap_or_else(|| algorithm.peek_with_held(state, now, now_only, held.saturating_add(cost)).1);
+        let (name, is_shadow) = (table.limit.name_handle(), table.limit.is_shadow());
+        Some(Charged { name, snapshot, kept_free: 0, is_shadow, supports_scheduling: false, near: NearLimit::NONE })
+    }
+
+    /// Holds the cost on a key that has a slot.
+    pub(super) fn hold(&self, keys: &mut Keys<C::Algorithm>, now: Timestamp, own: Option<C::Algorithm>) -> HeldEntry {
+        let until_end = C::Algorithm::HELD_UNTIL_END;
+        let max_duration = if until_end { self.chosen.borrow().max_hold_duration() } else { None };
+        let max_duration = max_duration.map(|max| (now, micros_floor(max)));
+        let hold = keys.hold(self.hash, self.options.cost, max_duration, own);
+        self.limit.entry(self.hash, self.options.cost, hold, 0)
+    }
+
     /// Charges the limit.
     // Row "three limits" of benches/figures.md: 1181 instructions without, as all numbers are then computed.
     #[inline(always)]
@@ -378,10 +423,11 @@ pub(super) fn decision<const N: usize>(
     Some(Decision::from_store(now, supports_scheduling, least?.status()))
 }
 
-/// Charges one limit with a mark, with units that are kept free, or in the shadow: see [`PlainLimit`].
+/// Charges one limit with a mark, with units that are kept free, or in the shadow, or holds: see [`PlainLimit`].
 pub(super) fn try_alone<Key, C, P, S>(
     limit: &LimitTable<C, P>,
     context: &AcquireContext<'_, Key, S>,
+    held: Option<&mut Held>,
 ) -> Option<Decision>
 where
     Key: ?Sized,
@@ -390,11 +436,29 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    let limit = PlainLimit::new::<true>(limit, context)??;
-    let mut keys = limit.lock();
-    let now = keys.decide_at(context.now, context.clock);
-    let allowed = limit.decide::<true>(&mut keys, now)?;
-    let charged = limit.charge::<true>(allowed, now);
-    drop(keys);
-    decision([Some(charged)], now, false)
+    let options = &context.options;
+    let plain = PlainLimit::of::<true>(limit, context, limit.key_hash(context.key, context.hasher)?);
+    if plain.options.cost == 0 {
+        return None;
+    }
+    let charged = if limit.limit.holds(options) {
+        let (held, own) = (held?, limit.own_algorithm(context.key, options));
+        let mut keys = plain.lock();
+        let now = keys.decide_at(context.now, context.clock);
+        let charged = plain.decide_hold(&mut keys, now, options)?;
+        held.add(plain.hold(&mut keys, now, own));
+        (charged, now)
+    } else {
+        let mut keys = plain.lock();
+        let now = keys.decide_at(context.now, context.clock);
+        let allowed = plain.decide::<true>(&mut keys, now)?;
+        let mut charged = plain.charge::<true>(allowed, now);
+        charged.supports_scheduling &= charged.is_shadow || !options.hold;
+        (charged, now)
+    };
+    let (charged, now) = charged;
+    if charged.is_shadow {
+        return decision([Some(charged)], now, false);
+    }
+    Some(Decision::from_store(now, charged.supports_scheduling, charged.status()))
 }

@@ -13,11 +13,12 @@
 
 use std::collections::btree_map::OccupiedEntry;
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::usage::KeyId;
+use foldhash::quality::RandomState;
+
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
 use crate::error::Error;
@@ -37,9 +38,9 @@ pub(super) struct Reservations {
 
 #[derive(Default)]
 pub(super) struct Records {
-    by_id: HashMap<RecordKey, Record>,
+    by_id: HashMap<RecordKey, Record, RandomState>,
     /// For each key the number of its remembered ids.
-    counts: HashMap<u64, usize>,
+    counts: HashMap<u64, usize, RandomState>,
     /// The holds by their expiry. The number makes each time unique.
     held: BTreeMap<(u64, u64), RecordKey>,
     /// The ended holds by the time at which they are forgotten.
@@ -124,7 +125,7 @@ impl Reservations {
             next_due: AtomicU64::new(u64::MAX),
             newest: AtomicU64::new(0),
             records: Mutex::default(),
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
         }
     }
 
@@ -140,9 +141,16 @@ impl Reservations {
         }
     }
 
-    /// Returns the hash of a key's parts in all limits.
-    pub(super) fn hash(&self, parts: &[(u64, KeyId)], is_hold: bool) -> u64 {
-        self.hasher.hash_one((is_hold, parts))
+    /// Returns the hash of a key's parts in all limits, which `visit_parts` visits: a limit, and the hash of the sub-key.
+    /// `None` if there are none.
+    pub(super) fn hash(&self, is_hold: bool, visit_parts: impl FnOnce(&mut dyn FnMut(u64, u64))) -> Option<u64> {
+        let (mut hasher, mut is_empty) = (self.hasher.build_hasher(), true);
+        is_hold.hash(&mut hasher);
+        visit_parts(&mut |limit, sub_key| {
+            (limit, sub_key).hash(&mut hasher);
+            is_empty = false;
+        });
+        (!is_empty).then(|| hasher.finish())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Records> {

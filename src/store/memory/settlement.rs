@@ -5,7 +5,7 @@ use super::limiter::Shared;
 use super::limits::MemoryLimits;
 use super::table::TableFull;
 use crate::error::Error;
-use crate::store::inner::{HeldCharge, HeldEntry, HoldStore, capacity_released, limit_id};
+use crate::store::inner::{HeldCharge, HeldEntry, HoldStore};
 
 impl<Key, L, S> HoldStore for Shared<Key, L, S>
 where
@@ -16,7 +16,7 @@ where
     /// Ends the hold of a guard, after the holds with an id that have expired before.
     fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error> {
         self.end_due();
-        self.settle_limits(std::slice::from_ref(entry), charge)
+        self.settle_entry(entry, entry.charged(charge)).map_err(table_full)
     }
 }
 
@@ -28,7 +28,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
             open.entries = others;
             settled = settled.and(self.settle_entry(entry, entry.charged(charge)));
         }
-        capacity_released(entries.iter().map(|entry| limit_id((entry.table, entry.key))));
         settled.map_err(table_full)
     }
 

@@ -6,7 +6,7 @@ use std::io;
 use super::part::Part;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::table::TableFull;
-use super::usage::{KeyId, TopKey, Usage};
+use super::usage::{TopKey, Usage};
 use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
@@ -47,7 +47,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     fn surcharge(&self, context: &AcquireContext<'_, Key, S>, cost: u64) -> Result<(), TableFull>;
     /// Blocks the key until this time. A time that is not in the future removes the block.
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
-    fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
+    /// Returns the hash of the sub-key.
+    fn key_hash(&self, context: &AcquireContext<'_, Key, S>) -> u64;
     /// Names the limit, unless it is a shadow or does not apply.
     fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>);
     /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.

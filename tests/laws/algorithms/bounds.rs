@@ -39,7 +39,7 @@ fn requests_in_flight_are_allowed_exactly_up_to_the_maximum() {
     let (limit, now) = (InFlight::new(4), Timestamp::from_micros(5));
     for cost in 0..6 {
         for held in 0..6 {
-            let (verdict, snapshot) = limit.peek_with_held(&[0], now, AcquireOptions::cost(cost), held);
+            let (verdict, snapshot) = limit.peek_with_held(&[0], now, AcquireOptions::cost(cost).into(), held);
             let expected = if cost > 4 {
                 Verdict::ExceedsLimit
             } else if cost + held > 4 {

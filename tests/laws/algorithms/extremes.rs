@@ -175,7 +175,7 @@ fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Ac
                 (now, AcquireOptions::cost(cost).max_delay(delay))
             }
             Action::PeekWithHeld { now, options, held } => {
-                let (verdict, snapshot) = algorithm.peek_with_held(&state, now, options, held);
+                let (verdict, snapshot) = algorithm.peek_with_held(&state, now, options.into(), held);
                 black_box((verdict, snapshot.compute()));
                 (now, options)
             }

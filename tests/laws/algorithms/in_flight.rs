@@ -20,7 +20,7 @@ proptest! {
         max in 1u64..6, cost in number(), held in number(), now in any::<u64>(),
     ) {
         let now = Timestamp::from_micros(now);
-        let (verdict, snapshot) = InFlight::new(max).peek_with_held(&[0], now, AcquireOptions::cost(cost), held);
+        let (verdict, snapshot) = InFlight::new(max).peek_with_held(&[0], now, AcquireOptions::cost(cost).into(), held);
         let expected = if cost > max {
             Verdict::ExceedsLimit
         } else if u128::from(cost) + u128::from(held) > u128::from(max) {

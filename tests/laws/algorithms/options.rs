@@ -104,7 +104,7 @@ fn default_peek_with_held_counts_the_held_costs() {
         (9, 1, Verdict::Denied { retry_after: ticks(6) }),
         (0, 6, Verdict::ExceedsLimit),
     ] {
-        let (peeked, snapshot) = window.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
+        let (peeked, snapshot) = window.peek_with_held(&state, now, AcquireOptions::cost(cost).into(), held);
         assert_eq!((peeked, snapshot.compute().remaining), (verdict, 3_u64.saturating_sub(held)), "{held}, {cost}");
     }
 }
@@ -120,7 +120,7 @@ fn peek_with_nothing_held_is_a_peek() {
     }
     for time in [1_030, 1_099, 1_100, 1_119, 1_120, 1_200] {
         let (now, options) = (Timestamp::from_micros(time), AcquireOptions::cost(2));
-        let (verdict, snapshot) = long.peek_with_held(&state, now, options, 0);
+        let (verdict, snapshot) = long.peek_with_held(&state, now, options.into(), 0);
         assert_eq!(verdict, long.peek(&state, now, options), "at {time}");
         assert_eq!(snapshot.compute(), long.snapshot(&state, now).compute(), "at {time}");
     }

@@ -141,7 +141,7 @@ fn sum_of_a_weighted_window_saturates() {
 /// Nothing is allowed now, with or without held costs.
 fn assert_full<A: Algorithm>(algorithm: &A, state: &A::State, now: Timestamp) {
     for (cost, held) in [(1, 0), (3, 0), (1, 3), (3, 3)] {
-        let (verdict, snapshot) = algorithm.peek_with_held(state, now, AcquireOptions::cost(cost), held);
+        let (verdict, snapshot) = algorithm.peek_with_held(state, now, AcquireOptions::cost(cost).into(), held);
         let snapshot = snapshot.compute();
         let context = || format!("{algorithm:?} at {now:?}: {verdict:?}, {snapshot:?}");
         assert!(matches!(verdict, Verdict::Denied { retry_after } if retry_after > Duration::ZERO), "{}", context());

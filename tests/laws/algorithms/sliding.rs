@@ -57,7 +57,7 @@ proptest! {
         let now = Timestamp::from_micros(newest.saturating_add(later));
         for held in [0, 1] {
             let [with_zeros, without] = [&with_zeros, &without]
-                .map(|state| log.peek_with_held(state, now, AcquireOptions::cost(cost), held))
+                .map(|state| log.peek_with_held(state, now, AcquireOptions::cost(cost).into(), held))
                 .map(|(verdict, snapshot)| (verdict, snapshot.compute()));
             prop_assert_eq!(with_zeros, without, "held {}", held);
         }

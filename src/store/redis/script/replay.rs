@@ -79,7 +79,7 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
             self.encode_state(&state, numbers);
         }
         if held > 0 {
-            self.peek_with_held(&state, now, options, held).1
+            self.peek_with_held(&state, now, options.into(), held).1
         } else {
             Algorithm::snapshot(self, &state, now)
         }

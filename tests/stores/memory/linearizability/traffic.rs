@@ -166,7 +166,7 @@ impl<A: Algorithm> Algorithm for Yielding<A> {
         &self,
         state: &A::State,
         now: Timestamp,
-        options: AcquireOptions,
+        options: ChargeOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         yield_sometimes();
