@@ -21,11 +21,14 @@ const CONTESTANTS: [&str; 4] = ["ours", "governor", "governor_foldhash", "gcra"]
 
 pub(crate) fn run(harness: &mut Harness) {
     let (count, rounds) = if harness.is_quick() { (200_000_u64, 1) } else { (1_000_000, 5) };
-    for keys in ["u64", "string"] {
-        let scenario = format!("insertion {keys}");
+    let large = (format!("insertion u64, {} keys", 10 * count), "u64", 10 * count);
+    for (scenario, keys, count) in
+        [("insertion u64".to_owned(), "u64", count), ("insertion string".to_owned(), "string", count), large]
+    {
         if !harness.wants(&scenario) {
             continue;
         }
+        let rounds = if count > 1_000_000 { 1 } else { rounds };
         let mut measured = CONTESTANTS.map(|_| Vec::new());
         for _ in 0..rounds {
             for (name, measured) in CONTESTANTS.iter().zip(&mut measured) {
@@ -41,6 +44,22 @@ pub(crate) fn run(harness: &mut Harness) {
         let units: Vec<_> = units.iter().map(|(unit, values)| (*unit, &**values)).collect();
         harness.report_all(&scenario, &json!({ "threads": 1 }), &units);
     }
+    let scenario = "insertion in 61 limiters";
+    if harness.wants(scenario) {
+        let cost = measure_in_child("ours", "limiters", 61);
+        let megabytes = cost["megabytes"].as_f64().unwrap_or(f64::NAN);
+        harness.report(scenario, json!({ "threads": 1 }), "megabytes", &[("ours", megabytes)]);
+    }
+}
+
+/// Returns the resident memory of limiters with the default capacity and few keys.
+fn few_keys_each(limiters: u64) -> Value {
+    let before = resident_bytes();
+    let limiters: Vec<Memory<u64, Gcra>> = (0..limiters).map(|_| Memory::new(Gcra::new(Quota::per_hour(1)))).collect();
+    for limiter in &limiters {
+        assert!((0..10).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
+    }
+    json!({ "megabytes": (resident_bytes() - before) / 1e6 })
 }
 
 /// Measures one contestant in a child process.
@@ -56,7 +75,9 @@ pub(crate) fn run_as_child() -> bool {
     let task: Vec<_> = task.split(' ').collect();
     let &[name, keys, count] = &*task else { panic!("{TASK_VARIABLE}: expected CONTESTANT KEYS COUNT") };
     let count = count.parse().expect("a number");
-    let cost = if keys == "u64" {
+    let cost = if keys == "limiters" {
+        few_keys_each(count)
+    } else if keys == "u64" {
         insert(name, &(0..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect::<Vec<_>>())
     } else {
         insert(name, &(0..count).map(|key| format!("customer-{key:011}")).collect::<Vec<_>>())

@@ -22,6 +22,7 @@
 mod baseline;
 #[path = "../../tests/servers/cluster_server.rs"]
 mod cluster_server;
+mod crowd;
 mod harness;
 mod insertion;
 mod memory;
@@ -40,12 +41,13 @@ mod wire;
 use harness::Harness;
 
 fn main() {
-    if insertion::run_as_child() || service::run_as_child() || redis::run_as_child() {
+    if crowd::run_as_child() || insertion::run_as_child() || service::run_as_child() || redis::run_as_child() {
         return;
     }
     let mut harness = Harness::from_args();
     memory::run(&mut harness);
     paths::run(&harness);
+    crowd::run(&harness);
     insertion::run(&mut harness);
     service::run(&mut harness);
     wire::run(&mut harness);

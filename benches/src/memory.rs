@@ -17,7 +17,7 @@ use crate::paths::separated;
 use crate::peers::{BenchQuota, Key, Peers, contestant, governor_quota};
 
 /// Allows every request, even on one hot key, so that every decision writes.
-const PLENTY: BenchQuota = BenchQuota { limit: 1_000_000, seconds: 1, burst: u32::MAX };
+pub(crate) const PLENTY: BenchQuota = BenchQuota { limit: 1_000_000, seconds: 1, burst: u32::MAX };
 /// Denies every request but the first.
 const ONE: BenchQuota = BenchQuota { limit: 1, seconds: 86_400, burst: 1 };
 /// Allows every request on many keys, and no key becomes idle during the run.
@@ -81,11 +81,19 @@ impl<K: Key> Contestants<K> {
 }
 
 impl Contestants<u64> {
+    pub(crate) fn allows(&self, key: &u64) -> bool {
+        self.ours.check(key, AcquireOptions::default()).is_allowed()
+    }
+
+    pub(crate) fn allows_foldhash(&self, key: &u64) -> bool {
+        self.peers.allows_foldhash(key)
+    }
+
     /// Beside the two fastest peers, on one thread.
     pub(crate) fn compare_fast(&self, harness: &Harness, scenario: &str, keys: &[u64]) {
         let contestants = [
-            contestant(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
-            contestant(keys, "governor_foldhash", |key| self.peers.allows_foldhash(key)),
+            contestant(keys, "ours", |key| self.allows(key)),
+            contestant(keys, "governor_foldhash", |key| self.allows_foldhash(key)),
             contestant(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
         ];
         harness.compare(scenario, 1, &contestants);
@@ -94,9 +102,9 @@ impl Contestants<u64> {
     /// As [`compare_fast`](Self::compare_fast), with decisions that do not overlap.
     pub(crate) fn compare_isolated(&self, harness: &Harness, scenario: &str, keys: &[u64]) {
         let contestants = [
-            separated(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
+            separated(keys, "ours", |key| self.allows(key)),
             separated(keys, "bare", |_| true),
-            separated(keys, "governor_foldhash", |key| self.peers.allows_foldhash(key)),
+            separated(keys, "governor_foldhash", |key| self.allows_foldhash(key)),
             separated(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
         ];
         harness.compare(scenario, 1, &contestants);

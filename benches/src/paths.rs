@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Costs, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket,
+    AcquireOptions, Costs, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, ReservationId,
+    TokenBucket,
 };
 
 use crate::harness::{Contestant, Harness};
@@ -35,7 +36,9 @@ pub(crate) fn run(harness: &Harness) {
     harness.compare("memory Vec of two limits", 1, &contestants);
     harness.compare("memory acquire", 1, &[acquire("ours", &one, &keys), decide("check", &one, &keys)]);
     conditions(harness, &keys);
+    shares(harness, &keys);
     holds(harness, &keys);
+    ids(harness);
     full_tables(harness);
     floods(harness);
     isolated(harness);
@@ -59,6 +62,54 @@ fn conditions(harness: &Harness, keys: &[u64]) {
         black_box(units.check(key, options).is_allowed());
     });
     harness.compare("memory cost_of", 1, &[of_units, decide("without", &one, keys)]);
+}
+
+/// Guaranteed shares of one limit. A request within its share is charged to both, and a request above it to one limit.
+fn shares(harness: &Harness, keys: &[u64]) {
+    let one = Memory::<u64, _>::new(PLENTY);
+    let within = Gcra::new(Quota::per_second(400_000)).burst(1 << 30);
+    let borrowing = Gcra::new(Quota::per_day(1));
+    for (share, scenario) in [(within, "memory share, within"), (borrowing, "memory share, borrowing")] {
+        let share = Limit::new("share", share).keyed_by(|key: &u64| *key).guarantee(2);
+        let all = Limit::new("all", PLENTY).keyed_by(|_: &u64| ());
+        let shared = Memory::<u64, _>::new((share, all));
+        harness.compare(scenario, 1, &[decide("ours", &shared, &keys[..2]), decide("without", &one, &keys[..2])]);
+    }
+}
+
+/// Requests with an id of their own: one that is charged once, the same and its repeat, and a hold that is settled by its id.
+fn ids(harness: &Harness) {
+    let bucket = || TokenBucket::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
+    let limiters: [Memory<u64, TokenBucket>; 4] = std::array::from_fn(|_| Memory::new(bucket()));
+    let [once, repeated, held, check] = &limiters;
+    let next = AtomicU64::new(0);
+    let new = || next.fetch_add(1, Ordering::Relaxed);
+    let charge = |limiter: &Memory<u64, TokenBucket>, number: u64| {
+        let (key, id) = (number % 1_000, ReservationId::new(number.to_be_bytes()));
+        let options = AcquireOptions::default().once(id, 1, Duration::from_secs(1));
+        black_box(limiter.check(&key, options).is_allowed());
+    };
+    let charged = each_call("ours", || charge(once, new()));
+    let twice = each_call("with_a_repeat", || {
+        let number = new();
+        charge(repeated, number);
+        charge(repeated, number);
+    });
+    let settled = each_call("hold_and_settle", || {
+        let number = new();
+        let (key, id) = (number % 1_000, ReservationId::new(number.to_be_bytes()));
+        let options = AcquireOptions::cost(2).id(id).expires_in(Duration::from_secs(1));
+        black_box(ready(held.hold(&key, options)).decision.is_allowed());
+        black_box(held.settle(&key, id, 1).try_ready().is_ok());
+    });
+    let plain = each_call("check", || {
+        black_box(check.check(&(new() % 1_000), AcquireOptions::default()).is_allowed());
+    });
+    harness.compare("memory once", 1, &[charged, twice, settled, plain]);
+}
+
+fn each_call<'a>(name: &'static str, call: impl Fn() + Copy + Send + Sync + 'a) -> Contestant<'a> {
+    Contestant::new(name, move |_| move |count| (0..count).for_each(|_| call()))
 }
 
 /// One key is blocked, or has a held cost, and all others are decided.

@@ -18,7 +18,7 @@ use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::response::Headers;
-use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{Gcra, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::harness::{Contestant, Harness, measure_medians};
 
@@ -73,6 +73,7 @@ fn scenarios() -> Vec<(&'static str, Vec<Contestant<'static>>)> {
         let config = config.period(Duration::from_nanos(1)).burst_size(u32::MAX).finish();
         GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
     };
+    let two_limits = Memory::new((Limit::new("user", plenty), Limit::new("next", plenty)));
     let allowed = (
         "service allowed",
         vec![
@@ -89,6 +90,7 @@ fn scenarios() -> Vec<(&'static str, Vec<Contestant<'static>>)> {
                 ours(plenty, Http::new().headers(Headers::new().request_extension(true).response_extension(true))),
             ),
             contestant("ours_minimal", ours(plenty, Http::without_headers())),
+            contestant("ours_with_two_limits", RateLimitLayer::new(PeerIp::new(), two_limits).layer(EmptyService)),
         ],
     );
     let minimal = (
