@@ -34,7 +34,6 @@ mod reservation;
 mod results;
 mod windowed_min;
 mod worker;
-mod worker_task;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -3,11 +3,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::batch_weight::BatchWeight;
 use super::operation::QueuedOperation;
-use super::worker_task::WorkerTask;
 use crate::error::Error;
 
 /// The operations that wait for the worker task of one runtime and node.
@@ -28,7 +29,7 @@ use crate::error::Error;
 /// the later ones alternate.
 pub(crate) struct OperationQueue {
     state: Mutex<QueueState>,
-    pub(super) task: WorkerTask,
+    notify: Notify,
     /// The limiter was dropped.
     closed: AtomicBool,
 }
@@ -79,7 +80,7 @@ impl OperationQueue {
             empty_at: Instant::now(),
             is_stopped: false,
         };
-        Self { state: Mutex::new(state), task: WorkerTask::new(), closed: AtomicBool::new(false) }
+        Self { state: Mutex::new(state), notify: Notify::new(), closed: AtomicBool::new(false) }
     }
 
     /// Adds an operation.
@@ -106,7 +107,7 @@ impl OperationQueue {
         }
         drop(state);
         if must_notify {
-            self.task.poll_or_notify();
+            self.notify.notify_one();
         }
         Ok(())
     }
@@ -114,7 +115,7 @@ impl OperationQueue {
     /// Closes the queue. The worker task sends the queued operations, and ends.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.task.notify();
+        self.notify.notify_one();
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -201,6 +202,16 @@ impl OperationQueue {
             }
             operation.complete(Err(error.clone()));
         }
+    }
+
+    /// Discards a notification of earlier operations.
+    pub(super) fn clear_notification(&self) {
+        let _ = self.notify.notified().now_or_never();
+    }
+
+    /// Waits until an operation is added to an empty queue, a full batch waits, or the queue is closed.
+    pub(crate) async fn notified(&self) {
+        self.notify.notified().await;
     }
 
     /// The worker task has ended: fails all operations, and rejects others.

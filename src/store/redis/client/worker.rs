@@ -19,7 +19,7 @@
 //! worker opens another connection only while no call is in flight, so a call on the new connection cannot overtake one
 //! on the old connection. An operation that is asked once more comes behind the operations of later calls.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -47,10 +47,12 @@ pub(super) fn run_worker(
     node: Arc<NodeState>,
     queue: Arc<OperationQueue>,
 ) -> impl Future<Output = ()> + Send {
+    // Created before the first poll: a runtime that shuts down drops the task without polling it.
     let guard = WorkerGuard(Arc::clone(&queue));
-    let of_worker = Arc::clone(&queue);
-    queue.task.set(Some(Box::pin(async move { worker_loop(&config, &node, &of_worker).await })));
-    poll_fn(move |context| guard.0.task.poll(context))
+    async move {
+        let _guard = guard;
+        worker_loop(&config, &node, &queue).await;
+    }
 }
 
 /// After so many calls with one operation, there is one caller. A call that is sent before others can join it makes three calls
@@ -66,7 +68,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     let mut lone_calls = 0_usize;
     loop {
         // The worker looks at the queue now.
-        queue.task.clear_notification();
+        queue.clear_notification();
         // A call with holds is sent before the next batch is taken: its sessions count then.
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
@@ -98,11 +100,11 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if queue.is_closed() {
                     return;
                 }
-                wait_for_operations(queue, lone_calls, true).await;
+                wait_for_operations(queue, lone_calls > 0).await;
                 continue;
             }
             // A call may end after the notification was consumed. The loop looks at the queue in any case.
-            match select(calls.next(), pin!(wait_for_operations(queue, lone_calls, false))).await {
+            match select(calls.next(), pin!(wait_for_operations(queue, lone_calls > 0))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,
             }
@@ -170,9 +172,9 @@ async fn connect(
 
 /// Waits until the queue notifies the worker, and then for the callers that are ready to run: their operations travel in
 /// the same call. Benchmarks: `redis spread 64`; without the exception for a lone caller, `redis callers 1`.
-async fn wait_for_operations(queue: &OperationQueue, lone_calls: usize, is_idle: bool) {
-    queue.task.notified(is_idle && lone_calls >= LONE_CALLS).await;
-    if lone_calls == 0 {
+async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
+    queue.notified().await;
+    if !is_lone {
         yield_now().await;
     }
 }
@@ -211,9 +213,7 @@ struct WorkerGuard(Arc<OperationQueue>);
 
 impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        // The worker has a clone of the queue.
-        self.0.task.set(None);
-        self.0.stop(&Error::unavailable(if self.0.task.has_panicked() {
+        self.0.stop(&Error::unavailable(if std::thread::panicking() {
             "the call to Redis was lost: the worker task panicked; report the panic message"
         } else {
             "the call to Redis was lost: the runtime is shutting down; end all requests before their tokio runtime"
