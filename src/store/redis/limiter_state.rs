@@ -197,7 +197,8 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> bool {
         self.limits().iter().enumerate().all(|(index, limit)| {
             let options = limit.options(options);
-            options.hold == holds && limit.uses_fast_path(limit.select(index, algorithms), options)
+            let algorithm = limit.select(index, algorithms);
+            options.hold == holds && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
         })
     }
 

@@ -25,8 +25,7 @@ impl SessionTarget {
     ) -> Self {
         let limit = &limits.limits[index];
         let mut template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(expiry));
-        template.uses_fast_path =
-            limits.limits.len() == 1 && limit.uses_fast_path(Some(algorithm), AcquireOptions::cost(1).hold());
+        template.uses_fast_path = limits.limits.len() == 1 && algorithm.uses_fast_path(AcquireOptions::cost(1).hold());
         Self {
             limits: Arc::clone(limits),
             entry: EntryTarget {

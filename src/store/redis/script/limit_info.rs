@@ -47,11 +47,6 @@ impl LimitInfo {
         self.algorithm(own.get(index).and_then(Option::as_ref))
     }
 
-    /// Returns whether the fast path of this limit's algorithm supports operations with these options.
-    pub(crate) fn uses_fast_path(&self, algorithm: Option<&dyn DynLuaAlgorithm>, options: AcquireOptions) -> bool {
-        algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
-    }
-
     /// The template of an operation on this limit only. `index` is the limit's index.
     pub(crate) fn template(
         &self,
