@@ -40,7 +40,7 @@ Folders are src/algorithm, src/limiter, src/store/memory (the default), or other
 ";
 
 /// The Redis tests that run, by the start of their names. Others test connections and faults.
-const REDIS: [&str; 17] = [
+const REDIS: [&str; 16] = [
     "basics::",
     "clock::",
     "differential::",
@@ -48,8 +48,7 @@ const REDIS: [&str; 17] = [
     "faults::key_of_another_type",
     "holds::",
     "in_flight::",
-    "kept_charges::",
-    "lease_limits::",
+    "lease_law::",
     "lease_operations::",
     "leases::",
     "lua::",

@@ -3,9 +3,12 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use tower_ratelimit::{Error, Gcra, Limiter, Quota, Redis, RedisServer};
+use tower_ratelimit::{
+    AcquireOptions, Error, Gcra, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer, SlidingLog,
+};
 
-use crate::helpers::{is_allowed, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
+use crate::random::Random;
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_hour(100);
@@ -50,9 +53,9 @@ const RIGHTS: [&str; 16] = [
     "lindex", "lset", "ltrim", "rpush",
 ];
 
-/// A user with these keys and all documented commands except one.
-fn user_lacking(server: &Server, lacks: &str, keys: &str) -> RedisServer {
-    let rights = RIGHTS.into_iter().filter(|right| *right != lacks).map(|right| format!("+{right}"));
+/// A user with these keys and all documented commands except some.
+fn user_lacking(server: &Server, lacks: &[&str], keys: &str) -> RedisServer {
+    let rights = RIGHTS.into_iter().filter(|right| !lacks.contains(right)).map(|right| format!("+{right}"));
     let rights: Vec<_> = rights.collect();
     let mut user = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", keys];
     user.extend(rights.iter().map(String::as_str));
@@ -63,7 +66,7 @@ fn user_lacking(server: &Server, lacks: &str, keys: &str) -> RedisServer {
 /// Calls every kind of operation and returns the first error.
 async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error> {
     let bucket = redis_limiter::<u64>(server.clone(), "api", Gcra::new(QUOTA));
-    let log = redis_limiter::<u64>(server.clone(), "log", tower_ratelimit::SlidingLog::new(QUOTA));
+    let log = redis_limiter::<u64>(server.clone(), "log", SlidingLog::new(QUOTA));
     bucket.health_check().await?;
     flush();
     let acquisitions = (0..3).map(|key| acquire_owned(&bucket, key));
@@ -74,7 +77,7 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
     }
     // A request that must wait for more hits than the script reads first, and a change that removes hits.
     for cost in [1, 1, 1, QUOTA.limit()] {
-        let _ = crate::helpers::acquire(&log, &0, tower_ratelimit::AcquireOptions::cost(cost)).await?;
+        let _ = crate::helpers::acquire(&log, &0, AcquireOptions::cost(cost)).await?;
     }
     log.set_usage("default", &0, 1).await?;
     bucket.block("default", &0, std::time::Duration::from_secs(9)).await?;
@@ -85,13 +88,13 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
 }
 
 async fn acquire_owned(limiter: &Redis<u64>, key: u64) -> Result<(), Error> {
-    crate::helpers::acquire(limiter, &key, tower_ratelimit::AcquireOptions::default()).await.map(|_| ())
+    crate::helpers::acquire(limiter, &key, AcquireOptions::default()).await.map(|_| ())
 }
 
 #[tokio::test]
 async fn documented_permissions_suffice() {
     let server = Server::start();
-    let address = user_lacking(&server, "none", "~ratelimit:*");
+    let address = user_lacking(&server, &[], "~ratelimit:*");
     call_everything(&address, || drop(server.command(&["SCRIPT", "FLUSH"])))
         .await
         .expect("the documented permissions suffice");
@@ -101,7 +104,7 @@ async fn documented_permissions_suffice() {
 async fn missing_permission_is_named_in_the_error() {
     let server = Server::start();
     for right in RIGHTS {
-        let address = user_lacking(&server, right, "~ratelimit:*");
+        let address = user_lacking(&server, &[right], "~ratelimit:*");
         server.command(&["FLUSHALL"]);
         server.command(&["SCRIPT", "FLUSH"]);
         let flush = || drop(server.command(&["SCRIPT", "FLUSH"]));
@@ -117,13 +120,73 @@ async fn missing_permission_is_named_in_the_error() {
             error.to_string().split_once("; grant ").map(|(a, b)| (a.to_owned(), b.to_owned())).expect(right);
         assert!(grants.contains(&right.to_uppercase().replace('|', " ")), "{right}: {error:?}");
     }
-    let error = call_everything(&user_lacking(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
+    let error = call_everything(&user_lacking(&server, &[], "~other:*"), || ()).await.expect_err("no keys");
     assert_error_contains(&error, "grant all keys that begin with the limiter's prefix");
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
     assert_error_contains(
         &at(&beyond).health_check().await.expect_err("no such database"),
         "the database of the address does not exist",
     );
+}
+
+/// A user (ACL) who may do less from time to time. Each call is decided as in memory, or its error names a command that is
+/// missing. Such an answer is no outage, so the first call with all permissions is decided.
+#[tokio::test]
+async fn calls_with_random_permissions_agree_with_memory_or_name_what_is_missing() {
+    let (server, clock, mut random) = (Server::start(), ManualClock::new(), Random::new(3));
+    let limits = || {
+        (
+            Limit::new("log", SlidingLog::new(Quota::per_minute(6))).keyed_by(|key: &u64| *key),
+            Limit::new("all", Gcra::new(Quota::per_minute(20))).keyed_by(|_: &u64| ()),
+        )
+    };
+    let redis = Redis::builder(user_lacking(&server, &[], "~ratelimit:*"), "api", limits()).deadline(LONG_DEADLINE);
+    let redis: Redis<u64> = redis.clock_for_tests(clock.clone()).build().expect("limits");
+    let memory = Memory::builder(limits()).clock(clock.clone()).build().expect("limits");
+    let (mut decided, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let lacks: Vec<_> = RIGHTS.into_iter().filter(|_| random.below(12) == 0).collect();
+        user_lacking(&server, &lacks, "~ratelimit:*");
+        for _ in 0..random.between(1, 12) {
+            clock.advance(Duration::from_millis(random.below(9_000)));
+            let (key, operation) = (random.below(3), random.below(12));
+            let options = AcquireOptions::cost(random.below(4));
+            let done = match operation {
+                0 => redis.reset(&key).await,
+                1 => redis.set_usage("log", &key, options.cost).await,
+                2 => redis.block("all", &key, Duration::from_secs(1)).await,
+                _ => match redis.acquire(&key, options).await {
+                    Ok(outcome) => {
+                        assert_eq!(outcome.decision, memory.check(&key, options), "{lacks:?}");
+                        decided += 1;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            if let Err(error) = done {
+                let text = error.to_string();
+                assert!(lacks.iter().any(|right| text.contains(&right.to_uppercase())), "{lacks:?}: {text}");
+                assert!(text.contains("the user (ACL) may not"), "{lacks:?}: {text}");
+                refused += 1;
+                // A script that a missing permission has stopped may have written a part.
+                server.command(&["FLUSHDB"]);
+                server.commands(&[&["SELECT", "2"], &["FLUSHDB"]]);
+                for key in 0..3 {
+                    memory.block("all", &key, Duration::ZERO).await.expect("done");
+                    memory.reset(&key).await.expect("done");
+                }
+                continue;
+            }
+            match operation {
+                0 => memory.reset(&key).await,
+                1 => memory.set_usage("log", &key, options.cost).await,
+                _ => memory.block("all", &key, Duration::from_secs(1)).await,
+            }
+            .expect("done");
+        }
+    }
+    assert!(decided > 100 && refused > 30, "{decided} decided, {refused} refused");
 }
 
 #[tokio::test]
@@ -169,8 +232,7 @@ async fn missing_server_is_an_error_immediately() {
     assert_error_contains(&error, "connection was refused");
     assert!(error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
     // A decision returns the same error.
-    let error =
-        crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await.expect_err("none");
+    let error = crate::helpers::acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("none");
     assert!(error.is_unavailable() && error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
 }
 
@@ -193,7 +255,7 @@ async fn unusable_servers_are_named_in_the_error() {
     ] {
         let limiter = at(&format!("{scheme}://127.0.0.1:{port}"));
         let checked = limiter.health_check().await.expect_err("no usable server");
-        let decided = crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await;
+        let decided = crate::helpers::acquire(&limiter, "alice", AcquireOptions::default()).await;
         for error in [checked, decided.expect_err("no usable server")] {
             let text = error.to_string();
             assert!(causes.iter().any(|cause| text.contains(cause)), "{scheme} {causes:?}: {error:?}");
@@ -247,7 +309,7 @@ fn missing_runtime_is_an_error() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
         futures_util::FutureExt::now_or_never(limiter.health_check()).expect("a ready error").expect_err("no runtime"),
-        tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default())
+        tower_ratelimit::Limiter::acquire(&limiter, "alice", AcquireOptions::default())
             .try_ready()
             .map_err(drop)
             .expect("without a runtime the acquisition is ready")

@@ -34,18 +34,6 @@ async fn pause_while_connecting(server: &Server, limiter: &Redis<str>) -> Vec<Ca
     waiting
 }
 
-/// Pauses the server with some calls in flight.
-async fn pause_with_calls_in_flight(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
-    assert!(is_allowed(limiter, "warm").await);
-    server.pause(PAUSE);
-    let mut in_flight = Vec::new();
-    for key in ["first", "second", "third"] {
-        in_flight.push(spawn_acquire(limiter, key));
-        sleep(Duration::from_millis(10)).await;
-    }
-    in_flight
-}
-
 async fn used(limiter: &Redis<str>, key: &str) -> u64 {
     let decision = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
     QUOTA.limit() - decision.remaining().expect("a figure")
@@ -61,49 +49,6 @@ async fn all_answered(calls: impl IntoIterator<Item = Call>) {
     for call in join_all(calls).await {
         assert!(call.expect("no panic").expect("an answer").decision.is_allowed());
     }
-}
-
-#[tokio::test]
-async fn decision_dropped_before_it_is_sent_charges_nothing() {
-    let server = Server::start();
-    let limiter = limiter(&server);
-    let waiting = pause_while_connecting(&server, &limiter).await;
-    let (kept, dropped) = (spawn_acquire(&limiter, "stays"), spawn_acquire(&limiter, "goes"));
-    // One of them is never polled.
-    drop(limiter.acquire("goes", AcquireOptions::default()));
-    sleep(Duration::from_millis(10)).await;
-    cancel(dropped).await;
-    all_answered(waiting.into_iter().chain([kept])).await;
-    assert_eq!((used(&limiter, "stays").await, used(&limiter, "goes").await), (1, 0));
-}
-
-#[tokio::test]
-async fn decision_dropped_after_it_was_sent_charges_at_most_once() {
-    let server = Server::start();
-    let limiter = limiter(&server);
-    let mut in_flight = pause_with_calls_in_flight(&server, &limiter).await;
-    // The batch of the first call is sent alone. Dropping the caller does not cancel that batch.
-    cancel(in_flight.remove(0)).await;
-    let late: Vec<_> = (0..20).map(|_| spawn_acquire(&limiter, "late")).collect();
-    all_answered(in_flight.into_iter().chain(late)).await;
-    assert!(used(&limiter, "first").await <= 1);
-    assert_eq!(
-        [used(&limiter, "second").await, used(&limiter, "third").await, used(&limiter, "late").await],
-        [1, 1, 20]
-    );
-}
-
-#[tokio::test]
-async fn dropped_first_call_of_a_batch_leaves_the_others() {
-    let server = Server::start();
-    let limiter = limiter(&server);
-    let waiting = pause_while_connecting(&server, &limiter).await;
-    let mut batch: Vec<_> = (0..30).map(|index| spawn_acquire(&limiter, &format!("key {}", index % 3))).collect();
-    sleep(Duration::from_millis(10)).await;
-    cancel(batch.remove(0)).await;
-    all_answered(waiting.into_iter().chain(batch)).await;
-    let used = [used(&limiter, "key 0").await, used(&limiter, "key 1").await, used(&limiter, "key 2").await];
-    assert_eq!(used, [9, 10, 10]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

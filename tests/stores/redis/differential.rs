@@ -124,7 +124,7 @@ impl Limiter<Caller> for Processes {
 /// Compares three processes with other limits of one name, as before and after a deployment, with one limiter in memory
 /// with three tiers.
 async fn compare_processes<A: LuaAlgorithm + Clone>(name: &str, tiers: [A; 3]) {
-    compare_limiters(&FORWARD, name, 1, |server, name, clock| {
+    compare_limiters(&[Trace::Holds], name, 1, |server, name, clock| {
         let all = tiers.clone();
         let chosen = per_key(move |caller: &Caller| all[caller.tier].clone());
         let memory = in_memory(Limit::new("one", chosen).keyed_by(|caller: &Caller| caller.user), clock);

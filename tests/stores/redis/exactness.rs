@@ -1,7 +1,6 @@
 //! Any number of processes, runtimes and tasks admit exactly what one would.
 
 use std::collections::BTreeMap;
-use std::process::Stdio;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -9,10 +8,10 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
+    AcquireOptions, BoxLimiter, Detail, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
+    SlidingWindow,
 };
 
-use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
 use crate::server::Server;
 
@@ -24,17 +23,21 @@ const fn a_day(limit: u64) -> Quota {
 const PROCESSES: usize = 4;
 const TASKS: usize = 200;
 
-/// Runs this test binary `count` times in parallel for one ignored test, and returns the results that each printed.
-pub(crate) fn processes(count: usize, test: &str, task: &str, server: &Server) -> Vec<Vec<String>> {
-    let start = || command(test, task, &server.address()).stdout(Stdio::piped()).spawn().expect("a process");
-    let children: Vec<_> = (0..count).map(|_| start()).collect();
-    let lines = children.into_iter().map(|child| {
-        let output = child.wait_with_output().expect("its output");
-        assert!(output.status.success(), "a process failed");
-        let text = String::from_utf8(output.stdout).expect("text");
-        text.lines().filter_map(|line| line.split_once("reported: ")).map(|(_, results)| results.to_owned()).collect()
-    });
-    lines.collect()
+/// Runs `work` in threads, each with a runtime of its own, and so with connections of its own, as a process has.
+pub(crate) fn in_runtimes<T: Send>(count: usize, work: impl AsyncFn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                scope.spawn(move || {
+                    let mut builder =
+                        if number % 2 == 0 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+                    builder.worker_threads(2).enable_all().build().expect("a runtime").block_on(work(number))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
 }
 
 fn overlapping_limits(server: RedisServer) -> Redis<(u64, u64)> {
@@ -78,54 +81,37 @@ where
     all
 }
 
-/// Not a test: the child process of the tests below.
-#[test]
-#[ignore = "child process of other tests"]
-fn process() {
-    let Some((task, server)) = child_task() else { return };
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        if task == "one key" {
-            let limits: Vec<(&str, Redis<u64>)> = vec![
-                ("gcra", redis_limiter(server.clone(), "gcra", Gcra::new(a_day(500)))),
-                ("fixed", redis_limiter(server.clone(), "fixed", FixedWindow::new(a_day(500)))),
-                ("sliding", redis_limiter(server.clone(), "sliding", SlidingWindow::new(a_day(500)))),
-                ("log", redis_limiter(server, "log", SlidingLog::new(a_day(500)))),
-            ];
-            for (name, limiter) in limits {
-                let allowed: u64 = acquire_from_many_tasks(limiter, &[7], 2).await.values().sum();
-                println!("reported: {name} {allowed}");
-            }
-        } else {
-            let keys: Vec<(u64, u64)> = (0..4).flat_map(|user| [(user, 0), (user, 1)]).collect();
-            for ((user, team), allowed) in acquire_from_many_tasks(overlapping_limits(server), &keys, 2).await {
-                println!("reported: {user} {team} {allowed}");
-            }
-        }
-    });
-}
-
 #[test]
 fn several_processes_admit_exactly_the_quota_of_one_key() {
     let server = Server::start();
-    let mut allowed: BTreeMap<String, u64> = BTreeMap::new();
-    for line in processes(PROCESSES, "exactness::process", "one key", &server).concat() {
-        let (name, count) = line.split_once(' ').expect("two words");
-        *allowed.entry(name.to_owned()).or_default() += count.parse::<u64>().expect("a number");
-    }
-    let expected = ["fixed", "gcra", "log", "sliding"].map(|name| (name.to_owned(), 500)).into();
-    assert_eq!(allowed, expected, "{} attempts each", PROCESSES * TASKS * 2);
+    let allowed = in_runtimes(PROCESSES, async |_| {
+        let limiters: [BoxLimiter<u64>; 4] = [
+            BoxLimiter::new(redis_limiter(server.open(), "gcra", Gcra::new(a_day(500)))),
+            BoxLimiter::new(redis_limiter(server.open(), "fixed", FixedWindow::new(a_day(500)))),
+            BoxLimiter::new(redis_limiter(server.open(), "sliding", SlidingWindow::new(a_day(500)))),
+            BoxLimiter::new(redis_limiter(server.open(), "log", SlidingLog::new(a_day(500)))),
+        ];
+        let mut allowed = [0; 4];
+        for (limiter, allowed) in limiters.into_iter().zip(&mut allowed) {
+            *allowed = acquire_from_many_tasks(limiter, &[7], 2).await.values().sum::<u64>();
+        }
+        allowed
+    });
+    let sums = [0, 1, 2, 3].map(|index: usize| allowed.iter().map(|of_process| of_process[index]).sum::<u64>());
+    assert_eq!(sums, [500; 4], "{} attempts each", PROCESSES * TASKS * 2);
 }
 
 #[test]
 fn several_processes_admit_exactly_what_overlapping_limits_allow() {
     let server = Server::start();
+    let keys: Vec<(u64, u64)> = (0..4).flat_map(|user| [(user, 0), (user, 1)]).collect();
+    let processes =
+        in_runtimes(PROCESSES, async |_| acquire_from_many_tasks(overlapping_limits(server.open()), &keys, 2).await);
     let (mut users, mut teams, mut all) = ([0; 4], [0; 2], 0);
-    for line in processes(PROCESSES, "exactness::process", "overlapping", &server).concat() {
-        let numbers: Vec<usize> = line.split(' ').map(|number| number.parse().expect("a number")).collect();
-        users[numbers[0]] += numbers[2];
-        teams[numbers[1]] += numbers[2];
-        all += numbers[2];
+    for ((user, team), allowed) in processes.into_iter().flatten() {
+        users[usize::try_from(user).expect("small")] += allowed;
+        teams[usize::try_from(team).expect("small")] += allowed;
+        all += allowed;
     }
     // The requests exceed every limit, so the global limit is exhausted, and no user or team exceeds its own limit.
     assert_eq!(all, 260, "{users:?} {teams:?}");
@@ -140,7 +126,7 @@ fn several_processes_admit_exactly_what_overlapping_limits_allow() {
                 let decision =
                     limiter.peek(&key, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
                 let left: Vec<_> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
-                assert_eq!(left, [100 - allowed as u64, 150 - in_team as u64, 0]);
+                assert_eq!(left, [100 - allowed, 150 - in_team, 0]);
             }
         }
     });
@@ -150,22 +136,9 @@ fn several_processes_admit_exactly_what_overlapping_limits_allow() {
 fn several_runtimes_admit_exactly_the_quota() {
     let server = Server::start();
     let limiter = redis_limiter::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
-    let allowed: u32 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4)
-            .map(|index| {
-                let limiter = &limiter;
-                scope.spawn(move || {
-                    let mut builder =
-                        if index % 2 == 0 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
-                    let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
-                    let attempts = (0..128).map(|_| is_allowed(limiter, "alice"));
-                    runtime.block_on(join_all(attempts)).into_iter().map(u32::from).sum::<u32>()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
-    });
-    assert_eq!(allowed, 300);
+    let attempts = || (0..128).map(|_| is_allowed(&limiter, "alice"));
+    let allowed = in_runtimes(4, async |_| join_all(attempts()).await.into_iter().map(u32::from).sum::<u32>());
+    assert_eq!(allowed.into_iter().sum::<u32>(), 300);
 }
 
 #[test]

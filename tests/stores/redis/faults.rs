@@ -471,38 +471,6 @@ async fn fallback_decides_while_redis_is_unavailable_and_is_the_source() {
 }
 
 #[tokio::test]
-async fn call_past_its_deadline_before_it_was_sent_is_never_charged() {
-    let server = Server::start();
-    // Selecting a database takes a round trip, so no new connection is established during the pause.
-    let address = RedisServer::open(&format!("{}/1", server.address())).expect("an address");
-    let reads = redis_limiter(address.clone(), "api", FixedWindow::new(AMPLE));
-    let redis = Redis::builder(address, "api", FixedWindow::new(AMPLE)).deadline(DEADLINE).build().expect("limits");
-    assert!(is_allowed(&redis, "warm").await);
-    server.pause(Duration::from_millis(600));
-    // The maximum number of batches in flight, so that the next call waits.
-    let mut under_way = Vec::new();
-    for key in ["a", "b", "c", "d"] {
-        under_way.push(tokio::spawn(redis.acquire(key, AcquireOptions::default())));
-        sleep(Duration::from_millis(20)).await;
-    }
-    let mut waiting = Box::pin(redis.acquire("alice", AcquireOptions::default()));
-    let error = (&mut waiting).await.expect_err("a time-out");
-    assert!(error.is_unavailable());
-    for call in under_way {
-        let _ = call.await.expect("no panic");
-    }
-    // This reply follows every call that waited before.
-    while acquire(&redis, "warm", AcquireOptions::default()).await.is_err() {
-        sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(
-        reads.peek("alice", AcquireOptions::default()).await.expect("an answer").remaining(),
-        Some(AMPLE.limit())
-    );
-    drop(waiting);
-}
-
-#[tokio::test]
 async fn fail_open_allows_while_redis_is_unavailable_and_is_the_source() {
     let mut server = Server::start();
     let limiter = FailOpen::new(limiter(server.open()));

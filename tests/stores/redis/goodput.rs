@@ -3,9 +3,9 @@
 //! In real time, so the load is short: set `GOODPUT_SECONDS` for a longer one.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use tokio::runtime::Builder;
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
@@ -16,8 +16,7 @@ use tower_ratelimit::{
     SlidingWindow,
 };
 
-use crate::child::child_task;
-use crate::exactness::processes;
+use crate::exactness::in_runtimes;
 use crate::helpers::redis_limiter;
 use crate::server::Server;
 
@@ -94,52 +93,28 @@ async fn load(limiter: Redis<()>, started: Instant, seconds: u64) -> (Vec<u64>, 
     (take(&admitted), take(&served))
 }
 
-fn since_epoch() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("after the epoch")
-}
-
-/// Not a test: the child process.
-#[test]
-#[ignore = "child process of another test"]
-fn process() {
-    let Some((start, server)) = child_task() else { return };
-    let start = Duration::from_millis(start.parse().expect("a time"));
-    let started = Instant::now() + start.saturating_sub(since_epoch());
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let loads = limits(&server).map(|(name, _, limiter)| (name, tokio::spawn(load(limiter, started, times().0))));
-        for (name, load) in loads {
-            let (admitted, served) = load.await.expect("the load");
-            println!("reported: {name}|admitted|{}", admitted.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
-            println!("reported: {name}|served|{}", served.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
-        }
-    });
-}
-
-/// Returns what all processes reported of a limit, in order.
-fn collect(reports: &[Vec<String>], name: &str, kind: &str) -> Vec<u64> {
-    let prefix = format!("{name}|{kind}|");
-    let lines = reports.iter().flatten().filter_map(|line| line.strip_prefix(&prefix));
-    let mut times: Vec<u64> =
-        lines.flat_map(|line| line.split_whitespace().map(|time| time.parse().expect("a time"))).collect();
-    times.sort_unstable();
-    times
+/// The loads of one process on all limits: for each the starts that were admitted, and the times at which requests were
+/// served.
+async fn process(server: &Server, started: Instant) -> Vec<(Vec<u64>, Vec<u64>)> {
+    let loads = limits(&server.open()).map(|(_, _, limiter)| tokio::spawn(load(limiter, started, times().0)));
+    join_all(loads).await.into_iter().map(|load| load.expect("the load")).collect()
 }
 
 /// Returns the limits of which a window has less than 95 % of its rate.
 fn attempt() -> Vec<&'static str> {
     let (seconds, window) = times();
     let redis = Server::start();
-    let start = since_epoch() + Duration::from_millis(700);
-    let reports = processes(2, "goodput::process", &start.as_millis().to_string(), &redis);
-    let starts = collect(&reports, "LeakyQueue", "admitted");
+    let started = Instant::now() + Duration::from_millis(100);
+    let processes = in_runtimes(2, async |_| process(&redis, started).await);
+    let mut starts: Vec<_> = processes.iter().flat_map(|process| process[0].0.clone()).collect();
+    starts.sort_unstable();
     assert!(starts.len() > 50, "too few starts: the test proves nothing");
     let least = starts.windows(2).map(|pair| pair[1] - pair[0]).min();
     assert!(least >= Some(1_000_000 / u64::from(RATE)), "starts of two processes are {least:?} microseconds apart");
     let mut failed = Vec::new();
-    for (name, part, _) in limits(&redis.open()) {
-        let served = collect(&reports, name, "served");
-        let in_window = |number: u64| served.iter().filter(|&&time| time / (window * 1_000_000) == number).count();
+    for (index, (name, part, _)) in limits(&redis.open()).into_iter().enumerate() {
+        let served: Vec<_> = processes.iter().flat_map(|process| &process[index].1).collect();
+        let in_window = |number: u64| served.iter().filter(|&&&time| time / (window * 1_000_000) == number).count();
         let windows: Vec<_> = (0..seconds / window).map(in_window).collect();
         println!("{name:<16} served per {window} s, of {}: {windows:?}", u64::from(RATE) * window);
         let least = 0.95 * part * f64::from(RATE) * f64::from(u32::try_from(window).expect("a short time"));

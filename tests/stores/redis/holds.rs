@@ -19,7 +19,6 @@ use tower_ratelimit::{
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
 use crate::leases::{self, MAX_ROUNDS, leased, step};
 use crate::process::wait_until;
-use crate::proxy::Proxy;
 use crate::server::Server;
 use crate::ttl::scripts;
 
@@ -77,18 +76,6 @@ fn in_a_runtime_that_is_shut_down(held: impl Future<Output = Held> + Send + 'sta
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_is_renewed_while_its_guard_exists() {
-    let (server, clock) = (Server::start(), ManualClock::new());
-    let limiter = Redis::builder(server.open(), "api", FixedWindow::new(HUNDRED)).hold_expiry(SHORT_EXPIRY);
-    let limiter: Redis<str> = limiter.clock_for_tests(clock.clone()).deadline(LONG_DEADLINE).build().expect("limits");
-    let held = hold(&limiter, "alice", 40).await;
-    pass_expiries(&server, &clock, SHORT_EXPIRY);
-    assert_eq!(used(&limiter, "alice").await, 40);
-    held.settle(7).await.expect("done");
-    assert_eq!(used(&limiter, "alice").await, 7, "the hold did not expire");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_without_renewal_expires_at_its_whole_cost() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let expired = std::sync::Arc::new(Mutex::new(0));
@@ -127,21 +114,6 @@ async fn hold_without_renewal_expires_at_its_whole_cost() {
     held.settle(45).await.expect("an answer");
     wait_for_usage(&here, "alice", 5).await;
     assert_eq!(*expired.lock().expect("no panic"), 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_after_an_expiry_starts_a_new_session() {
-    let server = Server::start();
-    let limiter = limiter(&server, Duration::from_secs(60));
-    let first = hold(&limiter, "alice", 10).await;
-    // The server loses its data, which the client does not observe.
-    server.command(&["FLUSHALL"]);
-    let second = hold(&limiter, "alice", 20).await;
-    assert_eq!(used(&limiter, "alice").await, 20);
-    first.settle(4).await.expect("an answer");
-    assert_eq!(used(&limiter, "alice").await, 20, "a hold that the server lost is not settled");
-    second.settle(1).await.expect("done");
-    assert_eq!(used(&limiter, "alice").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -251,100 +223,6 @@ async fn concurrent_first_holds_share_few_entries() {
     assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settlement_with_a_lost_reply_is_sent_again_and_applied_once() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let expiry = Duration::from_secs(4);
-    let limiter = limiter_on::<str>(proxied, expiry, Duration::from_millis(500), FixedWindow::new(HUNDRED));
-    let direct = self::limiter(&server, expiry);
-    let mut expected = 0;
-    // Below, at and above the held cost; alone and beside another hold on the key.
-    for (round, actual) in [0, 2, 5, 8, 3, 9].into_iter().enumerate() {
-        let other = if round >= 3 { Some(hold(&limiter, "alice", 1).await) } else { None };
-        let held = hold(&limiter, "alice", 5).await;
-        proxy.cut_next_reply();
-        let lost = held.settle(actual).await.expect_err("the reply is lost");
-        assert!(lost.is_unavailable() && lost.to_string().contains("tried again"), "{lost}");
-        expected += actual;
-        // The settlement was executed, unless the cut reply was that of a renewal. Then the client sends the settlement
-        // again, and Redis executes it once.
-        wait_for_usage(&direct, "alice", expected + u64::from(other.is_some())).await;
-        sleep(Duration::from_millis(500)).await;
-        assert_eq!(used(&direct, "alice").await, expected + u64::from(other.is_some()), "round {round}");
-        if let Some(other) = other {
-            other.release().await.expect("done");
-        }
-        wait_for_usage(&direct, "alice", expected).await;
-    }
-    sleep(Duration::from_millis(600)).await;
-    assert_eq!(length(&server), 48, "no entry remains");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settlement_is_retried_until_the_server_answers() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter =
-        limiter_on::<str>(proxied, Duration::from_secs(20), Duration::from_secs(2), FixedWindow::new(HUNDRED));
-    let direct = self::limiter(&server, Duration::from_secs(20));
-    let (first, second, third) =
-        (hold(&limiter, "alice", 5).await, hold(&limiter, "alice", 6).await, hold(&limiter, "bob", 7).await);
-    proxy.shut(true);
-    assert!(first.settle(2).await.expect_err("the server does not answer").is_unavailable());
-    // The breaker opens and a guard is dropped.
-    for _ in 0..4 {
-        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
-    }
-    assert!(second.release().await.expect_err("the server does not answer").is_unavailable());
-    drop(third);
-    assert_eq!((used(&direct, "alice").await, used(&direct, "bob").await), (11, 7));
-    proxy.shut(false);
-    wait_for_usage(&direct, "alice", 2).await;
-    wait_for_usage(&direct, "bob", 7).await;
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 48) {
-        // Decisions trigger the breaker's probes.
-        let _ = limiter.peek("alice", AcquireOptions::default()).await;
-        assert!(Instant::now() < deadline, "a cost is still held");
-        sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!((used(&direct, "alice").await, used(&direct, "bob").await), (2, 7));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_hold_call_is_released() {
-    let server = Server::start();
-    let limiter = limiter(&server, Duration::from_secs(60));
-    let direct = self::limiter(&server, Duration::from_secs(60));
-    assert!(is_allowed(&limiter, "warm").await);
-    for wait in [0, 1, 2, 5, 10, 20, 50] {
-        // Dropped before it is sent, in flight, and when its reply arrives.
-        let asked = limiter.hold("alice", AcquireOptions::cost(9));
-        sleep(Duration::from_micros(wait * 100)).await;
-        drop(asked);
-        wait_for_usage(&direct, "alice", 0).await;
-    }
-    // At the deadline, while the server is stopped.
-    let short_deadline = limiter_on::<str>(
-        server.open(),
-        Duration::from_secs(60),
-        Duration::from_millis(400),
-        FixedWindow::new(HUNDRED),
-    );
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while acquire(&short_deadline, "warm", AcquireOptions::default()).await.is_err() {
-        assert!(Instant::now() < deadline, "Redis does not answer");
-    }
-    server.pause(Duration::from_millis(500));
-    let late = acquire(&short_deadline, "alice", AcquireOptions::cost(9).hold()).await.expect_err("a time-out");
-    assert!(late.is_unavailable() && late.to_string().contains("may stay held"), "{late}");
-    sleep(Duration::from_millis(300)).await;
-    wait_for_usage(&direct, "alice", 0).await;
-}
-
 /// The caller never received the guard. Its cost is released; the request itself counts, like any request whose reply
 /// was lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -370,33 +248,6 @@ async fn hold_that_is_dropped_before_its_reply_keeps_the_fixed_cost_at_most() {
         sleep(Duration::from_millis(10)).await;
     }
     assert!((7..=8).contains(&remaining().await[0]));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_with_a_lost_reply_ends_with_its_session() {
-    let server = Server::start();
-    let proxy = Proxy::before(server.socket());
-    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let limiter =
-        limiter_on::<str>(proxied, Duration::from_secs(60), Duration::from_secs(1), FixedWindow::new(HUNDRED));
-    let direct = self::limiter(&server, Duration::from_secs(60));
-    // The first hold of a session, and one that joins others.
-    for others in [0, 3] {
-        let held = join_all((0..others).map(|_| hold(&limiter, "alice", 1))).await;
-        proxy.cut_next_reply();
-        assert!(
-            acquire(&limiter, "alice", AcquireOptions::cost(9).hold())
-                .await
-                .expect_err("the reply is lost")
-                .is_unavailable()
-        );
-        // Later holds do not join a session that will expire.
-        let next = hold(&limiter, "alice", 2).await;
-        join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
-        wait_for_usage(&direct, "alice", 2).await;
-        next.release().await.expect("done");
-        wait_for_usage(&direct, "alice", 0).await;
-    }
 }
 
 #[test]

@@ -8,7 +8,6 @@ use tower_ratelimit::{
     SlidingWindow, TokenBucket,
 };
 
-use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::idempotency_model::{RESULTS, compare};
 use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
@@ -158,25 +157,6 @@ async fn idempotency_charges_once_if_replies_are_lost() {
     }
     println!("{lost} replies were lost: 24 charged with ids, {plain} without");
     assert!(lost > 12 && plain > 24, "{lost}, {plain}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idempotency_survives_a_cluster_slot_that_moves() {
-    let cluster = Cluster::start();
-    let limiter = redis_limiter::<str>(cluster.open(), "one", FixedWindow::new(HUNDRED));
-    let keys: Vec<_> = (0..20).map(|user| format!("user{user}")).collect();
-    for key in &keys {
-        assert!(passes(&limiter, key, once(40, "a")).await);
-    }
-    let name = limiter.redis_key("default", "user7").expect("a limit");
-    let from = cluster.first_master_of(&name);
-    tokio::task::block_in_place(|| {
-        cluster.migrate(cluster.slot(&name), from, (from + 1) % 3, Duration::from_millis(50));
-    });
-    for key in &keys {
-        assert!(passes(&limiter, key, once(40, "a")).await);
-        assert_eq!(left(&limiter, key).await, 60, "{key}");
-    }
 }
 
 #[tokio::test]

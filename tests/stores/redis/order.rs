@@ -2,18 +2,16 @@
 //!
 //! The decisions of several processes can be explained by one sequential order.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp,
 };
 
-use crate::child::child_task;
-use crate::exactness::processes;
+use crate::exactness::in_runtimes;
 use crate::helpers::{acquire, every_algorithm, redis_limiter};
 use crate::server::Server;
 
@@ -89,76 +87,43 @@ const KEYS: usize = 3;
 #[derive(Clone, Debug)]
 struct Observed {
     key: usize,
-    called: u128,
-    returned: u128,
+    called: Duration,
+    returned: Duration,
     remaining: u64,
-    decided_at: u64,
+    decided_at: Timestamp,
 }
 
-/// Not a test: the child process of the test below.
-#[test]
-#[ignore = "child process of another test"]
-fn process() {
-    let Some((_, server)) = child_task() else { return };
-    // A clock for all processes of a machine that does not step: the epoch time at the start plus the monotonic time.
-    let (epoch, start) = (SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").as_nanos(), Instant::now());
-    let now = move || epoch + start.elapsed().as_nanos();
+/// The decisions of a process with limiters and connections of its own.
+async fn observe(server: &Server, start: Instant) -> Vec<Observed> {
     let quota = Quota::per_day(LIMIT);
+    let year = Quota::new(LIMIT, Duration::from_secs(86_400 * 365));
     let limiters: [BoxLimiter<str>; KEYS] = [
-        BoxLimiter::new(redis_limiter(server.clone(), "fixed", FixedWindow::new(quota))),
-        BoxLimiter::new(redis_limiter(
-            server.clone(),
-            "gcra",
-            Gcra::new(Quota::new(LIMIT, Duration::from_secs(86_400 * 365))),
-        )),
-        BoxLimiter::new(redis_limiter(server, "log", SlidingLog::new(quota))),
+        BoxLimiter::new(redis_limiter(server.open(), "fixed", FixedWindow::new(quota))),
+        BoxLimiter::new(redis_limiter(server.open(), "gcra", Gcra::new(year))),
+        BoxLimiter::new(redis_limiter(server.open(), "log", SlidingLog::new(quota))),
     ];
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    let observed = runtime.block_on(async {
-        let mut tasks = JoinSet::new();
-        for task in 0..60 {
-            let (key, limiter) = (task % KEYS, limiters[task % KEYS].clone());
-            tasks.spawn(async move {
-                let mut observed = Vec::new();
-                for _ in 0..20 {
-                    let called = now();
-                    let decision =
-                        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
-                    assert!(decision.is_allowed());
-                    let (remaining, decided_at) =
-                        (decision.remaining().expect("one"), decision.decided_at().as_micros());
-                    observed.push(Observed { key, called, returned: now(), remaining, decided_at });
-                }
-                observed
-            });
-        }
-        tasks.join_all().await.concat()
-    });
-    for Observed { key, called, returned, remaining, decided_at } in observed {
-        println!("reported: {key} {called} {returned} {remaining} {decided_at}");
+    let mut tasks = JoinSet::new();
+    for task in 0..60 {
+        let (key, limiter) = (task % KEYS, limiters[task % KEYS].clone());
+        tasks.spawn(async move {
+            let mut observed = Vec::new();
+            for _ in 0..20 {
+                let called = start.elapsed();
+                let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+                assert!(decision.is_allowed());
+                let (remaining, decided_at) = (decision.remaining().expect("one"), decision.decided_at());
+                observed.push(Observed { key, called, returned: start.elapsed(), remaining, decided_at });
+            }
+            observed
+        });
     }
+    tasks.join_all().await.concat()
 }
 
 #[test]
 fn decisions_of_several_processes_are_linearizable() {
-    // The maximum difference between the clocks of two processes, which were read at different times.
-    const CLOCK_TOLERANCE: u128 = 2_000_000;
-    let server = Server::start();
-    let lines = processes(4, "order::process", "histories", &server).concat();
-    let mut observed: Vec<_> = lines
-        .iter()
-        .map(|line| {
-            let numbers: Vec<u128> = line.split(' ').map(|number| number.parse().expect("a number")).collect();
-            let small = |index: usize| u64::try_from(numbers[index]).expect("small");
-            Observed {
-                key: usize::try_from(numbers[0]).expect("small"),
-                called: numbers[1],
-                returned: numbers[2],
-                remaining: small(3),
-                decided_at: small(4),
-            }
-        })
-        .collect();
+    let (server, start) = (Server::start(), Instant::now());
+    let mut observed = in_runtimes(4, async |_| observe(&server, start).await).concat();
     assert_eq!(observed.len(), 4 * 60 * 20);
     for key in 0..KEYS {
         observed.sort_by_key(|observed| std::cmp::Reverse(observed.remaining));
@@ -168,15 +133,12 @@ fn decisions_of_several_processes_are_linearizable() {
         let expected: Vec<_> = (1..=history.len() as u64).map(|taken| LIMIT - taken).collect();
         assert_eq!(remaining, expected, "key {key}");
         // The order agrees with the server's clock, and no decision returned before an earlier one was called.
-        let mut latest_call = 0;
+        let mut latest_call = Duration::ZERO;
         for pair in history.windows(2) {
             assert!(pair[0].decided_at <= pair[1].decided_at, "{pair:?}");
         }
         for one in history {
-            assert!(
-                one.returned + CLOCK_TOLERANCE >= latest_call,
-                "key {key}: {one:?} returned before an earlier decision was called"
-            );
+            assert!(one.returned >= latest_call, "key {key}: {one:?} returned before an earlier decision was called");
             latest_call = latest_call.max(one.called);
         }
     }

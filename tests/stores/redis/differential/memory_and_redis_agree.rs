@@ -147,7 +147,10 @@ async fn several_with_scheduling() {
         Limit::new("bucket", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team),
         Limit::new("shadow", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user).shadow(),
     );
-    compare(&FORWARD, "turns", limits).await;
+    // Waits of several queues are rarely a microsecond apart.
+    for name in ["turns", "turns again", "turns once more"] {
+        compare(&FORWARD, name, limits.clone()).await;
+    }
 }
 
 /// Limits with a fixed cost beside limits with the cost of the request.
@@ -324,13 +327,13 @@ async fn chains() {
     let user = Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user);
     let log = Limit::new("log", SlidingLog::new(b)).cost_of("input").keyed_by(|caller: &Caller| caller.team);
     let shadow = Limit::new("shadow", FixedWindow::new(c)).keyed_by(|_: &Caller| ()).shadow();
-    compare_chains(&FORWARD, "chain", (user.clone(), (log.clone(), shadow))).await;
+    compare_chains(&[Trace::Holds], "chain", (user.clone(), (log.clone(), shadow))).await;
     let requests = Limit::new("requests", FixedWindow::new(c)).keyed_by(|caller: &Caller| caller.team).fixed_cost(1);
     let classes = Limit::new("all", SlidingWindow::new(b))
         .keyed_by(|_: &Caller| ())
         .keep_free_by(|caller: &Caller| caller.user)
         .only_if(|caller: &Caller| caller.tier < 2);
-    compare_chains(&FORWARD, "chain of conditions", ((requests, log), (classes, user))).await;
+    compare_chains(&[Trace::Holds], "chain of conditions", ((requests, log), (classes, user))).await;
 }
 
 /// Old and new limits of one name in three processes.
