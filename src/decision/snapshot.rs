@@ -15,7 +15,6 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[must_use]
 pub struct LimitSnapshot {
     /// The largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     pub limit: u64,

@@ -301,7 +301,7 @@ pub(crate) fn bucket() -> impl Strategy<Value = Spec> {
     ];
     (quota(), burst).prop_filter_map("the quota is too fine, or the burst takes too long to fill", |(quota, burst)| {
         let burst = burst.unwrap_or(quota.limit());
-        Gcra::try_new(quota).and_then(|gcra| gcra.try_burst(burst)).ok()?;
+        let _ = Gcra::try_new(quota).and_then(|gcra| gcra.try_burst(burst)).ok()?;
         Some(Spec::Bucket { quota, burst })
     })
 }
