@@ -29,6 +29,8 @@ pub enum ReadMode {
 }
 
 /// One limit of a decision, with the algorithm for the key.
+// Each is one fact of the limit or of the request, and independent of the others.
+#[expect(clippy::struct_excessive_bools)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transition<'a, A> {
     algorithm: &'a A,

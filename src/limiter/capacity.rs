@@ -80,7 +80,8 @@ pub(crate) fn queues_removed(count: usize) {
     QUEUES.fetch_sub(count, Ordering::Relaxed);
 }
 
-/// Whether any layer of the process has a queue. A store reads it under the lock of the released units, or after a fence. loom runs models side by side, which would share the counter.
+/// Whether any layer of the process has a queue. A store reads it under the lock of the released units, or after a fence.
+/// loom runs models side by side, which would share the counter.
 pub(crate) fn any_queue() -> bool {
     cfg!(loom) || QUEUES.load(Ordering::Relaxed) != 0
 }

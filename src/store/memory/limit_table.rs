@@ -147,16 +147,15 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         keys: &mut super::table::Keys<C::Algorithm>,
         algorithm: &C::Algorithm,
     ) -> Result<(), TableFull> {
-        let (slot, now) = match keys.find(hash) {
-            Some(slot) => (slot, now),
-            None => {
-                let now = keys.time_of_absent(now, algorithm);
-                match keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()) {
-                    Ok(slot) => (slot, now),
-                    // A shadow for whose key there is no slot counts nothing.
-                    Err(_) if self.limit.is_shadow() => return Ok(()),
-                    Err(full) => return Err(full),
-                }
+        let (slot, now) = if let Some(slot) = keys.find(hash) {
+            (slot, now)
+        } else {
+            let now = keys.time_of_absent(now, algorithm);
+            match keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()) {
+                Ok(slot) => (slot, now),
+                // A shadow for whose key there is no slot counts nothing.
+                Err(_) if self.limit.is_shadow() => return Ok(()),
+                Err(full) => return Err(full),
             }
         };
         let (state, options) = (keys.state_mut(slot), ChargeOptions::within(cost, Some(Duration::ZERO)));

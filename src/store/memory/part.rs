@@ -242,14 +242,13 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         let (block, held, transition) =
             (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
         let (debt, info, mut now) = (OnceCell::new(), self.plain.limit.table.info(), now);
-        let state = match *slot {
-            Some(slot) => keys.state(slot),
-            None => {
-                now = keys.time_of_absent(now, self.algorithm());
-                let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
-                let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
-                inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
-            }
+        let state = if let Some(slot) = *slot {
+            keys.state(slot)
+        } else {
+            now = keys.time_of_absent(now, self.algorithm());
+            let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
+            let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
+            inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
         };
         transition.read(state, held, block, now, mode)
     }

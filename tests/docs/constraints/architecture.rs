@@ -14,7 +14,7 @@ use crate::ROOT;
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["mistake", "random", "scratch", "sync"],
+    &["debug", "mistake", "random", "scratch", "sync"],
     &["clock", "error", "runtime"],
     &["calendar", "decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],
@@ -52,7 +52,7 @@ const DECIDING: &[&str] = &[
 const INNER: &str = "store/inner.rs";
 
 /// The maximum number of names in it.
-const MAX_INNER_NAMES: usize = 40;
+const MAX_INNER_NAMES: usize = 41;
 
 /// The maximum lines of code of a file, without comments and empty lines.
 const MAX_LINES: usize = 420;
