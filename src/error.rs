@@ -110,6 +110,7 @@ impl Error {
     }
 
     /// Sets the underlying error.
+    #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self

@@ -135,6 +135,7 @@ impl Calendar {
     /// Panics if the offset is 24 hours or more; in a `const` the compiler reports it. To handle the error, use
     /// [`try_utc_offset_minutes`](Self::try_utc_offset_minutes).
     #[track_caller]
+    #[must_use]
     pub const fn utc_offset_minutes(self, minutes: i16) -> Self {
         assert!(minutes >= -Zone::MAX_OFFSET && minutes <= Zone::MAX_OFFSET, "{}", Self::INVALID_OFFSET);
         Self { zone: Zone::Offset(minutes), ..self }

@@ -39,18 +39,21 @@ impl LimitSnapshot {
     }
 
     /// Sets the largest cost that is allowed now.
+    #[must_use]
     pub const fn with_remaining(mut self, remaining: u64) -> Self {
         self.remaining = remaining;
         self
     }
 
     /// Sets the time until the key is idle.
+    #[must_use]
     pub const fn with_reset(mut self, reset: Duration) -> Self {
         self.reset = reset;
         self
     }
 
     /// Sets the time until `remaining` increases.
+    #[must_use]
     pub const fn with_next_token_after(mut self, next_token_after: Duration) -> Self {
         self.next_token_after = next_token_after;
         self

@@ -35,6 +35,7 @@ struct Recorder {
     described: Once,
     // Created on first use, so that no page lists what never happens.
     waits: OnceLock<Waits>,
+    settled: OnceLock<[Counter; 3]>,
     in_flight: OnceLock<(Gauge, Histogram)>,
 }
 
@@ -98,6 +99,7 @@ impl Metrics {
             requests: ArcSwap::default(),
             described: Once::new(),
             waits: OnceLock::new(),
+            settled: OnceLock::new(),
             in_flight: OnceLock::new(),
         }))
     }
@@ -127,11 +129,20 @@ impl Recorder {
     }
 
     fn settled(&self, unit: Option<&str>, held: u64, actual: u64) {
-        let mut labels = vec![("limiter", self.limiter())];
-        labels.extend(unit.map(|unit| ("unit", unit.to_owned())));
-        counter!("ratelimit_settled_total", &labels).increment(held.min(actual));
-        counter!("ratelimit_released_total", &labels).increment(held.saturating_sub(actual));
-        counter!("ratelimit_surcharged_total", &labels).increment(actual.saturating_sub(held));
+        let create = || {
+            let mut labels = vec![("limiter", self.limiter())];
+            labels.extend(unit.map(|unit| ("unit", unit.to_owned())));
+            [
+                counter!("ratelimit_settled_total", &labels),
+                counter!("ratelimit_released_total", &labels),
+                counter!("ratelimit_surcharged_total", &labels),
+            ]
+        };
+        let of_unit = unit.map(|_| create());
+        let [settled, released, surcharged] = of_unit.as_ref().unwrap_or_else(|| self.settled.get_or_init(create));
+        settled.increment(held.min(actual));
+        released.increment(held.saturating_sub(actual));
+        surcharged.increment(actual.saturating_sub(held));
     }
 
     fn in_flight(&self) -> &(Gauge, Histogram) {

@@ -71,6 +71,7 @@ impl CountersEdit {
     /// Adds the [snapshot](super::super::Algorithm::snapshot) of the changed state at the time of the decision. Without
     /// it, the store reads the changed state once more, under a lock.
     #[inline]
+    #[must_use]
     pub const fn with_snapshot(mut self, snapshot: LazySnapshot) -> Self {
         self.snapshot = Some(snapshot);
         self

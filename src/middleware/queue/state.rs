@@ -128,7 +128,7 @@ impl Queue {
     fn record(&mut self, decision: Decision, class: Class, max_delay: Duration, asked_at: Instant, now: Instant) {
         self.forecast.update(&decision, class, max_delay, 0, asked_at);
         if self.latest.replace((decision, class.key, now)).is_none() {
-            self.pace.begin(self.forecast.at(1).is_none(), asked_at);
+            self.pace.begin(self.forecast.at(class.cost).is_none(), asked_at);
         }
     }
 

@@ -101,13 +101,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         let record = self.record_key(&context, once);
         let charge_before = record.and_then(|record| records.repeatable(record));
         context.charge_before = charge_before.as_ref();
-        // Row "memory once" of benches/figures.md: the transaction makes 1,700 instructions instead of 300.
-        let plain = if charge_before.is_none() && !options.keeps_guard {
-            L::try_complete(&shared.tables, &context, None)
-        } else {
-            None
-        };
-        let (decision, limits) = plain.map_or_else(|| shared.acquire(&context), |decision| (decision, Vec::new()));
+        let (decision, limits) = shared.acquire(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
         // What a hold is charged is known when it is settled.
         let charged = if options.hold { Costs::new() } else { options.costs() };

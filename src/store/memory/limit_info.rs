@@ -55,8 +55,8 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
                 settled = self.charge(key, actual, at, &mut keys, algorithm);
             }
         }
-        // Under the lock: a request that waits because of the hold was denied under the lock before, and its queue existed.
-        // A fence after the lock takes 10 ns more (row "memory hold and settle" of benches/figures.md).
+        // Under the lock: a request that was denied because of the hold asks again under the lock when its queue exists. If it
+        // asked before, this sees the queue; if it asks after, it sees the units.
         let has_queues = any_queue();
         drop(keys);
         if has_queues {

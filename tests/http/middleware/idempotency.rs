@@ -181,6 +181,18 @@ async fn idempotency_takes_a_place_in_flight_for_each_repeat() {
 #[tokio::test]
 async fn idempotency_of_a_settled_request_buys_nothing() {
     let (limiter, _clock) = window(100);
+    settled_request_buys_nothing(limiter).await;
+    let limits = (FixedWindow::new(Quota::per_day(100)), Limit::new("burst", Gcra::new(Quota::per_day(1000))));
+    settled_request_buys_nothing(
+        Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().expect("limits"),
+    )
+    .await;
+}
+
+async fn settled_request_buys_nothing<L>(limiter: L)
+where
+    L: Limiter<String> + Clone,
+{
     let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
     let service = layer.settle(OnlyFailures).cost(|_: &Request<Page>| 3_u64).layer(service_fn(answer));
     let login = |path, id| request("alice", Method::POST, path, &[id]);

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::limiter::Held;
+use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -277,4 +278,45 @@ async fn reset_and_expiry_wake_the_requests_of_the_key() {
     let noticed_at = Instant::now();
     assert!(waiting.await.expect("no panic").expect("a start") <= noticed_at);
     drop(held);
+}
+
+/// A limiter whose other request ends as soon as it has denied a request.
+#[derive(Clone)]
+struct EndsAfterDenial {
+    inner: BoxLimiter<()>,
+    other: Arc<Mutex<Option<Held>>>,
+}
+
+impl Limiter<()> for EndsAfterDenial {
+    fn acquire(&self, key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let (decision, other) = (self.inner.acquire(key, options), Arc::clone(&self.other));
+        LimiterFuture::pending(async move {
+            let outcome = decision.await?;
+            let ended = other.lock().unwrap().take_if(|_| !outcome.decision.is_allowed());
+            drop(ended);
+            Ok(outcome)
+        })
+    }
+
+    fn limits_of(&self, key: &(), limits: &mut LimitsOfKey<'_>) {
+        self.inner.limits_of(key, limits);
+    }
+}
+
+/// The release finds no queue, so the first request of the new queue must ask at once, whatever its cost.
+#[tokio::test(start_paused = true)]
+async fn release_between_the_denial_and_the_wait_is_not_missed() {
+    for cost in 1..=10 {
+        let limiter: Memory<(), _> =
+            Memory::builder(InFlight::new(10)).clock(TokioClock::new()).build().expect("limits");
+        let other = limiter.acquire(&(), AcquireOptions::cost(11 - cost).keep_guard()).await.expect("a decision");
+        let limiter = EndsAfterDenial { inner: BoxLimiter::new(limiter), other: Arc::new(Mutex::new(other.held)) };
+        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(30 * SECOND);
+        let service =
+            layer.release_on_response().cost(move |_: &()| cost).layer(service_fn(async |()| Ok::<_, BoxError>(())));
+        let started = Instant::now();
+        service.oneshot(()).await.expect("a start");
+        assert!(limiter.other.lock().unwrap().is_none(), "the request was denied first");
+        assert!(started.elapsed() < Duration::from_millis(10), "{cost}: {:?}", started.elapsed());
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 use tower_ratelimit::DecisionSource::Lease;
@@ -221,6 +221,27 @@ async fn concurrent_first_holds_share_few_entries() {
     }
     let remaining = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
     assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
+}
+
+/// The first settlement finds that Redis has lost the session, which ends. The next one has nothing to say, so its key takes
+/// no part in the call that it shares with a decision, whatever another process holds on that key.
+#[tokio::test]
+async fn settlement_of_a_lost_session_disturbs_no_decision() {
+    async fn check(server: &Server, limits: impl IntoRedisLimits<str> + Clone) {
+        let limiter = || limiter_on::<str>(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits.clone());
+        let (limiter, other_process) = (limiter(), limiter());
+        let (first, second) = (hold(&limiter, "alice", 2).await, hold(&limiter, "alice", 3).await);
+        server.command(&["FLUSHALL"]);
+        let _ = first.settle(1).await;
+        let _held = hold(&other_process, "alice", 5).await;
+        // On one thread both are in one call.
+        let (_, decided) = join(second.settle(1), acquire(&limiter, "bob", AcquireOptions::default())).await;
+        assert_eq!(decided.expect("an answer").decision.remaining(), Some(99));
+    }
+    let server = Server::start();
+    check(&server, Gcra::new(HUNDRED)).await;
+    check(&server, FixedWindow::new(HUNDRED)).await;
+    check(&server, (Limit::new("one", Gcra::new(HUNDRED)), Limit::new("two", Gcra::new(HUNDRED)))).await;
 }
 
 /// The caller never received the guard. Its cost is released; the request itself counts, like any request whose reply

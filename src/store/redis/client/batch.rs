@@ -60,8 +60,12 @@ impl Batch {
         let mut templates: Vec<&Arc<OperationTemplate>> = Vec::new();
         let mut steps = StepEncoder::new(limit_count);
         let mut id_keys = Vec::new();
+        // No fast path knows keys without a step: of an update of sessions that have all ended.
+        let mut has_silent = false;
         for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limit_count)) {
+            let mut is_silent = true;
             let mut push = |template, numbers: &[f64]| {
+                is_silent = false;
                 let is_same = |known: &&Arc<OperationTemplate>| Arc::ptr_eq(known, template) || *known == template;
                 let index = templates.iter().rposition(is_same).unwrap_or_else(|| {
                     templates.push(template);
@@ -99,6 +103,7 @@ impl Batch {
                     }
                 }
             }
+            has_silent |= is_silent;
         }
         // With one template, distinct keys of the steps are in the order of their first use.
         let plain_keys = if templates.len() == 1 && id_keys.is_empty() { keys.len() } else { usize::MAX };
@@ -107,7 +112,8 @@ impl Batch {
         for time in [now, latest_start.map(|start| start.server_time)] {
             push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
         }
-        push_u16(limits.script.fast_path(templates.iter().map(|template| &***template)), &mut input);
+        let fast_path = limits.script.fast_path(templates.iter().map(|template| &***template));
+        push_u16(if has_silent { 0 } else { fast_path }, &mut input);
         push_u16(templates.len(), &mut input);
         push_u16(step_count, &mut input);
         for limit in 0..limit_count {

@@ -42,9 +42,6 @@ impl LoadControl {
     /// After so many deadlines without a reply, the server's clock may have gained any time.
     const MAX_AGE: u32 = 4;
 
-    /// The server closes no connection as idle so soon after a reply.
-    const JUST: Duration = Duration::from_millis(1);
-
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
         Self {
@@ -62,11 +59,6 @@ impl LoadControl {
     pub(super) fn reset_connection(&mut self) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
         *self = Self { batch_weight, ..Self::new(self.deadline) };
-    }
-
-    /// Whether a reply came just now, so that the connection need not be checked. Benchmark: `redis holding callers 1`.
-    pub(super) fn has_just_replied(&self) -> bool {
-        self.server.seen_at.is_some_and(|seen_at| seen_at.elapsed() < Self::JUST)
     }
 
     /// Whether another call may be sent for waiting operations of this weight.

@@ -55,17 +55,13 @@ pub(super) fn run_worker(
     }
 }
 
-/// After so many calls with one operation, there is one caller. A call that is sent before others can join it makes three calls
-/// of two: `concurrent_callers_share_two_calls`.
-const LONE_CALLS: usize = 8;
-
 async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let mut connection: Option<Arc<dyn Connection>> = None;
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
-    // So many of the last calls had one operation each.
-    let mut lone_calls = 0_usize;
+    // The last call had one operation.
+    let mut is_lone = false;
     loop {
         // The worker looks at the queue now.
         queue.clear_notification();
@@ -73,8 +69,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            let is_recent = lone_calls >= LONE_CALLS && control.has_just_replied();
-            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref(), is_recent).await {
+            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
                 control.reset_connection();
                 connection = connect(config, node, queue).await;
             }
@@ -88,7 +83,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
-                lone_calls = if batch.len() == 1 { lone_calls.saturating_add(1) } else { 0 };
+                is_lone = batch.len() == 1;
                 must_send = batch.iter().any(QueuedOperation::is_hold);
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
@@ -100,11 +95,11 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 if queue.is_closed() {
                     return;
                 }
-                wait_for_operations(queue, lone_calls > 0).await;
+                wait_for_operations(queue, is_lone).await;
                 continue;
             }
             // A call may end after the notification was consumed. The loop looks at the queue in any case.
-            match select(calls.next(), pin!(wait_for_operations(queue, lone_calls > 0))).await {
+            match select(calls.next(), pin!(wait_for_operations(queue, is_lone))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => None,
             }
@@ -131,14 +126,13 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     }
 }
 
-/// Whether there is a connection, and it is still open. To check it takes a lone caller two turns of the runtime, or wakes the
-/// connection's task; one that has just replied is not checked.
+/// Whether there is a connection, and it is still open.
 ///
 /// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
 /// is ever sent twice.
-async fn is_usable(connection: Option<&Arc<dyn Connection>>, is_recent: bool) -> bool {
+async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
     let Some(connection) = connection else { return false };
-    is_recent || connection.is_open().await
+    connection.is_open().await
 }
 
 /// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt
