@@ -115,6 +115,26 @@ async fn several_together() {
     compare(&FORWARD, "mixed", limits).await;
 }
 
+/// Only buckets, which have a fast path of their own: with a mark, rates by key, a condition, a unit, a fixed cost and a shadow.
+#[tokio::test]
+async fn several_buckets() {
+    let [a, b, c] = quotas();
+    let tiers = [b, c, a].map(TokenBucket::new);
+    let by_tier = per_key(move |caller: &Caller| tiers[caller.tier]);
+    let limits = (
+        Limit::new("user", Gcra::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user).warn_at(0.8),
+        Limit::new("tier", by_tier).keyed_by(|caller: &Caller| caller.user).only_if(|caller: &Caller| caller.team != 0),
+        Limit::new("all", LeakyBucket::new(c)).keyed_by(|_: &Caller| ()).fixed_cost(1),
+        Limit::new("shadow", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team).shadow(),
+    );
+    compare(&ALL, "buckets", limits).await;
+    let plain = (
+        Limit::new("user", Gcra::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("team", TokenBucket::new(b).burst(20)).keyed_by(|caller: &Caller| caller.team),
+    );
+    compare(&ALL, "two buckets", plain).await;
+}
+
 #[tokio::test]
 async fn in_flight_alone() {
     alone(&FORWARD, "flights", [InFlight::new(5), InFlight::new(3), InFlight::new(9)]).await;
