@@ -313,7 +313,7 @@ async fn release_between_the_denial_and_the_wait_is_not_missed() {
         let limiter = EndsAfterDenial { inner: BoxLimiter::new(limiter), other: Arc::new(Mutex::new(other.held)) };
         let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(30 * SECOND);
         let service =
-            layer.release_on_response().cost(move |_: &()| cost).layer(service_fn(async |()| Ok::<_, BoxError>(())));
+            layer.release_on_response().cost(move |(): &()| cost).layer(service_fn(async |()| Ok::<_, BoxError>(())));
         let started = Instant::now();
         service.oneshot(()).await.expect("a start");
         assert!(limiter.other.lock().unwrap().is_none(), "the request was denied first");
