@@ -14,7 +14,7 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::limit::{SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{HeldEntry, LimitNumbers, LimitReading, Name, ReadMode, Transition, micros_floor};
+use crate::store::inner::{HeldEntry, LimitNumbers, LimitReading, Name, ReadMode, Transition};
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
 /// Under the lock only the algorithm runs.
@@ -288,9 +288,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         };
         let transition = self.transition();
         let held = if reading.holds {
-            let duration = if C::Algorithm::HELD_UNTIL_END { self.algorithm().max_hold_duration() } else { None };
-            let max_duration = duration.map(|duration| (*now, micros_floor(duration)));
-            *placed = Some((reading.cost, keys.hold(self.plain.hash, reading.cost, max_duration, self.own.take())));
+            *placed = Some((reading.cost, self.plain.place(keys, *now, reading.cost, self.own.take())));
             reading.held.saturating_add(reading.cost)
         } else {
             let Some(next) = next.take() else { return reading.numbers() };

@@ -344,11 +344,21 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
 
     /// Holds the cost on a key that has a slot.
     pub(super) fn hold(&self, keys: &mut Keys<C::Algorithm>, now: Timestamp, own: Option<C::Algorithm>) -> HeldEntry {
-        let until_end = C::Algorithm::HELD_UNTIL_END;
-        let max_duration = if until_end { self.chosen.borrow().max_hold_duration() } else { None };
-        let max_duration = max_duration.map(|max| (now, micros_floor(max)));
-        let hold = keys.hold(self.hash, self.options.cost, max_duration, own);
+        let hold = self.place(keys, now, self.options.cost, own);
         self.limit.entry(self.hash, self.options.cost, hold, 0)
+    }
+
+    /// Places a hold in the table. Returns its number and its deadline.
+    #[inline]
+    pub(super) fn place(
+        &self,
+        keys: &mut Keys<C::Algorithm>,
+        now: Timestamp,
+        cost: u64,
+        own: Option<C::Algorithm>,
+    ) -> (u64, u64) {
+        let max_duration = if C::Algorithm::HELD_UNTIL_END { self.chosen.borrow().max_hold_duration() } else { None };
+        keys.hold(self.hash, cost, max_duration.map(|max| (now, micros_floor(max))), own)
     }
 
     /// Charges the limit.

@@ -98,7 +98,7 @@ where
     .await;
 }
 
-/// Limiters that know only the caller's user: one in memory, or those of several processes. A caller's tier is its process.
+/// Limiters that know only the caller's user: one in memory, or one in each of several processes. A caller's tier is its process.
 struct Processes(Vec<BoxLimiter<u64>>);
 
 impl Processes {

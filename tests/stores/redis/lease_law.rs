@@ -124,7 +124,7 @@ impl<'a> Trace<'a> {
         };
         let is_by_lease = decision.source() == DecisionSource::Lease;
         assert!(!is_by_lease || rare > 1, "{}: {cost} by {decision:?}", self.row.0);
-        // The limits are those of now, not those of the grant.
+        // The current limits, not the limits at the grant.
         let is_current = |limit: &LimitStatus| limit.limit().is_multiple_of(units) || limit.is_shadow();
         assert!(decision.limits().iter().all(is_current), "{}: {decision:?} of {units}", self.row.0);
         if decision.is_allowed() {
