@@ -7,12 +7,11 @@ use tower_ratelimit::key::{Extracted, Global, MissingKey};
 use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Respond, Verdict};
 
-use crate::support::{Failure, StubLimiter, TestRequest, key_of};
+use crate::support::{Act, Failure, Pool, StubLimiter, TestRequest, rejecting};
 
-/// Sends `request` to a service that answers 7, with rejections as errors.
-async fn send(limiter: StubLimiter, request: TestRequest) -> Result<u32, BoxError> {
-    let layer = RateLimitLayer::new(key_of, limiter).responder(RejectWithError);
-    layer.layer(service_fn(async |_: TestRequest| Ok::<_, BoxError>(7))).oneshot(request).await
+/// Sends `request` to a service of one instance, with rejections as errors.
+async fn send(limiter: StubLimiter, request: TestRequest) -> Result<usize, BoxError> {
+    rejecting(limiter).layer(Pool::new(1).service()).oneshot(request).await
 }
 
 async fn rejected(limiter: StubLimiter, request: TestRequest) -> Rejected {
@@ -22,7 +21,7 @@ async fn rejected(limiter: StubLimiter, request: TestRequest) -> Rejected {
 
 #[tokio::test]
 async fn rejection_as_an_error_states_the_cause() {
-    assert_eq!(send(StubLimiter::allowing(), TestRequest::new("a")).await.expect("allowed"), 7);
+    assert_eq!(send(StubLimiter::allowing(), TestRequest::new("a")).await.expect("allowed"), 1);
 
     let denied = rejected(StubLimiter::denying(), TestRequest::new("a")).await;
     assert_eq!(denied.to_string(), "rate limit \"stub\" exceeded, retry after 1.5s");
@@ -56,9 +55,7 @@ async fn rejection_as_an_error_keeps_the_cause_of_a_failed_limiter() {
 /// A service returns both kinds of error, and the caller can distinguish them.
 #[tokio::test]
 async fn service_error_is_unchanged_when_rejections_are_errors() {
-    let layer = RateLimitLayer::new(key_of, StubLimiter::allowing()).responder(RejectWithError);
-    let failing = layer.layer(service_fn(async |_: TestRequest| Err::<u32, _>(BoxError::from(Failure))));
-    let error = failing.oneshot(TestRequest::new("a")).await.expect_err("a failure");
+    let error = send(StubLimiter::allowing(), TestRequest::new("a").with_act(Act::Fail)).await.expect_err("a failure");
     assert!(error.downcast_ref::<Rejected>().is_none());
     assert_eq!(error.downcast_ref(), Some(&Failure));
 }
@@ -69,8 +66,8 @@ async fn rejection_as_an_error_passes_through_tower_layers() {
     let service = ServiceBuilder::new()
         .load_shed()
         .concurrency_limit(5)
-        .layer(RateLimitLayer::new(key_of, StubLimiter::denying()).responder(RejectWithError))
-        .service_fn(async |_: TestRequest| Ok::<u32, BoxError>(7));
+        .layer(rejecting(StubLimiter::denying()))
+        .service(Pool::new(1).service());
     let error = service.oneshot(TestRequest::new("a")).await.expect_err("a rejection");
     assert!(error.is::<Rejected>());
 }
@@ -78,7 +75,7 @@ async fn rejection_as_an_error_passes_through_tower_layers() {
 #[tokio::test]
 async fn closure_responder_receives_the_request_and_the_rejection() {
     let responder = |request: TestRequest, rejection: Rejection| format!("{:?}: {rejection}", request.key);
-    let layer = RateLimitLayer::new(key_of, StubLimiter::denying()).responder(responder);
+    let layer = rejecting(StubLimiter::denying()).responder(responder);
     let service = layer.layer(service_fn(async |_: TestRequest| Ok::<_, Failure>("hello".to_owned())));
 
     let answer = |request| service.clone().oneshot(request);
@@ -115,47 +112,26 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
         }
     }
 
-    async fn send(limiter: StubLimiter) -> Result<String, Failure> {
-        let layer = RateLimitLayer::new(Global, limiter).responder(Recorder);
-        layer.layer(service_fn(async |request: String| Ok(request))).oneshot("sent".to_owned()).await
+    let key_of = |request: &String| if request == "exempt" { Extracted::Exempt } else { Extracted::Key(()) };
+    let inner = service_fn(async |request: String| Ok(request));
+    let send = async |limiter: StubLimiter, request: &str, settles: bool| {
+        let layer = RateLimitLayer::new(key_of, limiter).responder(Recorder);
+        let request = request.to_owned();
+        // With settlement, the layer keeps the hold of the decision.
+        if settles {
+            layer.settle(|_, _: Result<&String, &Failure>| 0).layer(inner).oneshot(request).await
+        } else {
+            layer.layer(inner).oneshot(request).await
+        }
+    };
+    for settles in [false, true] {
+        let answer = send(StubLimiter::allowing(), "sent", settles).await;
+        assert_eq!(answer.as_deref(), Ok("sent, allowed, then mapped with Some(3)"));
+        let answer = send(StubLimiter::allowing(), "exempt", settles).await;
+        assert_eq!(answer.as_deref(), Ok("exempt, allowed, then mapped with None"));
+        assert_eq!(send(StubLimiter::denying(), "sent", settles).await.as_deref(), Ok("sent, rejected"));
+        assert_eq!(send(StubLimiter::failing(), "sent", settles).await, Err(Failure), "the responder's error");
     }
-    assert_eq!(send(StubLimiter::allowing()).await, Ok("sent, allowed, then mapped with Some(3)".to_owned()));
-    assert_eq!(send(StubLimiter::denying()).await, Ok("sent, rejected".to_owned()));
-    assert_eq!(send(StubLimiter::failing()).await, Err(Failure));
-}
-
-/// The same with settlement, where the layer keeps the hold of the decision.
-#[tokio::test]
-async fn on_allowed_receives_the_decision_with_and_without_settlement() {
-    #[derive(Clone)]
-    struct Remaining;
-
-    impl Respond<u32, String, Failure> for Remaining {
-        type Response = String;
-        type Context = Option<u64>;
-
-        fn on_allowed(&self, _request: &mut u32, decision: Option<&Decision>) -> Option<u64> {
-            decision?.remaining()
-        }
-
-        fn map_response(remaining: Option<u64>, response: String) -> String {
-            format!("{response} {remaining:?}")
-        }
-
-        fn on_rejected(&self, _request: u32, _rejection: Rejection) -> Result<String, Failure> {
-            Err(Failure)
-        }
-    }
-
-    let answer = service_fn(async |_: u32| Ok::<_, Failure>("answered,".to_owned()));
-    let layer = || RateLimitLayer::new(Global, StubLimiter::allowing()).responder(Remaining);
-    assert_eq!(layer().layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"));
-    let settling = layer().settle(|_, _: Result<&String, &Failure>| 0);
-    assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"), "settled");
-    let exempt = RateLimitLayer::new(|_: &u32| Extracted::<u32>::Exempt, StubLimiter::allowing()).responder(Remaining);
-    assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
-    let rejected = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Remaining).layer(answer);
-    assert_eq!(rejected.oneshot(1).await, Err(Failure), "the responder's error");
 }
 
 /// Observers receive the details.

@@ -10,20 +10,18 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{Headers, Rejection, ResponseBody};
-use tower_ratelimit::{Http, Limiter, RateLimitInfo, RateLimitLayer};
+use tower_ratelimit::{Http, RateLimitInfo};
 
 use crate::fields::{limits, retry_after};
-use crate::support::StubLimiter;
+use crate::support::{StubLimiter, page_layer};
 
 /// A body type without `From<Bytes>`.
 type Opaque = BoxBody<Bytes, Infallible>;
 
 /// Sends a request to a service that answers with `body`.
-async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
-    let layer = RateLimitLayer::new(Global, limiter)
-        .responder(Http::new().headers(Headers::new().response_extension(true)).map_body());
+async fn page(body: Opaque, limiter: StubLimiter) -> Response<ResponseBody<Opaque>> {
+    let layer = page_layer(limiter).responder(Http::new().headers(Headers::new().response_extension(true)).map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
         let body = body.lock().expect("not poisoned").take().expect("called once");
@@ -121,7 +119,7 @@ async fn rejection_body_has_a_known_size_and_ends() {
 #[tokio::test]
 async fn empty_rendered_rejection_body_is_at_its_end() {
     let render = |_: &http::request::Parts, _: &Rejection| Response::new(Bytes::new());
-    let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Http::new().render(render).map_body());
+    let layer = page_layer(StubLimiter::denying()).responder(Http::new().render(render).map_body());
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(in_frames())));
     let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
     assert_eq!(retry_after(response.headers()), Some(2), "fields are added to a rendered response");

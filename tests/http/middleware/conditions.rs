@@ -9,12 +9,11 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{BoxError, Headers, RejectWithError};
-use tower_ratelimit::{DynLimit, Gcra, Http, Limit, Memory, Quota, RateLimitInfo, RateLimitLayer, TokioClock};
+use tower_ratelimit::response::{BoxError, Headers};
+use tower_ratelimit::{DynLimit, Gcra, Http, Limit, Memory, Quota, RateLimitInfo, RateLimitLayer};
 
-use crate::support::spawn;
-
-type Page = Response<Full<bytes::Bytes>>;
+use crate::load;
+use crate::support::{Page, spawn};
 
 #[derive(Clone, Default)]
 struct Outcomes(Arc<Mutex<Vec<&'static str>>>);
@@ -25,7 +24,7 @@ impl Observer for Outcomes {
     }
 }
 
-async fn answer(request: Request<()>) -> Result<Page, std::convert::Infallible> {
+async fn answer(request: Request<()>) -> Result<Page, BoxError> {
     let info = request.extensions().get::<RateLimitInfo>().expect("the layer's extension").clone();
     Ok(Response::new(Full::from(format!("{}", info == RateLimitInfo::Exempt))))
 }
@@ -131,20 +130,20 @@ fn policy_keeps_units_free_from_the_keys_that_satisfy_a_condition() {
 /// A bulk request waits until the whole limit is free. Requests of the higher class do not wait behind it.
 #[tokio::test(start_paused = true)]
 async fn waiting_request_of_a_lower_class_does_not_hold_up_a_higher_one() {
-    let all = Limit::new("all", Gcra::new(Quota::per_second(10))).keyed_by(|_: &bool| ());
-    let all = all.keep_free_by(|is_bulk: &bool| if *is_bulk { 9 } else { 0 });
-    let limiter = Memory::builder(all).clock(TokioClock::new()).build().expect("limits");
-    let layer = RateLimitLayer::new(|is_bulk: &bool| Some(*is_bulk), limiter)
-        .max_wait(Duration::from_secs(5))
-        .responder(RejectWithError);
-    let service = layer.layer(service_fn(async |_: bool| Ok::<_, BoxError>(())));
+    const BULK: load::Call = load::Call::of(1);
+    const OTHER: load::Call = load::Call::of(0);
+
+    let all = Limit::new("all", Gcra::new(Quota::per_second(10))).keyed_by(|_: &u32| ());
+    let all = all.keep_free_by(|key: &u32| if *key == BULK.key { 9 } else { 0 });
+    let layer = load::layer(load::several(vec![DynLimit::new(all)])).max_wait(Duration::from_secs(5));
+    let service = load::limited(layer, load::inner());
     let begun = Instant::now();
     for _ in 0..5 {
-        service.clone().oneshot(false).await.expect("served");
+        service.clone().oneshot(OTHER).await.expect("served");
     }
-    let waiting = spawn(service.clone().oneshot(true));
+    let waiting = spawn(service.clone().oneshot(BULK));
     tokio::time::sleep(Duration::from_millis(100)).await;
-    service.clone().oneshot(false).await.expect("served");
+    service.clone().oneshot(OTHER).await.expect("served");
     assert_eq!(begun.elapsed(), Duration::from_millis(100), "served at once");
     assert!(!waiting.is_finished());
     waiting.await.expect("no panic").expect("served");

@@ -1,31 +1,33 @@
 //! The caller's own deadline: the header `grpc-timeout` shortens the wait of a gRPC call.
 
-use std::convert::Infallible;
-use std::future::{Future, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{ByContentType, Grpc};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::random::Random;
-use crate::support::{NOTIFICATIONS, ms, spawn};
+use crate::support::{NOTIFICATIONS, ms, page_layer, pages, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn one_per_second() -> Memory<(), Gcra> {
-    Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build().expect("a limit")
+/// A layer for gRPC calls.
+fn layer(algorithm: impl Algorithm) -> RateLimitLayer<Global, BoxLimiter<()>, Grpc> {
+    page_layer(memory(algorithm)).responder(Grpc::new())
 }
 
-fn empty<B: Default + Send>(_: Request<()>) -> impl Future<Output = Result<Response<B>, Infallible>> + Send {
-    ready(Ok(Response::new(B::default())))
+fn memory(algorithm: impl Algorithm) -> BoxLimiter<()> {
+    BoxLimiter::new(Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit"))
+}
+
+fn one_per_second() -> Gcra {
+    Gcra::new(Quota::per_second(1)).burst(1)
 }
 
 fn with_timeout(value: &str) -> Request<()> {
@@ -37,17 +39,16 @@ fn with_timeout(value: &str) -> Request<()> {
 /// Calls the service. Returns whether the request was served, and the time that it took.
 async fn call<S, B>(service: S, request: Request<()>) -> (bool, Duration)
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible>,
+    S: Service<Request<()>, Response = Response<B>, Error = BoxError>,
 {
     let started = Instant::now();
-    let response = service.oneshot(request).await.expect("infallible");
+    let response = service.oneshot(request).await.expect("a response");
     (response.headers().get("grpc-status").is_none(), started.elapsed())
 }
 
 #[tokio::test(start_paused = true)]
 async fn call_with_a_grpc_timeout_before_its_start_is_rejected_on_arrival() {
-    let layer = RateLimitLayer::new(Global, one_per_second()).responder(Grpc::new()).max_wait(10 * SECOND);
-    let service = layer.layer(service_fn(empty::<()>));
+    let service = layer(one_per_second()).max_wait(10 * SECOND).layer(pages());
     assert_eq!(call(service.clone(), with_timeout("0n")).await, (true, Duration::ZERO), "it need not wait");
     assert_eq!(call(service.clone(), with_timeout("500m")).await, (false, Duration::ZERO));
     // The rejected call has taken no start.
@@ -60,8 +61,7 @@ async fn call_with_a_grpc_timeout_before_its_start_is_rejected_on_arrival() {
 
 #[tokio::test(start_paused = true)]
 async fn grpc_timeout_does_not_prolong_a_wait() {
-    let layer = RateLimitLayer::new(Global, one_per_second()).responder(Grpc::new()).max_wait(ms(500));
-    let service = layer.layer(service_fn(empty::<()>));
+    let service = layer(one_per_second()).max_wait(ms(500)).layer(pages());
     assert!(call(service.clone(), with_timeout("")).await.0);
     for value in ["10S", "99999999H", "malformed", ""] {
         assert_eq!(call(service.clone(), with_timeout(value)).await, (false, Duration::ZERO), "{value}");
@@ -72,11 +72,9 @@ async fn grpc_timeout_does_not_prolong_a_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
-    let limiter =
-        Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(TokioClock::new()).build().expect("a limit");
+    let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
     let held = limiter.hold(&(), AcquireOptions::default()).await.expect("memory").held.expect("it is free");
-    let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).max_wait(10 * SECOND);
-    let service = layer.layer(service_fn(empty::<()>));
+    let service = page_layer(limiter).responder(Grpc::new()).max_wait(10 * SECOND).layer(pages());
     let leaving = spawn(call(service.clone(), with_timeout("500m")));
     tokio::task::yield_now().await;
     let staying = spawn(call(service.clone(), with_timeout("5S")));
@@ -89,9 +87,7 @@ async fn waiter_leaves_at_its_grpc_timeout_without_a_start() {
 /// A queue among the algorithms has scheduled a start after the deadline. The next call uses it.
 #[tokio::test(start_paused = true)]
 async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
-    let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
-    let limiter: Memory<(), _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
-    let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
+    let service = layer(LeakyQueue::new(Quota::per_second(10)).max_waiting(5)).layer(pages());
     assert_eq!(call(service.clone(), with_timeout("")).await, (true, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("99m")).await, (false, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("100m")).await, (true, ms(100)));
@@ -99,8 +95,8 @@ async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
 
 #[tokio::test(start_paused = true)]
 async fn grpc_timeout_of_an_http_request_is_ignored() {
-    let layer = RateLimitLayer::new(Global, one_per_second()).responder(ByContentType::default()).max_wait(10 * SECOND);
-    let service = layer.layer(service_fn(empty::<Full<Bytes>>));
+    let layer = page_layer(memory(one_per_second())).responder(ByContentType::default());
+    let service = layer.max_wait(10 * SECOND).layer(pages());
     let http = || Request::get("/").header("grpc-timeout", "1m").body(()).expect("a request");
     assert_eq!(call(service.clone(), http()).await, (true, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("1m")).await, (false, Duration::ZERO));
@@ -118,9 +114,7 @@ async fn refused_call_is_not_charged() {
     let mut next = move |below| random.below(below);
     let (mut refused, mut served) = (0, 0);
     for round in 0..20 {
-        let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(MAX_WAITING);
-        let limiter: Memory<(), _> = Memory::builder(queue).clock(TokioClock::new()).build().expect("a limit");
-        let service = RateLimitLayer::new(Global, limiter).responder(Grpc::new()).layer(service_fn(empty::<()>));
+        let service = layer(LeakyQueue::new(Quota::per_second(10)).max_waiting(MAX_WAITING)).layer(pages());
         let (started, mut free_at, mut calls) = (Instant::now(), Duration::ZERO, Vec::new());
         for index in 0..100 {
             // Odd rounds have a client whose calls are never served.

@@ -3,41 +3,25 @@
 //! All times are whole milliseconds, the resolution of tokio's timer, so that starts are exact.
 
 use std::collections::HashMap;
-use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::key::Global;
+use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
-    RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
+    AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
+    SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
+use crate::load::{Call, CallService, SECOND, inner, layer, limited, memory, of_each, several};
 use crate::support::{Task, ms, spawn};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// One request each 100 ms.
 const TEN_A_SECOND: Quota = Quota::per_second(10);
 
-fn memory(algorithm: impl Algorithm) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().unwrap())
-}
-
-fn layer<A>(limiter: A) -> RateLimitLayer<Global, A, RejectWithError> {
-    RateLimitLayer::new(Global, limiter).responder(RejectWithError)
-}
-
-/// Creates a service that answers with the virtual time of the call.
-fn clock_service() -> impl Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static {
-    let started = Instant::now();
-    service_fn(move |_: u32| ready(Ok(started.elapsed())))
-}
+const CALL: Call = Call::of(0);
 
 /// The outcome of a call: the time of service, or the time of the denial and its `retry_after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,14 +37,11 @@ fn denied(at: Duration, retry_after: Duration) -> CallOutcome {
 }
 
 /// Calls the service now, and awaits the response in a task.
-fn call<S>(service: &S, caller: u32, started: Instant) -> Task<CallOutcome>
-where
-    S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
-{
-    let response = service.clone().call(caller);
+fn call(service: &CallService, call: Call, started: Instant) -> Task<CallOutcome> {
+    let response = service.clone().call(call);
     spawn(async move {
         match response.await {
-            Ok(at) => Served(at),
+            Ok(at) => Served(at - started),
             Err(error) => {
                 let rejected = error.downcast::<Rejected>().expect("the limiter's error");
                 Denied { at: started.elapsed(), retry_after: rejected.rejection().retry_after() }
@@ -70,12 +51,9 @@ where
 }
 
 /// Makes calls one after another at one time. The service is always ready.
-async fn call_all<S>(service: &S, callers: u32) -> Vec<CallOutcome>
-where
-    S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
-{
+async fn call_all(service: &CallService, calls: &[Call]) -> Vec<CallOutcome> {
     let started = Instant::now();
-    let answers: Vec<_> = (0..callers).map(|caller| call(service, caller, started)).collect();
+    let answers: Vec<_> = calls.iter().map(|one| call(service, *one, started)).collect();
     let mut outcomes = Vec::new();
     for answer in answers {
         outcomes.push(answer.await.unwrap());
@@ -98,8 +76,7 @@ async fn only_a_leaky_queue_waits_without_max_wait() {
         memory(SlidingLog::new(Quota::per_second(1))),
     ];
     for limiter in limiters {
-        let service = layer(limiter).layer(clock_service());
-        let outcomes = call_all(&service, 2).await;
+        let outcomes = call_all(&limited(layer(limiter), inner()), &[CALL; 2]).await;
         assert_eq!(outcomes[0], Served(Duration::ZERO));
         assert!(matches!(outcomes[1], Denied { at: Duration::ZERO, retry_after: Some(_) }), "{outcomes:?}");
     }
@@ -110,8 +87,8 @@ async fn only_a_leaky_queue_waits_without_max_wait() {
 #[tokio::test(start_paused = true)]
 async fn waiters_for_a_sliding_window_acquire_again_until_max_wait() {
     for window in [SlidingWindow::new(Quota::per_second(3)), SlidingWindow::new(Quota::per_second(3)).weighted()] {
-        let service = layer(memory(window)).max_wait(3 * SECOND).layer(clock_service());
-        let outcomes = call_all(&service, 20).await;
+        let service = limited(layer(memory(window)).max_wait(3 * SECOND), inner());
+        let outcomes = call_all(&service, &[CALL; 20]).await;
         let mut served: Vec<_> =
             outcomes.iter().filter_map(|outcome| if let Served(at) = outcome { Some(*at) } else { None }).collect();
         served.sort();
@@ -133,8 +110,8 @@ async fn max_wait_bounds_repeated_acquires() {
     #[derive(Clone)]
     struct NeverReady(TokioClock);
 
-    impl Limiter<()> for NeverReady {
-        fn acquire(&self, (): &(), _options: AcquireOptions) -> LimiterFuture<Outcome> {
+    impl Limiter<u32> for NeverReady {
+        fn acquire(&self, _: &u32, _options: AcquireOptions) -> LimiterFuture<Outcome> {
             use tower_ratelimit::Clock;
 
             let verdict = Verdict::Denied { retry_after: Duration::from_micros(100) };
@@ -142,8 +119,8 @@ async fn max_wait_bounds_repeated_acquires() {
         }
     }
 
-    let service = layer(NeverReady(TokioClock::new())).max_wait(ms(50)).layer(clock_service());
-    let outcomes = call_all(&service, 1).await;
+    let service = limited(layer(NeverReady(TokioClock::new())).max_wait(ms(50)), inner());
+    let outcomes = call_all(&service, &[CALL]).await;
     let Denied { at, .. } = outcomes[0] else { panic!("{outcomes:?}") };
     assert!(at <= ms(51), "the request waited for {at:?}");
 }
@@ -156,13 +133,13 @@ async fn max_wait_bounds_repeated_acquires() {
 #[tokio::test(start_paused = true)]
 async fn request_without_a_permit_gets_the_limit_status() {
     let limiter = memory(Gcra::new(TEN_A_SECOND).burst(2));
-    let mut service = layer(limiter.clone()).max_wait(SECOND).max_waiters(0).layer(clock_service());
-    for caller in 0..2 {
-        assert!(service.call(caller).await.is_ok());
+    let mut service = limited(layer(limiter.clone()).max_wait(SECOND).max_waiters(0), inner());
+    for _ in 0..2 {
+        assert!(service.call(CALL).await.is_ok());
     }
-    let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
+    let rejected = service.call(CALL).await.unwrap_err().downcast::<Rejected>().unwrap();
     let decision = rejected.rejection().decision().unwrap();
-    let peeked = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
+    let peeked = limiter.peek(&0, AcquireOptions::default()).await.unwrap();
     assert_eq!((decision.retry_after(), decision.reset()), (Some(ms(100)), Some(ms(200))));
     assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
 }
@@ -171,18 +148,18 @@ async fn request_without_a_permit_gets_the_limit_status() {
 async fn waiter_for_a_blocked_key_acquires_again_when_the_block_ends() {
     for (max_wait, outcome) in [(500, Served(ms(500))), (499, denied(Duration::ZERO, ms(500)))] {
         for limiter in [memory(Gcra::new(TEN_A_SECOND)), memory(LeakyQueue::new(TEN_A_SECOND))] {
-            limiter.block("default", &(), ms(500)).await.unwrap();
-            let service = layer(limiter).max_wait(ms(max_wait)).layer(clock_service());
-            assert_eq!(call_all(&service, 1).await, [outcome]);
+            limiter.block("default", &0, ms(500)).await.unwrap();
+            let service = limited(layer(limiter).max_wait(ms(max_wait)), inner());
+            assert_eq!(call_all(&service, &[CALL]).await, [outcome]);
         }
     }
     // A start after `max_wait` is denied immediately, whatever the block.
     let limiter = memory(Gcra::new(Quota::per_second(1)).strict());
-    let service = layer(limiter.clone()).max_wait(ms(900)).layer(clock_service());
-    assert_eq!(call_all(&service, 1).await, [Served(Duration::ZERO)]);
-    limiter.block("default", &(), ms(500)).await.unwrap();
+    let service = limited(layer(limiter.clone()).max_wait(ms(900)), inner());
+    assert_eq!(call_all(&service, &[CALL]).await, [Served(Duration::ZERO)]);
+    limiter.block("default", &0, ms(500)).await.unwrap();
     // After 100 ms, the start at 1 s is within `max_wait`.
-    assert_eq!(call_all(&service, 1).await, [denied(Duration::ZERO, ms(100))]);
+    assert_eq!(call_all(&service, &[CALL]).await, [denied(Duration::ZERO, ms(100))]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -193,32 +170,32 @@ async fn waiter_for_a_blocked_key_acquires_again_when_the_block_ends() {
 #[tokio::test(start_paused = true)]
 async fn cancelled_last_waiter_is_not_charged() {
     for limiter in [memory(LeakyQueue::new(TEN_A_SECOND)), memory(Gcra::new(TEN_A_SECOND).strict())] {
-        let service = layer(limiter).max_wait(SECOND).layer(clock_service());
+        let service = limited(layer(limiter).max_wait(SECOND), inner());
         let started = Instant::now();
-        let mut answers: Vec<_> = (0..4).map(|caller| call(&service, caller, started)).collect();
+        let mut answers = Vec::from([(); 4].map(|()| call(&service, CALL, started)));
         sleep(ms(50)).await;
         answers.pop().unwrap().abort();
         sleep(ms(1)).await;
-        assert_eq!(call(&service, 4, started).await.unwrap(), Served(ms(300)));
+        assert_eq!(call(&service, CALL, started).await.unwrap(), Served(ms(300)));
         for (index, answer) in (0_u32..).zip(answers) {
             assert_eq!(answer.await.unwrap(), Served(ms(100) * index));
         }
-        assert_eq!(call(&service, 5, started).await.unwrap(), Served(ms(400)));
+        assert_eq!(call(&service, CALL, started).await.unwrap(), Served(ms(400)));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_response_dropped_unpolled_stays_charged() {
     let limiter = memory(LeakyQueue::new(TEN_A_SECOND));
-    let mut service = layer(limiter.clone()).layer(clock_service());
-    assert!(service.call(0).await.is_ok());
-    let waiting = service.call(1);
-    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
+    let mut service = limited(layer(limiter.clone()), inner());
+    assert!(service.call(CALL).await.is_ok());
+    let waiting = service.call(CALL);
+    assert_eq!(limiter.peek(&0, AcquireOptions::default()).await.unwrap().delay(), ms(200));
     drop(waiting);
-    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
+    assert_eq!(limiter.peek(&0, AcquireOptions::default()).await.unwrap().delay(), ms(200));
     // The charge drains as if the request had been forwarded.
     sleep(ms(200)).await;
-    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), Duration::ZERO);
+    assert_eq!(limiter.peek(&0, AcquireOptions::default()).await.unwrap().delay(), Duration::ZERO);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -260,10 +237,6 @@ impl Limiter<u32> for RemoteLimiter {
     }
 }
 
-fn by_caller<A>(limiter: A) -> RateLimitLayer<impl Fn(&u32) -> Option<u32> + Clone, A, RejectWithError> {
-    RateLimitLayer::new(|caller: &u32| Some(*caller), limiter).responder(RejectWithError)
-}
-
 #[tokio::test(start_paused = true)]
 async fn remote_limiter_is_called_again_after_retry_after() {
     let in_100_ms = Verdict::Denied { retry_after: ms(100) };
@@ -273,7 +246,7 @@ async fn remote_limiter_is_called_again_after_retry_after() {
     limiter.script(1, [in_100_ms, Verdict::AllowedAfter(ms(50))]);
     limiter.script(2, [in_100_ms, Verdict::ExceedsLimit]);
     limiter.script(3, [Verdict::Denied { retry_after: ms(301) }]);
-    let service = by_caller(limiter).max_wait(ms(300)).layer(clock_service());
+    let service = limited(layer(limiter).max_wait(ms(300)), inner());
     let at = |waited: u64, decisions: u32| ms(waited) + DECISION_TIME * decisions;
     let expected = [
         Served(at(200, 1)),
@@ -281,7 +254,7 @@ async fn remote_limiter_is_called_again_after_retry_after() {
         Denied { at: at(100, 1), retry_after: None },
         denied(at(0, 1), ms(301)),
     ];
-    assert_eq!(call_all(&service, 4).await, expected);
+    assert_eq!(call_all(&service, &[0, 1, 2, 3].map(Call::of)).await, expected);
 }
 
 /// The time of pending decisions counts towards `max_wait`.
@@ -289,8 +262,8 @@ async fn remote_limiter_is_called_again_after_retry_after() {
 async fn max_wait_includes_the_time_of_pending_decisions() {
     let limiter = RemoteLimiter::default();
     limiter.script(0, vec![Verdict::Denied { retry_after: ms(1) }; 1000]);
-    let service = by_caller(limiter).max_wait(ms(100)).layer(clock_service());
-    let outcomes = call_all(&service, 1).await;
+    let service = limited(layer(limiter).max_wait(ms(100)), inner());
+    let outcomes = call_all(&service, &[CALL]).await;
     let Denied { at, .. } = outcomes[0] else { panic!("{outcomes:?}") };
     assert!(at <= ms(100) + DECISION_TIME, "the request waited for {at:?}");
 }
@@ -302,10 +275,10 @@ async fn hold_for_a_later_start_is_released_if_the_request_is_dropped_before() {
     let limiter = RemoteLimiter::default();
     limiter.script(0, [Verdict::AllowedAfter(SECOND)]);
     limiter.script(1, [Verdict::AllowedAfter(SECOND)]);
-    let whole = |held: u64, _: Result<&Duration, &BoxError>| held;
-    let service = by_caller(limiter.clone()).cost(|_: &u32| 3).settle(whole).layer(clock_service());
+    let whole = |held: u64, _: Result<&Instant, &BoxError>| held;
+    let service = CallService::new(layer(limiter.clone()).cost(|_: &Call| 3).settle(whole).layer(inner()));
     let started = Instant::now();
-    let (leaving, staying) = (call(&service, 0, started), call(&service, 1, started));
+    let [leaving, staying] = [0, 1].map(|key| call(&service, Call::of(key), started));
     sleep(ms(500)).await;
     leaving.abort();
     assert_eq!(staying.await.unwrap(), Served(DECISION_TIME + SECOND));
@@ -321,9 +294,9 @@ async fn remote_scheduled_start_is_awaited_beyond_max_waiters() {
     let limiter = RemoteLimiter::default();
     limiter.script(0, [Verdict::AllowedAfter(SECOND)]);
     limiter.script(1, [Verdict::AllowedAfter(SECOND)]);
-    let service = by_caller(limiter.clone()).max_waiters(1).layer(clock_service());
+    let service = limited(layer(limiter.clone()).max_waiters(1), inner());
     // Both acquired while the permit was free.
-    assert_eq!(call_all(&service, 2).await, [Served(DECISION_TIME + SECOND); 2]);
+    assert_eq!(call_all(&service, &[0, 1].map(Call::of)).await, [Served(DECISION_TIME + SECOND); 2]);
     assert!(limiter.settled.lock().unwrap().is_empty());
 }
 
@@ -331,22 +304,13 @@ async fn remote_scheduled_start_is_awaited_beyond_max_waiters() {
 // Several limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L>
-where
-    L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
-{
-    Memory::builder(limits).max_keys(100).clock(TokioClock::new()).build().unwrap()
-}
-
 #[tokio::test(start_paused = true)]
 async fn several_limits_schedule_a_start_only_while_all_have_usage() {
-    let limiter = several((
-        Limit::new("spacing", LeakyQueue::new(TEN_A_SECOND).max_waiting(100)),
-        Limit::new("minute", Gcra::new(Quota::per_second(1)).burst(5)),
-    ));
-    let service = layer(limiter).max_wait(2 * SECOND).layer(clock_service());
+    let spacing = of_each(LeakyQueue::new(TEN_A_SECOND).max_waiting(100));
+    let minute = DynLimit::new(Limit::new("minute", Gcra::new(Quota::per_second(1)).burst(5)));
+    let service = limited(layer(several(vec![spacing, minute])).max_wait(2 * SECOND), inner());
     // From 400 ms on the spacing allows every request: a request that waits for the other limit acquires again.
-    let mut outcomes = call_all(&service, 8).await;
+    let mut outcomes = call_all(&service, &[CALL; 8]).await;
     outcomes[5..].sort();
     let mut expected: Vec<_> = [0, 100, 200, 300, 400, 1000, 2000].map(|at| Served(ms(at))).into();
     expected.push(denied(2 * SECOND, SECOND));
@@ -356,13 +320,11 @@ async fn several_limits_schedule_a_start_only_while_all_have_usage() {
 /// A shadow limit does not change how requests wait.
 #[tokio::test(start_paused = true)]
 async fn shadow_limit_does_not_prevent_scheduled_starts() {
-    let limiter = several((
-        Limit::new("enforced", Gcra::new(Quota::per_second(1)).strict()),
-        Limit::new("trial", FixedWindow::new(Quota::per_second(1))).shadow(),
-    ));
-    let service = layer(limiter).max_wait(SECOND).layer(clock_service());
+    let trial = DynLimit::new(Limit::new("trial", FixedWindow::new(Quota::per_second(1))).shadow());
+    let limiter = several(vec![of_each(Gcra::new(Quota::per_second(1)).strict()), trial]);
+    let service = limited(layer(limiter).max_wait(SECOND), inner());
     let expected = [Served(Duration::ZERO), Served(SECOND), denied(Duration::ZERO, SECOND)];
-    assert_eq!(call_all(&service, 3).await, expected);
+    assert_eq!(call_all(&service, &[CALL; 3]).await, expected);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -371,12 +333,12 @@ async fn shadow_limit_does_not_prevent_scheduled_starts() {
 
 #[test]
 fn delayed_request_is_rejected_in_a_runtime_without_a_timer() {
-    let limiter = BoxLimiter::new(Memory::new(LeakyQueue::new(TEN_A_SECOND).max_waiting(5)));
+    let limiter = Memory::new(LeakyQueue::new(TEN_A_SECOND).max_waiting(5));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
-        let mut service = layer(limiter).layer(service_fn(|_: u32| ready(Ok::<_, BoxError>(()))));
-        assert!(service.ready().await.expect("ready").call(1).await.is_ok());
-        let error = service.ready().await.expect("ready").call(2).await.expect_err("a delay without a timer");
+        let mut service = limited(layer(limiter), inner());
+        assert!(service.ready().await.expect("ready").call(CALL).await.is_ok());
+        let error = service.ready().await.expect("ready").call(CALL).await.expect_err("a delay without a timer");
         let rejected = error.downcast::<Rejected>().expect("a rejection");
         assert!(rejected.rejection().is_misconfigured());
         let tower_ratelimit::response::Rejection::Unavailable(cause) = rejected.rejection() else {

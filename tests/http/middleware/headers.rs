@@ -23,25 +23,26 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tower::{Layer as _, ServiceExt, service_fn};
+use tower::{Layer as _, ServiceExt};
 use tower_ratelimit::key::{Global, Preflight};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{Headers, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Clock as _, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    Respond, Timestamp,
+    AcquireOptions, BoxLimiter, Calendar, Clock as _, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota,
+    RateLimitLayer, Respond, Timestamp,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};
-use crate::support::{serve, spawn};
+use crate::support::{named, page_layer, pages, serve, spawn};
 
-type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>>, R>;
-
-fn layer<K, Key: Hash>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K, Key> {
-    let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
-    let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
-    RateLimitLayer::new(key, limiter).responder(responder)
+fn layer<K, Key: Hash + 'static>(
+    key: K,
+    name: &'static str,
+    limit: u64,
+    responder: Http,
+) -> RateLimitLayer<K, BoxLimiter<Key>> {
+    RateLimitLayer::new(key, named(name, limit)).responder(responder)
 }
 
 /// A client of one HTTP version. It uses HTTP/2 without TLS, with prior knowledge.
@@ -194,7 +195,7 @@ async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
 
     let limiter = || Memory::new(FixedWindow::new(Quota::per_minute(5)));
     let (warnings, twice) = (Warnings::default(), Chained::new(limiter(), limiter()));
-    let layer = RateLimitLayer::new(Global, twice).observe(warnings.clone());
+    let layer = page_layer(twice).observe(warnings.clone());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     for _ in 0..2 {
         let _ = app.clone().oneshot(Request::new(Body::empty())).await;
@@ -394,12 +395,10 @@ async fn fields_of_a_calendar_have_the_length_and_the_end_of_the_month() {
         let limit = Limit::new("month", FixedWindow::calendar(1, Calendar::monthly()));
         let limiter: Memory<(), _> = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
         let end = Calendar::monthly().window_at(clock.now()).end.as_micros() / 1_000_000;
-        let http = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
-        let service = RateLimitLayer::new(Global, limiter)
-            .responder(http)
-            .layer(service_fn(async |_: Request| Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))));
+        let responder = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
+        let service = page_layer(limiter).responder(responder).layer(pages());
         for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
-            let response = service.clone().oneshot(Request::new(Body::empty())).await.expect("a response");
+            let response = service.clone().oneshot(http::Request::new(())).await.expect("a response");
             let (headers, left) = (response.headers(), end - noon - days * DAY);
             assert_eq!(response.status(), status);
             assert_eq!(policies(headers), [("month".to_owned(), 1, (length * DAY).cast_signed())]);

@@ -12,8 +12,8 @@ use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::{IdempotencyKey, OnlyFailures};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::support::spawn;
@@ -37,7 +37,11 @@ fn client(request: &Request<Page>) -> Option<String> {
     Some(request.headers()["x-client"].to_str().expect("text").to_owned())
 }
 
-type ClientFn = fn(&Request<Page>) -> Option<String>;
+fn by_client(
+    limiter: impl Limiter<String>,
+) -> RateLimitLayer<fn(&Request<Page>) -> Option<String>, BoxLimiter<String>> {
+    RateLimitLayer::new(client as fn(&_) -> _, BoxLimiter::new(limiter))
+}
 
 async fn answer(request: Request<Page>) -> Result<Response<Page>, Infallible> {
     if request.uri().path() == "/hang" {
@@ -69,19 +73,17 @@ async fn left(limiter: &impl Limiter<String>, client: &str) -> u64 {
     limiter.peek(&client.to_owned(), AcquireOptions::cost(0)).await.expect("a decision").remaining().expect("a number")
 }
 
-type Window = Memory<String, FixedWindow>;
-
-fn window(limit: u64) -> (Window, ManualClock) {
+fn window(limit: u64) -> (BoxLimiter<String>, ManualClock) {
     let clock = ManualClock::new();
     let limiter = Memory::builder(FixedWindow::new(Quota::per_day(limit))).max_keys(100).clock(clock.clone());
-    (limiter.build().expect("limits"), clock)
+    (BoxLimiter::new(limiter.build().expect("limits")), clock)
 }
 
 /// The rows of the table in the documentation of `RateLimitLayer::once`, in one run.
 #[tokio::test]
 async fn idempotency_charges_each_row_of_the_documentation() {
     let (limiter, clock) = window(100);
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.layer(service_fn(answer));
     let get = |path, ids: &[&str]| request("alice", Method::GET, path, ids);
     let steps = [
@@ -124,7 +126,7 @@ async fn idempotency_charges_each_row_of_the_documentation() {
 async fn idempotency_repeats_and_time_are_configurable() {
     let (limiter, clock) = window(100);
     let key = IdempotencyKey::header_named(HeaderName::from_static("x-request-id")).repeats(3).remember(MINUTE * 10);
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(key);
+    let layer = by_client(limiter.clone()).once(key);
     // The cost is set after the id, and settled before: the order of the methods does not matter.
     let service = layer.cost(|request: &Request<Page>| request.uri().path().len() as u64).layer(service_fn(answer));
     let with_id = |path| {
@@ -137,7 +139,7 @@ async fn idempotency_repeats_and_time_are_configurable() {
         assert_eq!(left(&limiter, "alice").await, remaining);
         clock.advance(MINUTE * 2);
     }
-    let without = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header().repeats(0));
+    let without = by_client(limiter.clone()).once(IdempotencyKey::header().repeats(0));
     let service = without.layer(service_fn(answer));
     for remaining in [79, 78] {
         assert_eq!(send(&service, post("z")).await, 200);
@@ -149,7 +151,7 @@ async fn idempotency_repeats_and_time_are_configurable() {
 #[tokio::test]
 async fn idempotency_passes_a_repeat_when_nothing_remains() {
     let (limiter, _clock) = window(2);
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.layer(service_fn(answer));
     for (id, status) in [("a", 200), ("b", 200), ("c", 429), ("a", 200), ("c", 429), ("b", 200), ("a", 429)] {
         assert_eq!(send(&service, post(id)).await, status, "{id}");
@@ -160,7 +162,7 @@ async fn idempotency_passes_a_repeat_when_nothing_remains() {
 async fn idempotency_takes_a_place_in_flight_for_each_repeat() {
     let limiter: Memory<String, _> =
         Memory::new((Limit::new("rate", FixedWindow::new(Quota::per_day(100))), Limit::new("open", InFlight::new(2))));
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.release_on_body_end().layer(service_fn(answer));
     let hang = || request("alice", Method::POST, "/hang", &["a"]);
     let remaining = async || {
@@ -183,17 +185,12 @@ async fn idempotency_of_a_settled_request_buys_nothing() {
     let (limiter, _clock) = window(100);
     settled_request_buys_nothing(limiter).await;
     let limits = (FixedWindow::new(Quota::per_day(100)), Limit::new("burst", Gcra::new(Quota::per_day(1000))));
-    settled_request_buys_nothing(
-        Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().expect("limits"),
-    )
-    .await;
+    let limiter = Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().expect("limits");
+    settled_request_buys_nothing(BoxLimiter::new(limiter)).await;
 }
 
-async fn settled_request_buys_nothing<L>(limiter: L)
-where
-    L: Limiter<String> + Clone,
-{
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+async fn settled_request_buys_nothing(limiter: BoxLimiter<String>) {
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.settle(OnlyFailures).cost(|_: &Request<Page>| 3_u64).layer(service_fn(answer));
     let login = |path, id| request("alice", Method::POST, path, &[id]);
     let mut expected = 100;
@@ -223,7 +220,7 @@ where
 async fn idempotency_of_waiting_requests_charges_once() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).max_keys(100).clock(TokioClock::new());
     let limiter: Memory<String, _> = limiter.build().expect("limits");
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.max_wait(MINUTE).layer(service_fn(answer));
     let started = Instant::now();
     let mut sent = Vec::new();
@@ -250,7 +247,7 @@ async fn idempotency_of_waiting_requests_charges_once() {
 async fn idempotency_of_a_waiting_request_whose_client_leaves_charges_once() {
     let limiter = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(9)).max_keys(100);
     let limiter: Memory<String, _> = limiter.clock(TokioClock::new()).build().expect("limits");
-    let layer = RateLimitLayer::new(client as ClientFn, limiter.clone()).once(IdempotencyKey::header());
+    let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.layer(service_fn(answer));
     assert_eq!(send(&service, post("a")).await, 200);
     for _ in 0..2 {
@@ -267,8 +264,8 @@ async fn idempotency_of_a_waiting_request_whose_client_leaves_charges_once() {
 #[tokio::test]
 async fn idempotency_needs_a_limiter_that_remembers_ids() {
     let limiter = || window(100).0;
-    let layer = RateLimitLayer::new(client as ClientFn, Chained::new(limiter(), limiter()));
-    let service = layer.once(IdempotencyKey::header()).layer(service_fn(answer));
+    let service =
+        by_client(Chained::new(limiter(), limiter())).once(IdempotencyKey::header()).layer(service_fn(answer));
     assert_eq!(send(&service, post("a")).await, 500);
     assert_eq!(send(&service, request("alice", Method::GET, "/", &[])).await, 200);
 }

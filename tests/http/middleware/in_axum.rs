@@ -9,14 +9,13 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{ByContentType, Grpc, Headers, MissingRateLimitInfo, Rejected, Rejection, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, Error, FixedWindow, Http, Limiter, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer,
     Verdict,
 };
 
-use crate::support::StubLimiter;
+use crate::support::{StubLimiter, page_layer};
 
 async fn send(app: &Router) -> Response {
     app.clone().oneshot(Request::get("/").body(Body::empty()).expect("a request")).await.expect("a response")
@@ -29,7 +28,7 @@ async fn text(response: Response) -> String {
 #[tokio::test]
 async fn render_accepts_a_status_and_tuples() {
     let app = |layer| Router::new().route("/", get(async || "hello")).layer::<RateLimitLayer<_, _, _>>(layer);
-    let denying = || RateLimitLayer::new(Global, StubLimiter::denying());
+    let denying = || page_layer(StubLimiter::denying());
 
     let pair = app(denying().responder(Http::new().render(|request: &Parts, rejection: &Rejection| {
         (StatusCode::TOO_MANY_REQUESTS, format!("{}: {rejection}", request.uri.path()))
@@ -60,7 +59,7 @@ async fn closure_responder_accepts_tuples() {
     let responder = |_: axum::extract::Request, rejection: Rejection| {
         (StatusCode::SERVICE_UNAVAILABLE, axum::response::Html(rejection.to_string()))
     };
-    let layer = RateLimitLayer::new(Global, StubLimiter::failing()).responder(responder);
+    let layer = page_layer(StubLimiter::failing()).responder(responder);
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let response = send(&app).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -80,7 +79,7 @@ async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
     let limiter =
         || Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter");
     let by_handler = Router::new().route("/", get(handler)).with_state(limiter());
-    let by_layer = Router::new().route("/", get(async || "hello")).layer(RateLimitLayer::new(Global, limiter()));
+    let by_layer = Router::new().route("/", get(async || "hello")).layer(page_layer(limiter()));
     for app in [&by_handler, &by_layer] {
         assert_eq!(send(app).await.status(), StatusCode::OK);
     }
@@ -141,7 +140,7 @@ async fn reject_in_a_handler_answers_as_the_layer() {
                 }
             };
             let by_handler = Router::new().fallback(handler);
-            let layer = RateLimitLayer::new(Global, limiter).responder(responder);
+            let layer = page_layer(limiter).responder(responder);
             let by_layer = Router::new().fallback(async || "hello").layer(layer);
             let send = async |app: Router| {
                 let request = Request::builder().method(method).uri("/a").header("content-type", content_type);
@@ -188,7 +187,7 @@ async fn rate_limit_info_is_an_argument_of_handlers() {
     let limited = |app: Router, headers| {
         let limiter =
             Memory::builder(FixedWindow::new(Quota::per_hour(9))).clock(ManualClock::new()).build().expect("a limiter");
-        app.layer(RateLimitLayer::new(Global, limiter).responder(Http::new().headers(headers)))
+        app.layer(page_layer(limiter).responder(Http::new().headers(headers)))
     };
     let with = || Headers::new().request_extension(true);
     assert_eq!(text(send(&limited(app(get(required)), with())).await).await, "8");

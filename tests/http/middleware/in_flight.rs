@@ -1,45 +1,47 @@
 //! Limits on requests in flight behind the layer: services without a body, queues, headers, misconfiguration.
 
-use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::response::BoxError;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, InFlight, InFlightGuard, Limit, Limiter, ManualClock,
-    Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, Gcra, InFlight, InFlightBody, InFlightGuard, Limit,
+    Limiter, ManualClock, Memory, Quota, Verdict,
 };
 
-use crate::support::{Act, Pool, Task, TestRequest, key_of, spawn};
-
-/// The body of responses.
-type Page = Full<Bytes>;
+use crate::load::{self, Call};
+use crate::support::{Act, Page, PageService, Pool, Task, TestRequest, ms, page_layer, pages, rejecting, spawn};
 
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
     limiter.peek(key, AcquireOptions::default()).try_ready().expect("ready").expect("a decision")
 }
 
-/// The requests in flight for the key `alice`.
+fn at_most(max: u64) -> Memory<&'static str, InFlight> {
+    Memory::new(InFlight::new(max))
+}
+
+/// The requests in flight for the key `alice`, of at most two.
 fn in_flight(limiter: &Memory<&'static str, InFlight>) -> u64 {
     2 - peek(limiter, &"alice").remaining().expect("one limit")
+}
+
+async fn send(service: PageService) -> Page {
+    service.oneshot(Request::new(())).await.expect("a response")
 }
 
 const ALICE: TestRequest = TestRequest::new("alice");
 
 #[tokio::test]
 async fn in_flight_ends_with_the_response_of_a_service_without_a_body() {
-    let limiter = Memory::new(InFlight::new(2));
-    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
-    let mut service = layer.layer(Pool::new(10).service());
+    let limiter = at_most(2);
+    let mut service = rejecting(limiter.clone()).release_on_response().layer(Pool::new(10).service());
     for act in [Act::Answer, Act::Fail, Act::Hang] {
         let mut response = task::spawn(service.ready().await.expect("ready").call(ALICE.with_act(act)));
         assert_eq!(in_flight(&limiter), 1, "{act:?}");
@@ -56,9 +58,8 @@ async fn in_flight_ends_with_the_response_of_a_service_without_a_body() {
 
 #[tokio::test]
 async fn in_flight_ends_when_the_service_panics() {
-    let limiter = Memory::new(InFlight::new(2));
-    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
-    let service = layer.layer(Pool::new(10).service());
+    let limiter = at_most(2);
+    let service = rejecting(limiter.clone()).release_on_response().layer(Pool::new(10).service());
     for act in [Act::PanicInCall, Act::PanicInFuture] {
         let task = spawn(service.clone().oneshot(ALICE.with_act(act)));
         assert!(task.await.expect_err("a panic").is_panic());
@@ -70,25 +71,25 @@ async fn in_flight_ends_when_the_service_panics() {
 /// would otherwise count nothing.
 #[tokio::test]
 async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
-    let limiters: [BoxLimiter<()>; 2] = [
-        BoxLimiter::new(Memory::new(InFlight::new(2))),
-        BoxLimiter::new(Memory::new((Limit::new("streams", InFlight::new(2)), Gcra::new(Quota::per_second(1))))),
+    let two = InFlight::new(2);
+    let limiters = [
+        BoxLimiter::new(Memory::new(two)),
+        BoxLimiter::new(Memory::new((Limit::new("streams", two), Gcra::new(Quota::per_second(1))))),
     ];
     for limiter in limiters {
         let failed = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&failed);
-        let layer = RateLimitLayer::new(Global, limiter.clone()).observe(move |event: &Event<'_>| {
+        let layer = page_layer(limiter.clone()).observe(move |event: &Event<'_>| {
             if let Event::Failed { error, .. } = event {
                 log.lock().unwrap().push(error.to_string());
             }
         });
-        let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
-        let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+        let response = send(PageService::new(layer.layer(pages()))).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = response.into_body().collect().await.expect("a body").to_bytes();
         assert!(!String::from_utf8_lossy(&body).contains("release_on"), "clients learn nothing");
-        let settling = layer.settle(|held: u64, _: Result<&Response<Page>, &BoxError>| held);
-        let response = settling.layer(page).oneshot(Request::new(())).await.expect("a response");
+        let settling = layer.settle(|held: u64, _: Result<&Page, &BoxError>| held);
+        let response = send(PageService::new(settling.layer(pages()))).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let failed = failed.lock().unwrap();
         assert_eq!(failed.len(), 2);
@@ -100,9 +101,7 @@ async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
 #[tokio::test]
 async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
     let limiter = Memory::new(Limit::new("streams", InFlight::new(1)));
-    let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
-    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
-    let service = layer.layer(page);
+    let service = page_layer(limiter).release_on_body_end().layer(pages());
     let open = service.clone().oneshot(Request::new(())).await.expect("a response");
     assert_eq!(open.headers()["ratelimit-policy"], r#""streams";q=1;qu="concurrent-requests""#);
     assert_eq!(open.headers()["ratelimit"], r#""streams";r=0"#);
@@ -118,14 +117,13 @@ async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
 async fn in_flight_and_a_settled_rate_end_at_their_own_times() {
     let limits = (Limit::new("streams", InFlight::new(1)), FixedWindow::new(Quota::per_minute(100)));
     let limiter = Memory::new(limits);
-    let layer = RateLimitLayer::new(Global, limiter.clone())
+    let layer = page_layer(limiter.clone())
         .cost(|_: &Request<()>| 1)
-        .settle(|_: u64, _: Result<&Response<Page>, &BoxError>| 40)
+        .settle(|_: u64, _: Result<&Page, &BoxError>| 40)
         .release_on_body_end();
-    let page = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
-    let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+    let response = layer.layer(pages()).oneshot(Request::new(())).await.expect("a response");
     let remaining = || {
-        let options = AcquireOptions::default().detail(tower_ratelimit::Detail::All);
+        let options = AcquireOptions::default().detail(Detail::All);
         let decision = limiter.peek(&(), options).try_ready().expect("ready").expect("a decision");
         [decision.limits()[0].remaining(), decision.limits()[1].remaining()]
     };
@@ -137,64 +135,51 @@ async fn in_flight_and_a_settled_rate_end_at_their_own_times() {
 /// A waiting request starts as soon as another one ends, in the order of arrival.
 #[tokio::test(start_paused = true)]
 async fn in_flight_queue_starts_a_waiting_request_when_another_one_ends() {
-    let limiter = Memory::builder(InFlight::new(1)).clock(TokioClock::new()).build().expect("a limiter");
-    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).release_on_response();
-    let inner = service_fn(async |millis: u64| {
-        tokio::time::sleep(Duration::from_millis(millis)).await;
-        Ok::<_, BoxError>(Instant::now())
-    });
-    let service = layer.max_wait(Duration::from_secs(60)).layer(inner);
+    let layer = load::layer(load::memory(InFlight::new(1))).max_wait(Duration::from_secs(60));
+    let service = load::in_flight(layer, load::inner());
     let started = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..20 {
-        tasks.push(spawn(service.clone().oneshot(333)));
+        let call = service.clone().oneshot(Call::of(0).work(ms(333)));
+        tasks.push(spawn(async move { call.await.map(|_| started.elapsed()) }));
         tokio::task::yield_now().await;
     }
     for (index, task) in (1_u32..).zip(tasks) {
-        let ended = task.await.expect("no panic").expect("a response") - started;
-        let expected = Duration::from_millis(333) * index;
-        assert!(ended >= expected && ended <= expected + Duration::from_millis(10) * index, "{index}: {ended:?}");
+        let ended = task.await.expect("no panic").expect("a response");
+        let expected = ms(333) * index;
+        assert!(ended >= expected && ended <= expected + ms(10) * index, "{index}: {ended:?}");
     }
 }
 
 /// A waiting request that leaves holds nothing, and the next one starts.
 #[tokio::test(start_paused = true)]
 async fn in_flight_queue_passes_on_the_start_of_a_request_that_has_left() {
-    let limiter = Memory::builder(InFlight::new(1)).clock(TokioClock::new()).build().expect("a limiter");
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).release_on_response();
-    let inner = service_fn(|hangs: bool| async move {
-        if hangs {
-            pending::<()>().await;
-        }
-        Ok::<_, BoxError>(())
-    });
-    let service = layer.max_wait(Duration::from_secs(60)).layer(inner);
-    let first = spawn(service.clone().oneshot(true));
+    let limiter = load::memory(InFlight::new(1));
+    let layer = load::layer(limiter.clone()).max_wait(Duration::from_secs(60));
+    let service = load::in_flight(layer, load::inner());
+    let first = spawn(service.clone().oneshot(Call::of(0).work(Duration::MAX)));
     tokio::task::yield_now().await;
-    let mut leaving = task::spawn(service.clone().oneshot(false));
+    let mut leaving = task::spawn(service.clone().oneshot(Call::of(0)));
     assert_pending!(leaving.poll());
-    let last = spawn(service.oneshot(false));
+    let last = spawn(service.oneshot(Call::of(0)));
     tokio::task::yield_now().await;
     first.abort();
     let _ = first.await;
     drop(leaving);
     tokio::time::timeout(Duration::from_secs(1), last).await.expect("started").expect("no panic").expect("a response");
     tokio::task::yield_now().await;
-    assert!(peek(&limiter, &()).is_allowed(), "nothing is left in flight");
+    assert!(peek(&limiter, &0).is_allowed(), "nothing is left in flight");
 }
 
 #[tokio::test]
 async fn in_flight_events_are_emitted_once_per_request() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&log);
-    let layer = RateLimitLayer::new(key_of, Memory::new(InFlight::new(1)))
-        .responder(RejectWithError)
-        .release_on_response()
-        .observe(move |event: &Event<'_>| match event {
-            Event::InFlightStarted { cost, .. } => events.lock().unwrap().push(("started", *cost)),
-            Event::InFlightEnded { cost, .. } => events.lock().unwrap().push(("ended", *cost)),
-            _ => {}
-        });
+    let layer = rejecting(at_most(1)).release_on_response().observe(move |event: &Event<'_>| match event {
+        Event::InFlightStarted { cost, .. } => events.lock().unwrap().push(("started", *cost)),
+        Event::InFlightEnded { cost, .. } => events.lock().unwrap().push(("ended", *cost)),
+        _ => {}
+    });
     let service = layer.layer(Pool::new(10).service());
     let mut hanging = task::spawn(service.clone().oneshot(ALICE.with_act(Act::Hang)));
     assert_pending!(hanging.poll());
@@ -204,20 +189,24 @@ async fn in_flight_events_are_emitted_once_per_request() {
     assert_eq!(*log.lock().unwrap(), [("started", 1), ("ended", 1), ("started", 1), ("ended", 1)]);
 }
 
+/// A service that keeps the guards that it finds.
+fn upgrade() -> (Arc<Mutex<Vec<InFlightGuard>>>, PageService) {
+    let guards = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&guards);
+    let service = service_fn(move |request: Request<()>| {
+        kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
+        std::future::ready(Ok(Page::default()))
+    });
+    (guards, PageService::new(service))
+}
+
 /// Exempt requests are not counted, and have no guard.
 #[tokio::test]
 async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
     let limiter = Memory::new(InFlight::new(1));
-    let layer = RateLimitLayer::new(Global, limiter.clone())
-        .exempt_if(|request: &Request<()>| request.uri() == "/exempt")
-        .release_on_body_end();
-    let guards = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&guards);
-    let upgrade = service_fn(move |request: Request<()>| {
-        kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
-        std::future::ready(Ok::<_, BoxError>(Response::new(Page::default())))
-    });
-    let service = layer.layer(upgrade);
+    let layer = page_layer(limiter.clone()).exempt_if(|request: &Request<()>| request.uri() == "/exempt");
+    let (guards, upgrade) = upgrade();
+    let service = layer.release_on_body_end().layer(upgrade);
     drop(service.clone().oneshot(Request::get("/exempt").body(()).unwrap()).await.expect("a response"));
     assert!(guards.lock().unwrap().is_empty());
 
@@ -235,15 +224,10 @@ async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
 /// With two layers, the guard that the handler finds keeps the request in flight in both.
 #[tokio::test]
 async fn in_flight_guard_of_stacked_layers_ends_both() {
-    let [outer, inner] = [Memory::new(InFlight::new(1)), Memory::new(InFlight::new(1))];
-    let guards = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&guards);
-    let upgrade = service_fn(move |request: Request<()>| {
-        kept.lock().unwrap().extend(request.extensions().get::<InFlightGuard>().cloned());
-        std::future::ready(Ok::<_, BoxError>(Response::new(Page::default())))
-    });
-    let service = RateLimitLayer::new(Global, inner.clone()).release_on_body_end().layer(upgrade);
-    let service = RateLimitLayer::new(Global, outer.clone()).release_on_body_end().layer(service);
+    let [outer, inner] = [(); 2].map(|()| Memory::new(InFlight::new(1)));
+    let (guards, upgrade) = upgrade();
+    let service = page_layer(inner.clone()).release_on_body_end().layer(upgrade);
+    let service = page_layer(outer.clone()).release_on_body_end().layer(service);
     drop(service.oneshot(Request::new(())).await.expect("a response"));
     assert!(!peek(&outer, &()).is_allowed() && !peek(&inner, &()).is_allowed());
     guards.lock().unwrap().clear();
@@ -255,12 +239,11 @@ async fn in_flight_guard_of_stacked_layers_ends_both() {
 fn in_flight_tracking_survives_other_settings_of_the_layer() {
     fn tracks<L: Layer<S>, S>(_: &L, _: &S)
     where
-        L::Service: Service<Request<()>, Response = Response<tower_ratelimit::InFlightBody<Page>>>,
+        L::Service: Service<Request<()>, Response = Response<InFlightBody<http_body_util::Full<bytes::Bytes>>>>,
     {
     }
-    let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Page::default())));
-    let limiter = Memory::new(InFlight::new(1));
-    let layer = RateLimitLayer::new(Global, limiter).release_on_body_end();
+    let inner = pages();
+    let layer = page_layer(Memory::new(InFlight::new(1))).release_on_body_end();
     tracks(&layer.clone().responder(tower_ratelimit::Http::without_headers()), &inner);
     tracks(&layer.clone().cost(|_: &Request<()>| 2).max_wait(Duration::from_secs(1)), &inner);
     tracks(&layer.exempt_if(|_: &Request<()>| false), &inner);
@@ -269,9 +252,8 @@ fn in_flight_tracking_survives_other_settings_of_the_layer() {
 /// A future that is dropped before it was polled has not started, and one that was polled once ends when dropped.
 #[tokio::test]
 async fn in_flight_ends_when_the_response_future_is_dropped() {
-    let limiter = Memory::new(InFlight::new(2));
-    let layer = RateLimitLayer::new(key_of, limiter.clone()).responder(RejectWithError).release_on_response();
-    let mut service = layer.layer(Pool::new(10).service());
+    let limiter = at_most(2);
+    let mut service = rejecting(limiter.clone()).release_on_response().layer(Pool::new(10).service());
     let future = service.ready().await.expect("ready").call(ALICE.with_act(Act::Hang));
     assert_eq!(in_flight(&limiter), 1);
     drop(future);
@@ -287,10 +269,9 @@ enum Wrap {
 }
 
 /// A limiter around another one, which wraps each guard.
-#[derive(Clone)]
-struct Wrapping<L>(L, Wrap);
+struct Wrapping<Key: ?Sized>(BoxLimiter<Key>, Wrap);
 
-impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Wrapping<L> {
+impl<Key: ?Sized + 'static> Limiter<Key> for Wrapping<Key> {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let Ok(acquired) = self.0.acquire(key, options).try_ready() else { panic!("memory is ready") };
         let acquired = acquired.map(|Outcome { decision, held, .. }| {
@@ -317,10 +298,10 @@ async fn wrapped_guard_keeps_in_flight() {
         .into_iter()
         .flat_map(|wrap| [(wrap, false, false), (wrap, false, true), (wrap, true, false)])
     {
-        let limiter = Memory::new(InFlight::new(2));
-        let wrapped: BoxLimiter<&'static str> = BoxLimiter::new(Wrapping(limiter.clone(), wrap));
+        let limiter = at_most(2);
+        let wrapped = BoxLimiter::new(Wrapping(BoxLimiter::new(limiter.clone()), wrap));
         let wrapped = if ready { BoxLimiter::new(Now(wrapped)) } else { wrapped };
-        let mut layer = RateLimitLayer::new(key_of, wrapped).responder(RejectWithError).release_on_response();
+        let mut layer = rejecting(wrapped).release_on_response();
         if waits {
             layer = layer.max_wait(Duration::from_secs(1));
         }
@@ -351,13 +332,9 @@ async fn wrapped_guard_keeps_in_flight() {
 /// The same for streams: a guard that the response settles would not count the open body.
 #[tokio::test]
 async fn wrapped_guard_counts_open_bodies() {
-    type Body = http_body_util::Full<bytes::Bytes>;
-
     for wrap in [Wrap::Mapped, Wrap::Rebuilt, Wrap::Dropped] {
-        let limiter: Memory<(), _> = Memory::new(InFlight::new(2));
-        let layer = RateLimitLayer::new(Global, Wrapping(limiter.clone(), wrap)).release_on_body_end();
-        let stream = service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Body::from("a long stream"))));
-        let service = layer.layer(stream);
+        let limiter = BoxLimiter::new(Memory::new(InFlight::new(2)));
+        let service = page_layer(Wrapping(limiter.clone(), wrap)).release_on_body_end().layer(pages());
         let mut open = Vec::new();
         for _ in 0..10 {
             let response = service.clone().oneshot(Request::new(())).await.expect("a response");
@@ -370,10 +347,9 @@ async fn wrapped_guard_counts_open_bodies() {
 }
 
 /// A limiter that is ready at once.
-#[derive(Clone)]
-struct Now<L>(L);
+struct Now<Key: ?Sized>(BoxLimiter<Key>);
 
-impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Now<L> {
+impl<Key: ?Sized + 'static> Limiter<Key> for Now<Key> {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let acquired = self.0.acquire(key, options);
         let mut acquired = task::spawn(acquired);
@@ -395,12 +371,9 @@ impl Limiter<()> for Custom {
 
 #[tokio::test]
 async fn custom_limit_in_flight_under_a_layer_without_tracking_is_misconfigured() {
-    let page = service_fn(async |_: Request<()>| {
-        Ok::<_, BoxError>(Response::new(http_body_util::Full::<bytes::Bytes>::default()))
-    });
-    let layer = RateLimitLayer::new(Global, Custom);
-    let response = layer.layer(page).oneshot(Request::new(())).await.expect("a response");
+    let layer = page_layer(Custom);
+    let response = send(PageService::new(layer.layer(pages()))).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let tracked = layer.release_on_response().layer(page).oneshot(Request::new(())).await.expect("a response");
+    let tracked = send(PageService::new(layer.release_on_response().layer(pages()))).await;
     assert_eq!(tracked.status(), StatusCode::OK);
 }

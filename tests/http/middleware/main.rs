@@ -39,6 +39,7 @@ mod in_flight;
 mod in_flight_bodies;
 mod keys;
 mod limits;
+mod load;
 mod over_http;
 mod pacing;
 mod pending;

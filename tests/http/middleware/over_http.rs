@@ -1,7 +1,6 @@
 //! HTTP responses: status, header fields, problem bodies.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::future::Future;
 use std::time::Duration;
 
@@ -10,26 +9,25 @@ use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Global, Header};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::key::{Extracted, Header};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache};
-use tower_ratelimit::response::{ByContentType, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
 use tower_ratelimit::{
-    Clock as _, Decision, DecisionSource, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
+    BoxLimiter, Clock as _, Decision, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
 };
 
 use crate::fields::{has_fields, legacy, limits, policies, retry_after};
-use crate::support::StubLimiter;
-
-type Page = Response<Full<Bytes>>;
+use crate::support::{Page, PageService, StubLimiter, page_layer};
 
 fn request() -> Request<()> {
     Request::new(())
 }
 
 /// Answers 200. The field `handler-saw` describes the request's `RateLimitInfo`.
-async fn hello(request: Request<()>) -> Result<Page, Infallible> {
+async fn hello(request: Request<()>) -> Result<Page, BoxError> {
     let seen = match request.extensions().get::<RateLimitInfo>() {
         None => "nothing".to_owned(),
         Some(RateLimitInfo::Exempt) => "exempt".to_owned(),
@@ -41,19 +39,32 @@ async fn hello(request: Request<()>) -> Result<Page, Infallible> {
 }
 
 /// Sends one request, and returns the response.
-async fn send<A, R>(limiter: A, responder: R) -> Page
+async fn send<R>(limiter: impl Limiter<()>, responder: R) -> Page
 where
-    A: Limiter<()> + Clone,
-    R: Respond<Request<()>, Page, Infallible, Response = Page> + Clone,
+    R: Respond<Request<()>, Page, BoxError, Response = Page> + Clone,
 {
-    let layer = RateLimitLayer::new(Global, limiter).responder(responder);
-    answer(layer.layer(service_fn(hello)).oneshot(request())).await
+    ask(page_layer(limiter).responder(responder), request()).await
+}
+
+/// Sends a request to the page behind the layer.
+async fn ask<L>(layer: L, request: Request<()>) -> Page
+where
+    L: Layer<PageService, Service: Service<Request<()>, Response = Page, Error = BoxError>>,
+{
+    answer(layer.layer(PageService::new(service_fn(hello))).oneshot(request)).await
 }
 
 /// Unwraps the response: rejections are not errors.
-async fn answer(response: impl Future<Output = Result<Page, Infallible>>) -> Page {
-    let Ok(response) = response.await;
-    response
+async fn answer(response: impl Future<Output = Result<Page, BoxError>>) -> Page {
+    response.await.expect("a response")
+}
+
+fn one(name: &'static str, algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<()> {
+    BoxLimiter::new(Memory::builder(Limit::new(name, algorithm)).clock(clock.clone()).build().expect("a limiter"))
+}
+
+fn several<const N: usize>(limits: [DynLimit<()>; N], clock: &ManualClock) -> BoxLimiter<()> {
+    BoxLimiter::new(Memory::builder(Vec::from(limits)).clock(clock.clone()).build().expect("a limiter"))
 }
 
 async fn problem(response: Page) -> Value {
@@ -161,15 +172,13 @@ async fn denial_of_a_fallback_is_429() {
 
 #[tokio::test]
 async fn missing_key_is_400_and_500_when_the_server_is_misconfigured() {
-    let by_header =
-        RateLimitLayer::new(Header::from_static("x-tenant"), StubLimiter::allowing()).layer(service_fn(hello));
-    let response = answer(by_header.oneshot(request())).await;
+    let by_header = RateLimitLayer::new(Header::from_static("x-tenant"), StubLimiter::allowing());
+    let response = ask(by_header, request()).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert!(!has_fields(response.headers()));
     assert_eq!(problem(response).await["detail"], "the header x-tenant is missing");
 
-    let by_peer = RateLimitLayer::new(PeerIp::new(), StubLimiter::allowing()).layer(service_fn(hello));
-    let response = answer(by_peer.oneshot(request())).await;
+    let response = ask(RateLimitLayer::new(PeerIp::new(), StubLimiter::allowing()), request()).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let problem = problem(response).await;
     assert_eq!(problem["title"], "Internal Server Error");
@@ -181,13 +190,13 @@ async fn missing_key_is_400_and_500_when_the_server_is_misconfigured() {
 async fn missing_key_passes_when_the_policy_exempts_it() {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), StubLimiter::denying())
         .missing_key(MissingKeyPolicy::Exempt);
-    let response = answer(layer.layer(service_fn(hello)).oneshot(request())).await;
+    let response = ask(layer.clone(), request()).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!has_fields(response.headers()));
 
     let mut with_key = request();
     with_key.headers_mut().insert("x-tenant", HeaderValue::from_static("acme"));
-    let response = answer(layer.layer(service_fn(hello)).oneshot(with_key)).await;
+    let response = ask(layer, with_key).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "a request with a key is limited");
 }
 
@@ -199,7 +208,7 @@ async fn exempt_response_has_no_fields() {
         (Http::new().headers(Headers::new().response_extension(true)), "nothing", Some(&RateLimitInfo::Exempt)),
     ] {
         let layer = RateLimitLayer::new(|_: &Request<()>| Extracted::<()>::Exempt, StubLimiter::denying());
-        let response = answer(layer.responder(responder).layer(service_fn(hello)).oneshot(request())).await;
+        let response = ask(layer.responder(responder), request()).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert!(!has_fields(response.headers()));
         assert_eq!(response.headers()["handler-saw"], seen);
@@ -273,7 +282,7 @@ async fn legacy_fields_are_in_the_configured_reset_format() {
 #[tokio::test]
 async fn legacy_reset_is_rounded_up_to_seconds() {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(5))).clock(clock.clone()).build().unwrap();
+    let limiter = one("x", FixedWindow::new(Quota::per_minute(5)), &clock);
     clock.advance(Duration::from_millis(300));
     let _ = send(limiter.clone(), Http::new()).await;
     clock.advance(Duration::from_micros(1));
@@ -312,12 +321,14 @@ async fn rendered_rejection_keeps_the_header_fields() {
 #[tokio::test]
 async fn response_lists_all_limits_and_names_those_that_deny() {
     let clock = ManualClock::new();
-    let limiter = Memory::builder((
-        Limit::new("smooth", Gcra::new(Quota::per_second(2))),
-        Limit::new("hourly", FixedWindow::new(Quota::per_hour(3))),
-        Limit::new("daily", FixedWindow::new(Quota::per_day(3))),
-    ));
-    let limiter = limiter.clock(clock.clone()).build().expect("a limiter");
+    let limiter = several(
+        [
+            DynLimit::new(Limit::new("smooth", Gcra::new(Quota::per_second(2)))),
+            DynLimit::new(Limit::new("hourly", FixedWindow::new(Quota::per_hour(3)))),
+            DynLimit::new(Limit::new("daily", FixedWindow::new(Quota::per_day(3)))),
+        ],
+        &clock,
+    );
     let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
 
     let response = send(limiter.clone(), responder).await;
@@ -351,11 +362,13 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
 /// A shadow limit counts and does not deny; responses do not mention it.
 #[tokio::test]
 async fn response_omits_a_shadow_limit() {
-    let limiter = Memory::builder((
-        Limit::new("old", FixedWindow::new(Quota::per_minute(3))),
-        Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow(),
-    ));
-    let limiter = limiter.clock(ManualClock::new()).build().expect("a limiter");
+    let limiter = several(
+        [
+            DynLimit::new(Limit::new("old", FixedWindow::new(Quota::per_minute(3)))),
+            DynLimit::new(Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow()),
+        ],
+        &ManualClock::new(),
+    );
     let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
     for left in [2, 1, 0] {
         let response = send(limiter.clone(), responder).await;
@@ -398,10 +411,9 @@ async fn renderer_receives_the_request_parts() {
         let text = format!("{} {} {accept} {extension}: {}", request.method, request.uri, rejection.is_over_limit());
         Response::builder().status(429).body(Full::from(text)).expect("a response")
     };
-    let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Http::new().render(render));
+    let layer = page_layer(StubLimiter::denying()).responder(Http::new().render(render));
     let request = Request::put("/a/b?c=d").header("accept", "text/html").extension("by an outer layer");
-    let service = layer.layer(service_fn(hello));
-    let response = answer(service.oneshot(request.body(()).expect("a request"))).await;
+    let response = ask(layer, request.body(()).expect("a request")).await;
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     assert_eq!(body, "PUT /a/b?c=d text/html by an outer layer: true");
 }
@@ -409,8 +421,8 @@ async fn renderer_receives_the_request_parts() {
 /// A structured-field Integer has 15 digits at most.
 #[tokio::test]
 async fn header_numbers_have_at_most_15_digits() {
-    let limiter =
-        Memory::new(Limit::new("vast", FixedWindow::new(Quota::new(1 << 53, Duration::from_secs(86400 * 73050)))));
+    let vast = FixedWindow::new(Quota::new(1 << 53, Duration::from_secs(86400 * 73050)));
+    let limiter = one("vast", vast, &ManualClock::new());
     let response = send(limiter, Http::new()).await;
     assert_eq!(
         policies(response.headers()),
@@ -421,12 +433,8 @@ async fn header_numbers_have_at_most_15_digits() {
 }
 
 /// Sends `requests` at one time, and returns the fields of the last response: `q`, `w` (0 if absent), `r` and `t`.
-async fn fields_after<A>(algorithm: A, requests: usize) -> (i64, i64, i64, Option<i64>)
-where
-    A: tower_ratelimit::algorithm::Algorithm + Clone + Send + Sync + 'static,
-{
-    let limiter =
-        Memory::builder(Limit::new("x", algorithm)).max_keys(8).clock(ManualClock::new()).build().expect("a limiter");
+async fn fields_after(algorithm: impl Algorithm, requests: usize) -> (i64, i64, i64, Option<i64>) {
+    let limiter = one("x", algorithm, &ManualClock::new());
     for _ in 1..requests {
         let _ = send(limiter.clone(), Http::new()).await;
     }
@@ -516,12 +524,11 @@ async fn shared_responses_go_without_the_fields() {
         ("x-cache", "public", false),
     ] {
         for on in [false, true] {
-            let layer = RateLimitLayer::new(Global, StubLimiter::allowing())
-                .responder(Http::new().headers(fields.skip_shared(on)));
-            let handler = service_fn(move |_: Request<()>| {
+            let layer = page_layer(StubLimiter::allowing()).responder(Http::new().headers(fields.skip_shared(on)));
+            let handler = PageService::new(service_fn(move |_: Request<()>| {
                 let response = Response::builder().header(name, value).body(Full::<Bytes>::default());
-                async move { Ok::<_, Infallible>(response.expect("a response")) }
-            });
+                async move { Ok(response.expect("a response")) }
+            }));
             let response = answer(layer.layer(handler).oneshot(request())).await;
             let is_bare = on && is_shared;
             assert_eq!(policies(response.headers()).is_empty(), is_bare, "{name}: {value}");
@@ -564,25 +571,20 @@ async fn rejection_of_an_unread_body_closes_the_connection() {
                 let request = Request::post("/").version(version).header("content-type", "application/grpc-web");
                 request.header(field, value).body(()).expect("a request")
             };
-            let http = RateLimitLayer::new(Global, StubLimiter::denying());
-            let grpc = http.clone().responder(Grpc::new());
+            let http = page_layer(StubLimiter::denying());
+            let grpc = http.clone().responder(Grpc::new()).layer(PageService::new(service_fn(hello)));
             let both = http.clone().responder(ByContentType::default());
             let fields = [
-                answer(http.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
-                grpc.layer(service_fn(hello))
-                    .oneshot(request())
-                    .await
-                    .unwrap_or_else(|never| match never {})
-                    .headers()
-                    .clone(),
-                answer(both.layer(service_fn(hello)).oneshot(request())).await.into_parts().0.headers,
+                ask(http, request()).await.into_parts().0.headers,
+                grpc.oneshot(request()).await.expect("a response").into_parts().0.headers,
+                ask(both, request()).await.into_parts().0.headers,
             ];
             for fields in fields {
                 let closes = fields.get("connection").is_some_and(|value| value == "close");
                 assert_eq!(closes, is_http1 && has_body, "{version:?} {field}: {value}");
             }
-            let allowed = RateLimitLayer::new(Global, StubLimiter::allowing()).layer(service_fn(hello));
-            assert!(!answer(allowed.oneshot(request())).await.headers().contains_key("connection"));
+            let allowed = ask(page_layer(StubLimiter::allowing()), request()).await;
+            assert!(!allowed.headers().contains_key("connection"));
         }
     }
 }
@@ -590,7 +592,7 @@ async fn rejection_of_an_unread_body_closes_the_connection() {
 /// Lists of the handler are appended to. Of the legacy fields the more restrictive ones are kept.
 #[tokio::test]
 async fn handler_fields_are_kept() {
-    async fn handler(request: Request<()>) -> Result<Page, Infallible> {
+    async fn handler(request: Request<()>) -> Result<Page, BoxError> {
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         let headers = response.headers_mut();
@@ -602,9 +604,9 @@ async fn handler_fields_are_kept() {
         }
         Ok(response)
     }
-    let layer = RateLimitLayer::new(Global, StubLimiter::allowing())
-        .responder(Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds)));
-    let service = layer.layer(service_fn(handler));
+    let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
+    let layer = page_layer(StubLimiter::allowing()).responder(responder);
+    let service = layer.layer(PageService::new(service_fn(handler)));
     let remaining = |remaining: &str| {
         let fields = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
         let request = fields
@@ -631,10 +633,8 @@ async fn handler_fields_are_kept() {
 /// Each response states its own numbers, however many other responses of the thread are in use.
 #[tokio::test]
 async fn ratelimit_values_of_responses_in_use_stay_unchanged() {
-    let limiters = [("a", 300), ("another", 300)].map(|(name, limit)| {
-        let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
-        (name, Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter"))
-    });
+    let three_hundred = FixedWindow::new(Quota::per_minute(300));
+    let limiters = ["a", "another"].map(|name| (name, one(name, three_hundred, &ManualClock::new())));
     let mut in_use = Vec::new();
     for sent in 1..=300 {
         for (name, limiter) in &limiters {
@@ -656,10 +656,7 @@ async fn ratelimit_values_of_responses_in_use_stay_unchanged() {
 /// A client of a blocked key reads that nothing remains, and for how long, whatever its usage is.
 #[tokio::test]
 async fn blocked_key_has_nothing_remaining() {
-    async fn check<A>(name: &str, limiter: A, clock: &ManualClock, block: impl AsyncFn(&A, u64))
-    where
-        A: Limiter<()> + Clone,
-    {
+    async fn check(name: &str, limiter: BoxLimiter<()>, clock: &ManualClock) {
         for reset in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
             let responder = Http::new().headers(Headers::new().legacy(reset));
             for seconds in [1, 90, 86_400 * 30] {
@@ -686,22 +683,20 @@ async fn blocked_key_has_nothing_remaining() {
             }
         }
     }
-    async fn block(limiter: &impl Limiter<()>, seconds: u64) {
+    async fn block(limiter: &BoxLimiter<()>, seconds: u64) {
         let duration = Duration::from_secs(seconds);
         let reason = tower_ratelimit::BlockReason::Administrator;
         limiter.administer(&(), AdminOperation::Block { limit: "blocked", duration, reason }).await.expect("done");
     }
     let clock = ManualClock::new();
     let many = Quota::per_hour(100);
-    let one = Memory::builder(Limit::new("blocked", Gcra::new(many))).clock(clock.clone()).build().expect("a limiter");
-    check("one limit", one.clone(), &clock, async |limiter, seconds| block(limiter, seconds).await).await;
-    let cached = DeniedCache::with_clock(one, 10, clock.clone());
-    check("cached", cached, &clock, async |limiter, seconds| block(limiter, seconds).await).await;
-    let limits = (
-        Limit::new("other", SlidingLog::new(many)),
-        Limit::new("blocked", FixedWindow::new(many)),
-        Limit::new("shadow", FixedWindow::new(Quota::per_hour(1))).shadow(),
-    );
-    let several = Memory::builder(limits).clock(clock.clone()).build().expect("a limiter");
-    check("several limits", several, &clock, async |limiter, seconds| block(limiter, seconds).await).await;
+    let one = one("blocked", Gcra::new(many), &clock);
+    check("one limit", one.clone(), &clock).await;
+    check("cached", BoxLimiter::new(DeniedCache::with_clock(one, 10, clock.clone())), &clock).await;
+    let limits = [
+        DynLimit::new(Limit::new("other", SlidingLog::new(many))),
+        DynLimit::new(Limit::new("blocked", FixedWindow::new(many))),
+        DynLimit::new(Limit::new("shadow", FixedWindow::new(Quota::per_hour(1))).shadow()),
+    ];
+    check("several limits", several(limits, &clock), &clock).await;
 }

@@ -1,30 +1,26 @@
 //! Queues of waiting requests: order, bounds, cancellation at every state, and shutdown.
 
-use std::future::ready;
-use std::hash::Hash;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::observe::{Event, WaitEnd};
-use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+    Verdict,
 };
 
+use crate::load::{Call, CallService, Counts, SECOND, held, inner, layer, limited, memory, recorder};
 use crate::random::Random;
 use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, boxed, decision, key_of, spawn};
 
-const SECOND: Duration = Duration::from_secs(1);
-
-fn window<Key: Hash>(limit: u64, period: Duration) -> Memory<Key, FixedWindow> {
-    Memory::builder(FixedWindow::new(Quota::new(limit, period))).clock(TokioClock::new()).build().expect("a limit")
+fn window(limit: u64, period: Duration) -> BoxLimiter<u32> {
+    memory(FixedWindow::new(Quota::new(limit, period)))
 }
 
 fn denied(retry_after: Duration) -> StubLimiter {
@@ -38,18 +34,6 @@ async fn run() {
     }
 }
 
-/// A service that returns its request's number, and records the order of calls.
-fn in_order()
--> (Arc<Mutex<Vec<u32>>>, impl Service<u32, Response = u32, Error = BoxError, Future: Send> + Clone + Send + 'static) {
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let recorded = Arc::clone(&order);
-    let service = service_fn(move |number: u32| {
-        recorded.lock().unwrap().push(number);
-        ready(Ok::<_, BoxError>(number))
-    });
-    (order, service)
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Order and bounds
 // ---------------------------------------------------------------------------------------------------------------------
@@ -57,16 +41,17 @@ fn in_order()
 /// The oldest waiter gives its place to a new one.
 #[tokio::test(start_paused = true)]
 async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
-    let (order, inner) = in_order();
-    let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.newest_first().max_waiters(2).max_waiters_per_key(2).layer(inner);
-    let calls: Vec<_> = (0..5).map(|number| spawn(service.clone().oneshot(number))).collect();
+    let (calls, inner) = recorder();
+    let layer = layer(window(1, SECOND)).max_wait(10 * SECOND).newest_first();
+    let service = limited(layer.max_waiters(2).max_waiters_per_key(2), inner);
+    let sent: Vec<_> = (0..5).map(|number| spawn(service.clone().oneshot(Call::number(number)))).collect();
     let mut served = Vec::new();
-    for call in calls {
+    for call in sent {
         served.push(call.await.unwrap().is_ok());
     }
     assert_eq!(served, [true, false, false, true, true]);
-    assert_eq!(*order.lock().unwrap(), [0, 4, 3]);
+    let order: Vec<_> = calls.lock().unwrap().iter().map(|(_, call)| call.number).collect();
+    assert_eq!(order, [0, 4, 3]);
 }
 
 /// The law of places. The model counts the waiting requests of each key: a key has at most its bound, by default half of
@@ -81,19 +66,20 @@ async fn one_key_leaves_places_to_others() {
         let set_per_key = [None, Some(1 + next(max_waiters + 2))][next(2)];
         let per_key = set_per_key.unwrap_or_else(|| max_waiters.div_ceil(2));
         let kept = (max_waiters / 10).min(max_waiters.saturating_sub(per_key));
-        let limiter: Memory<u32, _> = window(1, SECOND);
-        let layer = RateLimitLayer::new(|key: &u32| Some(*key), limiter).responder(RejectWithError);
-        let layer = layer.max_wait(10_000 * SECOND);
+        let layer = layer(window(1, SECOND)).max_wait(10_000 * SECOND);
         // The order of the settings does not matter.
         let layer = match (set_per_key, next(2)) {
             (None, _) => layer.max_waiters(max_waiters),
             (Some(per_key), 0) => layer.max_waiters_per_key(per_key).max_waiters(max_waiters),
             (Some(per_key), _) => layer.max_waiters(max_waiters).max_waiters_per_key(per_key),
         };
-        let mut service = layer.layer(in_order().1);
+        let mut service = limited(layer, inner());
         let keys = 2 + next(30);
         for key in 0..keys {
-            assert!(service.call(u32::try_from(key).expect("few")).await.is_ok(), "the first request of the second");
+            assert!(
+                service.call(Call::of(u32::try_from(key).expect("few"))).await.is_ok(),
+                "the first request of the second"
+            );
         }
         let mut waiting: Vec<Vec<task::Spawn<_>>> = (0..keys).map(|_| Vec::new()).collect();
         for step in 0..4 * max_waiters {
@@ -105,7 +91,7 @@ async fn one_key_leaves_places_to_others() {
                 continue;
             }
             let may_wait = of_key < per_key && of_all < if of_key == 0 { max_waiters } else { max_waiters - kept };
-            let mut call = task::spawn(service.call(u32::try_from(key).expect("few")));
+            let mut call = task::spawn(service.call(Call::of(u32::try_from(key).expect("few"))));
             let waits = call.poll().is_pending();
             let context =
                 format!("round {round}, step {step}: {max_waiters} and {set_per_key:?}, {of_key} of {of_all} wait");
@@ -122,15 +108,14 @@ async fn one_key_leaves_places_to_others() {
 /// With the defaults one key takes a tenth of the places, and ten keys leave a tenth to others.
 #[tokio::test(start_paused = true)]
 async fn ten_keys_do_not_take_all_places() {
-    let layer = RateLimitLayer::new(|key: &u32| Some(*key), window(1, SECOND)).responder(RejectWithError);
-    let mut service = layer.max_wait(10_000 * SECOND).layer(in_order().1);
+    let mut service = limited(layer(window(1, SECOND)).max_wait(10_000 * SECOND), inner());
     let mut waiting = Vec::new();
     let mut places = Vec::new();
     for key in 0..12_u32 {
-        assert!(service.call(key).await.is_ok());
+        assert!(service.call(Call::of(key)).await.is_ok());
         let before = waiting.len();
         for _ in 0..1100 {
-            let mut call = task::spawn(service.call(key));
+            let mut call = task::spawn(service.call(Call::of(key)));
             if call.poll().is_pending() {
                 waiting.push(call);
             }
@@ -143,19 +128,19 @@ async fn ten_keys_do_not_take_all_places() {
 /// A start of one cost is not used by a request of another cost.
 #[tokio::test(start_paused = true)]
 async fn start_goes_to_a_request_of_the_same_cost_only() {
-    let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(10)).clock(TokioClock::new()).build().unwrap();
-    let (order, inner) = in_order();
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.cost(|cost: &u32| u64::from(*cost)).layer(inner);
-    let call = |cost| spawn(service.clone().oneshot(cost));
+    let limiter = memory(Gcra::new(Quota::per_second(10)).burst(10));
+    let (calls, inner) = recorder();
+    let service = limited(layer(limiter.clone()).max_wait(10 * SECOND), inner);
+    let call = |cost| spawn(service.clone().oneshot(Call::of(0).cost(cost)));
     assert!(call(10).await.unwrap().is_ok());
     let (leaving, staying) = (call(5), call(1));
     run().await;
     leaving.abort();
     assert!(staying.await.unwrap().is_ok());
-    assert_eq!(*order.lock().unwrap(), [10, 1]);
+    let costs: Vec<_> = calls.lock().unwrap().iter().map(|(_, call)| call.cost).collect();
+    assert_eq!(costs, [10, 1]);
     // The start for five at 500 ms was lost: 600 ms have passed, and 16 of 10 + 6 are used.
-    let peeked = limiter.peek(&(), AcquireOptions::default()).try_ready().expect("memory").expect("a decision");
+    let peeked = limiter.peek(&0, AcquireOptions::default()).try_ready().expect("memory").expect("a decision");
     assert_eq!(peeked.remaining(), Some(0));
 }
 
@@ -169,7 +154,7 @@ async fn start_goes_to_a_request_of_the_same_cost_only() {
 async fn start_of_a_request_that_left_goes_to_the_next() {
     for stage in ["before the ask", "during the ask", "after the admission", "after the hand-over"] {
         let (limiter, pool) = (RemoteLimiter::default(), Pool::new(9));
-        let layer = RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError);
+        let layer = RateLimitLayer::new(key_of as KeyFn, BoxLimiter::new(limiter.clone())).responder(RejectWithError);
         let mut service = layer.max_wait(60 * SECOND).layer(pool.service());
         let mut first = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
         limiter.next_acquire().complete(denied(SECOND));
@@ -213,12 +198,12 @@ async fn start_of_a_request_that_left_goes_to_the_next() {
 #[tokio::test(start_paused = true)]
 async fn hold_of_a_request_that_left_last_is_released() {
     for stage in ["before the ask", "after the hand-over"] {
-        let (limiter, pool) = (window(1, 60 * SECOND), Pool::new(1));
-        let nothing = |_: u64, _: Result<&usize, &BoxError>| 0;
-        let layer = RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).settle(nothing);
-        let mut service = layer.max_wait(10 * SECOND).layer(pool.service());
-        let outside = limiter.hold(&"a", AcquireOptions::default()).await.unwrap().held.expect("one is free");
-        let mut waiting = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
+        let one_a_minute = FixedWindow::new(Quota::per_minute(1));
+        let limiter = Memory::builder(one_a_minute).clock(TokioClock::new()).build().expect("a limit");
+        let (calls, inner) = recorder();
+        let mut service = held(layer(limiter.clone()).max_wait(10 * SECOND), inner);
+        let outside = limiter.hold(&0, AcquireOptions::default()).await.unwrap().held.expect("one is free");
+        let mut waiting = task::spawn(service.ready().await.unwrap().call(Call::of(0)));
         assert_pending!(waiting.poll());
         run().await;
         outside.release().await.unwrap();
@@ -230,9 +215,9 @@ async fn hold_of_a_request_that_left_last_is_released() {
         drop(waiting);
         sleep(SECOND).await;
         assert_eq!(limiter.usage()[0].held, 0, "{stage}");
-        let free = limiter.peek(&"a", AcquireOptions::default()).await.unwrap();
+        let free = limiter.peek(&0, AcquireOptions::default()).await.unwrap();
         assert_eq!(free.remaining(), Some(1), "{stage}");
-        assert_eq!(pool.calls(), []);
+        assert_eq!(*calls.lock().unwrap(), []);
     }
 }
 
@@ -244,8 +229,8 @@ async fn hold_of_a_request_that_left_last_is_released() {
 #[derive(Clone, Default)]
 struct OneSlot(Arc<AtomicBool>);
 
-impl Limiter<()> for OneSlot {
-    fn acquire(&self, _key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
+impl Limiter<u32> for OneSlot {
+    fn acquire(&self, _key: &u32, options: AcquireOptions) -> LimiterFuture<Outcome> {
         assert!(options.hold);
         if self.0.swap(true, Ordering::SeqCst) {
             let denied = decision(Verdict::Denied { retry_after: 60 * SECOND }).with_estimate(true);
@@ -263,27 +248,16 @@ impl Limiter<()> for OneSlot {
 /// Five requests wait for one slot. Each runs for 700 ms, or its client leaves in the meantime.
 #[tokio::test(start_paused = true)]
 async fn waiter_starts_within_10_ms_of_a_release() {
-    fn nothing(_: u64, _: Result<&(), &BoxError>) -> u64 {
-        0
-    }
     let run_time = Duration::from_millis(700);
     for client_leaves in [false, true] {
-        let starts = Arc::new(Mutex::new(Vec::new()));
-        let recorded = Arc::clone(&starts);
-        let inner = service_fn(move |(): ()| {
-            recorded.lock().unwrap().push(Instant::now());
-            async move {
-                sleep(if client_leaves { 10 * run_time } else { run_time }).await;
-                Ok::<_, BoxError>(())
-            }
-        });
-        let layer = RateLimitLayer::new(Global, OneSlot::default()).responder(RejectWithError).settle(nothing);
-        let service = layer.max_wait(60 * SECOND).layer(inner);
-        let calls: Vec<_> = (0..5).map(|_| spawn(service.clone().oneshot(()))).collect();
-        for (index, call) in calls.iter().enumerate() {
+        let (calls, inner) = recorder();
+        let service = held(layer(OneSlot::default()).max_wait(60 * SECOND), inner);
+        let call = Call::of(0).work(if client_leaves { 10 * run_time } else { run_time });
+        let sent: Vec<_> = (0..5).map(|_| spawn(service.clone().oneshot(call))).collect();
+        for (index, call) in sent.iter().enumerate() {
             let started = loop {
                 run().await;
-                if let Some(start) = starts.lock().unwrap().get(index).copied() {
+                if let Some((start, _)) = calls.lock().unwrap().get(index).copied() {
                     break start;
                 }
                 sleep(Duration::from_millis(1)).await;
@@ -294,10 +268,10 @@ async fn waiter_starts_within_10_ms_of_a_release() {
             }
         }
         sleep(SECOND).await;
-        let starts = starts.lock().unwrap();
-        assert_eq!(starts.len(), 5);
-        for pair in starts.windows(2) {
-            let after_release = pair[1] - (pair[0] + run_time);
+        let calls = calls.lock().unwrap();
+        assert_eq!(calls.len(), 5);
+        for pair in calls.windows(2) {
+            let after_release = pair[1].0 - (pair[0].0 + run_time);
             assert!(after_release < Duration::from_millis(10), "{after_release:?} after the release");
         }
     }
@@ -307,35 +281,33 @@ async fn waiter_starts_within_10_ms_of_a_release() {
 /// already stays: the last request of a bucket waits for it.
 #[tokio::test(start_paused = true)]
 async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
-    type Limits = Vec<DynLimit<()>>;
-    type Operation = fn(&Memory<(), Limits>) -> LimiterFuture<()>;
+    type Limits = Memory<u32, Vec<DynLimit<u32>>>;
+    type Operation = fn(&Limits) -> LimiterFuture<()>;
     let replace: Operation = |limiter| {
         let more = Gcra::new(Quota::per_hour(9)).burst(9);
         LimiterFuture::ready(limiter.replace(vec![DynLimit::new(Limit::new("limit", more))]))
     };
     let operations: [(&str, Operation); 4] = [
-        ("reset", |limiter| limiter.reset(&())),
-        ("unblock", |limiter| limiter.block("limit", &(), Duration::ZERO)),
-        ("set usage", |limiter| limiter.set_usage("limit", &(), 0)),
+        ("reset", |limiter| limiter.reset(&0)),
+        ("unblock", |limiter| limiter.block("limit", &0, Duration::ZERO)),
+        ("set usage", |limiter| limiter.set_usage("limit", &0, 0)),
         ("replace", replace),
     ];
     let bucket = || DynLimit::new(Limit::new("limit", Gcra::new(Quota::per_hour(2)).burst(2)));
     let window = || DynLimit::new(Limit::new("limit", FixedWindow::new(Quota::per_hour(2))));
-    for (kind, limit) in [("bucket", bucket as fn() -> DynLimit<()>), ("window", window)] {
+    for (kind, limit) in [("bucket", bucket as fn() -> DynLimit<u32>), ("window", window)] {
         for (operation, run_operation) in operations {
             if (kind, operation) == ("window", "replace") {
                 continue;
             }
-            let limits = Memory::builder(vec![limit()]).clock(TokioClock::new());
-            let limiter: Memory<(), Limits, _> = limits.build().expect("a limit");
+            let limiter: Limits = Memory::builder(vec![limit()]).clock(TokioClock::new()).build().expect("a limit");
             if operation == "unblock" {
-                limiter.block("limit", &(), 3600 * SECOND).await.expect("memory");
+                limiter.block("limit", &0, 3600 * SECOND).await.expect("memory");
             } else {
-                limiter.set_usage("limit", &(), 2).await.expect("memory");
+                limiter.set_usage("limit", &0, 2).await.expect("memory");
             }
-            let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-            let service = layer.max_wait(7200 * SECOND).layer(in_order().1);
-            let calls = [1, 2].map(|number| spawn(service.clone().oneshot(number)));
+            let service = limited(layer(limiter.clone()).max_wait(7200 * SECOND), inner());
+            let calls = [1, 2].map(|number| spawn(service.clone().oneshot(Call::number(number))));
             // Between two of the queue's own asks.
             sleep(Duration::from_millis(1300)).await;
             let before = Instant::now();
@@ -356,22 +328,20 @@ async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
 /// The runtime of the driver shuts down. A request in another runtime is served.
 #[test]
 fn waiter_is_served_after_the_runtime_of_the_driver_has_shut_down() {
-    let (_, inner) = in_order();
     let limiter = Memory::new(FixedWindow::new(Quota::new(1, Duration::from_millis(200))));
-    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(10 * SECOND);
-    let service = layer.layer(inner);
+    let service = limited(layer(limiter).max_wait(10 * SECOND), inner());
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let first = runtime();
     let waiting = first.spawn({
         let service = service.clone();
         boxed(async move {
-            assert!(service.clone().oneshot(0).await.is_ok());
-            service.oneshot(1).await
+            assert!(service.clone().oneshot(Call::of(0)).await.is_ok());
+            service.oneshot(Call::of(0)).await
         })
     });
     first.block_on(run());
     let second = runtime();
-    let other = second.spawn(boxed(service.clone().oneshot(2)));
+    let other = second.spawn(boxed(service.clone().oneshot(Call::of(0))));
     second.block_on(run());
     drop(first);
     drop(waiting);
@@ -381,21 +351,15 @@ fn waiter_is_served_after_the_runtime_of_the_driver_has_shut_down() {
 /// Nothing keeps the limiter when the service and its requests are gone.
 #[tokio::test(start_paused = true)]
 async fn driver_ends_with_the_service() {
-    let dropped = Arc::new(());
-    let (_, inner) = in_order();
-    let kept = Arc::clone(&dropped);
-    let limiter = window(1, 60 * SECOND);
-    let layer = RateLimitLayer::new(move |_: &u32| Some(Arc::strong_count(&kept)), limiter.clone());
-    let layer = layer.responder(RejectWithError).max_wait(100 * SECOND);
-    let service = layer.layer(inner);
-    drop(layer);
-    assert!(service.clone().oneshot(0).await.is_ok());
-    let mut waiting = task::spawn(service.clone().oneshot(1));
+    let limiter = Arc::new(window(1, 60 * SECOND));
+    let service = limited(layer(Arc::clone(&limiter)).max_wait(100 * SECOND), inner());
+    assert!(service.clone().oneshot(Call::of(0)).await.is_ok());
+    let mut waiting = task::spawn(service.clone().oneshot(Call::of(0)));
     assert_pending!(waiting.poll());
     run().await;
     drop((waiting, service));
     run().await;
-    assert_eq!(Arc::strong_count(&dropped), 1);
+    assert_eq!(Arc::strong_count(&limiter), 1);
     assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), 0, "the driver has ended");
 }
 
@@ -408,45 +372,32 @@ async fn driver_ends_with_the_service() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn random_joins_and_leaves_lose_no_start() {
     const SLOTS: usize = 3;
-    fn nothing(_: u64, _: Result<&(), &BoxError>) -> u64 {
-        0
-    }
     let limiter = Memory::new(FixedWindow::new(Quota::new(SLOTS as u64, Duration::from_secs(3600))));
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let ends = Arc::new(Mutex::new([0_usize; 3]));
+    let starts = Arc::new([const { AtomicBool::new(false) }; 600]);
     let inner = {
-        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
-        service_fn(move |(micros, has_started): (u64, Arc<AtomicBool>)| {
+        let (running, most, starts) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&starts));
+        CallService::new(service_fn(move |call: Call| {
             let (running, most) = (Arc::clone(&running), Arc::clone(&most));
-            has_started.store(true, Ordering::SeqCst);
+            starts[call.number as usize].store(true, Ordering::SeqCst);
             async move {
                 most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                sleep(Duration::from_micros(micros)).await;
+                sleep(call.work).await;
                 running.fetch_sub(1, Ordering::SeqCst);
-                Ok::<_, BoxError>(())
+                Ok(Instant::now())
             }
-        })
+        }))
     };
-    let observed = Arc::clone(&ends);
-    let layer = RateLimitLayer::new(Global, limiter.clone())
-        .responder(RejectWithError)
-        .settle(nothing)
-        .max_wait(60 * SECOND)
-        .observe(move |event: &Event<'_>| {
-            if let Event::WaitEnded { end, .. } = event {
-                let index = [WaitEnd::Served, WaitEnd::Rejected, WaitEnd::Left].iter().position(|known| known == end);
-                observed.lock().unwrap()[index.expect("a known end")] += 1;
-            }
-        });
-    let service = layer.layer(inner);
+    let counts = Arc::new(Counts::default());
+    let layer = counts.of(layer(limiter.clone()).max_wait(60 * SECOND));
+    let service = held(layer.clone(), inner);
     let mut random = Random::new(1);
     let mut next = move |below| random.below(below);
     let mut calls = Vec::new();
     for index in 0..600 {
         let (micros, client_timeout) = (next(1500), Duration::from_micros(next(20_000)));
-        let has_started = Arc::new(AtomicBool::new(false));
-        let mut call: std::pin::Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>> =
-            Box::pin(service.clone().oneshot((micros, Arc::clone(&has_started))));
+        let mut call = boxed(service.clone().oneshot(Call::number(index).work(Duration::from_micros(micros))));
+        let starts = Arc::clone(&starts);
         let is_patient = index % 3 == 0;
         calls.push(spawn(async move {
             if is_patient {
@@ -455,7 +406,7 @@ async fn random_joins_and_leaves_lose_no_start() {
             match timeout(client_timeout, &mut call).await {
                 Ok(result) => result.is_ok(),
                 // A request that is dropped in the inner service is charged its whole cost, so it leaves before that.
-                Err(_) => !has_started.load(Ordering::SeqCst) || call.await.is_ok(),
+                Err(_) => !starts[index as usize].load(Ordering::SeqCst) || call.await.is_ok(),
             }
         }));
         if next(4) == 0 {
@@ -465,7 +416,8 @@ async fn random_joins_and_leaves_lose_no_start() {
     for call in calls {
         assert!(call.await.unwrap(), "a request that stays is served");
     }
-    let [served, rejected, left] = *ends.lock().unwrap();
+    let [served, rejected, left] =
+        [&counts.served, &counts.rejected, &counts.left].map(|count| count.load(Ordering::SeqCst));
     assert_eq!(rejected, 0);
     assert!(served > 100 && left > 50, "{served} served, {left} left: the test proves nothing");
     assert!(most.load(Ordering::SeqCst) <= SLOTS);

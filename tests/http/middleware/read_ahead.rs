@@ -19,11 +19,10 @@ use hyper_util::rt::TokioIo;
 use proptest::prelude::*;
 use tonic::transport::Server;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
+use tower_ratelimit::{Gcra, Memory, Quota, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
 
-use crate::support::{BoxExecutor, StubLimiter, spawn};
+use crate::support::{BoxExecutor, StubLimiter, page_layer, spawn};
 
 /// What the documentation says that a frame counts beside its length.
 const OVERHEAD: usize = 320;
@@ -422,7 +421,7 @@ fn request_with_expect_is_left_alone() {
 /// The layer takes axum's body and hands on axum's body, in a `Router` and in a `ServiceBuilder`.
 #[tokio::test]
 async fn axum_services_keep_their_body_type() {
-    let limit = || RateLimitLayer::new(Global, StubLimiter::allowing()).cost(|_: &axum::extract::Request| 1);
+    let limit = || page_layer(StubLimiter::allowing()).cost(|_: &axum::extract::Request| 1);
     let stack = ServiceBuilder::new().layer(ReadAheadLayer::new()).layer(limit());
     let apps: [Router; 2] = [
         Router::new().route("/", post(async |body: String| body)).layer(limit()).layer(ReadAheadLayer::new()),
@@ -441,7 +440,7 @@ async fn axum_services_keep_their_body_type() {
 async fn body_of_a_waiting_request_is_unchanged() {
     let received = async |read_ahead: bool, fails: bool| {
         let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build();
-        let limit = RateLimitLayer::new(Global, limiter.expect("a limit")).max_wait(Duration::from_secs(5));
+        let limit = page_layer(limiter.expect("a limit")).max_wait(Duration::from_secs(5));
         let limit = if read_ahead { limit } else { limit.read_ahead(0, 0) };
         let service = limit.layer(service_fn(async |request: Request<AxumBody>| {
             let (mut body, mut text) = (request.into_body(), String::new());
@@ -501,7 +500,7 @@ async fn axum_errors_are_unchanged() {
 #[tokio::test]
 async fn tonic_services_keep_their_body_type() {
     let (_reporter, health) = tonic_health::server::health_reporter();
-    let limit = RateLimitLayer::new(Global, StubLimiter::allowing()).responder(Grpc::new());
+    let limit = page_layer(StubLimiter::allowing()).responder(Grpc::new());
     let server = Server::builder().layer(ReadAheadLayer::new()).layer(limit).add_service(health);
     let (client, connection) = tokio::io::duplex(1 << 16);
     let incoming = futures_util::stream::iter([Ok::<_, std::io::Error>(connection)]);

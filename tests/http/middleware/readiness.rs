@@ -8,11 +8,11 @@ use tokio::sync::Semaphore;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
 use tower::limit::ConcurrencyLimit;
-use tower_ratelimit::response::{RejectWithError, Rejected};
-use tower_ratelimit::{Limiter, MissingKeyPolicy, RateLimitLayer};
+use tower_ratelimit::response::Rejected;
+use tower_ratelimit::{Limiter, MissingKeyPolicy};
 use tower_test::mock::{self, Mock, Spawn};
 
-use crate::support::{Failure, Limited, Pool, StubLimiter, TestRequest, key_of, limited, per_minute};
+use crate::support::{Failure, Limited, Pool, StubLimiter, TestRequest, limited, per_minute, rejecting};
 
 #[test]
 fn allowed_request_goes_to_the_instance_that_was_made_ready() {
@@ -41,9 +41,7 @@ fn exempt_request_goes_to_the_instance_that_was_made_ready() {
 #[test]
 fn exempt_missing_key_goes_to_the_instance_that_was_made_ready() {
     let pool = Pool::new(1);
-    let layer = RateLimitLayer::new(key_of, StubLimiter::denying())
-        .responder(RejectWithError)
-        .missing_key(MissingKeyPolicy::Exempt);
+    let layer = rejecting(StubLimiter::denying()).missing_key(MissingKeyPolicy::Exempt);
     let mut service = Spawn::new(layer.layer(pool.service()));
     assert_ready_ok!(service.poll_ready());
 
@@ -52,7 +50,7 @@ fn exempt_missing_key_goes_to_the_instance_that_was_made_ready() {
 
 #[test]
 fn immediate_rejection_releases_the_reserved_readiness() {
-    fn check<A: Limiter<&'static str> + Clone>(limiter: A, request: TestRequest) {
+    fn check(limiter: impl Limiter<&'static str>, request: TestRequest) {
         let pool = Pool::new(1);
         let mut service = limited(pool.service(), limiter);
         assert_ready_ok!(service.poll_ready());
@@ -185,7 +183,7 @@ fn clones_share_the_limiter_but_not_readiness() {
 #[test]
 fn services_of_one_layer_share_the_limiter() {
     let pool = Pool::new(9);
-    let layer = RateLimitLayer::new(key_of, per_minute(1).0).responder(RejectWithError);
+    let layer = rejecting(per_minute(1).0);
     let mut services = [layer.layer(pool.service()), layer.clone().layer(pool.service())].map(Spawn::new);
     let mut admitted = 0;
     for service in &mut services {
@@ -198,8 +196,7 @@ fn services_of_one_layer_share_the_limiter() {
 #[test]
 fn inner_service_is_accessible() {
     let pool = Pool::new(1);
-    let mut service =
-        RateLimitLayer::new(key_of, StubLimiter::allowing()).responder(RejectWithError).layer(pool.service());
+    let mut service = rejecting(StubLimiter::allowing()).layer(pool.service());
     assert_eq!(service.get_ref().instance, 1);
     service.get_mut().instance = 7;
     assert_eq!(service.into_inner().instance, 7);
@@ -208,7 +205,7 @@ fn inner_service_is_accessible() {
 type Mocked = Mock<TestRequest, &'static str>;
 
 /// The limiter around tower-test's mock.
-fn limited_mock(limiter: StubLimiter) -> (Limited<Mocked, StubLimiter>, mock::Handle<TestRequest, &'static str>) {
+fn limited_mock(limiter: StubLimiter) -> (Limited<Mocked>, mock::Handle<TestRequest, &'static str>) {
     let (mock, handle) = mock::pair();
     (limited(mock, limiter), handle)
 }

@@ -18,11 +18,10 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _, service_fn};
-use tower_ratelimit::key::Global;
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadBody, ReadAheadLayer};
+use tower_ratelimit::{Gcra, Memory, Quota, ReadAheadBody, ReadAheadLayer};
 
 use crate::random::Random;
-use crate::support::{BoxExecutor, spawn};
+use crate::support::{BoxExecutor, page_layer, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -215,7 +214,7 @@ async fn client_that_sends_first_sees_the_rejection() {
         let layer = if drains { layer.drain_rejected(4_000_000, 20_000_000) } else { layer };
         let service = ServiceBuilder::new()
             .layer(layer.map_body(|body: ReadAheadBody<Incoming>| body))
-            .layer(RateLimitLayer::new(Global, limiter))
+            .layer(page_layer(limiter))
             .service(service_fn(async |_: Request<ReadAheadBody<Incoming>>| {
                 Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
             }));

@@ -2,31 +2,35 @@
 //! now start, starts, and it costs few asks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
+use tower::{ServiceExt, service_fn};
 use tower_ratelimit::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
-use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
-    TokioClock,
+    AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, Quota, SlidingLog, TokioClock,
 };
 
+use crate::load::{
+    Call, CallService, Counts, SECOND, in_flight, inner, layer, limited, memory, of_all, recorder, several,
+};
 use crate::random::Random;
 use crate::support::{NOTIFICATIONS, ms, spawn};
 
-const SECOND: Duration = Duration::from_secs(1);
+/// The key of a call says its tenant, and its kind.
+fn tenant(key: u32) -> u32 {
+    key % 4
+}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Call {
-    tenant: u64,
-    is_bulk: bool,
-    is_write: bool,
+fn is_bulk(key: u32) -> bool {
+    key & 4 != 0
+}
+
+fn is_write(key: u32) -> bool {
+    key & 8 != 0
 }
 
 /// What the limits of a run are: requests in flight, with a limit of each kind or without it.
@@ -50,59 +54,60 @@ impl Setup {
         Self { capacity, kept: some(2), share, of_tenant, of_writes }
     }
 
-    fn limiter(self) -> BoxLimiter<Call> {
-        let mut limits = Vec::new();
-        let all = Limit::new("all", InFlight::new(self.capacity)).keyed_by(|_: &Call| ());
-        limits.push(match self.kept {
-            Some(kept) => DynLimit::new(all.keep_free_by(move |call: &Call| if call.is_bulk { kept } else { 0 })),
-            None => DynLimit::new(all),
-        });
-        limits.extend(self.share.map(|share| {
-            DynLimit::new(Limit::new("share", InFlight::new(share)).keyed_by(|call: &Call| call.tenant).guarantee(3))
-        }));
-        limits
-            .extend(self.of_tenant.map(|max| {
-                DynLimit::new(Limit::new("tenant", InFlight::new(max)).keyed_by(|call: &Call| call.tenant))
-            }));
+    fn limiter(self) -> BoxLimiter<u32> {
+        let by_tenant = |name, max| {
+            let by_tenant: fn(&u32) -> u32 = |key| tenant(*key);
+            Limit::new(name, InFlight::new(max)).keyed_by(by_tenant)
+        };
+        let mut limits = vec![match self.kept {
+            Some(kept) => {
+                let all = Limit::new("all", InFlight::new(self.capacity)).keyed_by(|_: &u32| ());
+                DynLimit::new(all.keep_free_by(move |key: &u32| if is_bulk(*key) { kept } else { 0 }))
+            }
+            None => of_all(InFlight::new(self.capacity)),
+        }];
+        limits.extend(self.share.map(|share| DynLimit::new(by_tenant("share", share).guarantee(3))));
+        limits.extend(self.of_tenant.map(|max| DynLimit::new(by_tenant("tenant", max))));
         limits.extend(self.of_writes.map(|max| {
-            let writes = Limit::new("writes", InFlight::new(max)).keyed_by(|_: &Call| ());
-            DynLimit::new(writes.only_if(|call: &Call| call.is_write))
+            let writes = Limit::new("writes", InFlight::new(max)).keyed_by(|_: &u32| ());
+            DynLimit::new(writes.only_if(|key: &u32| is_write(*key)))
         }));
-        BoxLimiter::new(Memory::builder(limits).clock(TokioClock::new()).build().expect("limits"))
+        several(limits)
     }
 
     /// The model: whether a call can start while these run, and whether it is within its share then. Such a call needs no
     /// units that are kept free.
-    fn admits(self, call: Call, running: &BTreeMap<u64, (Call, bool)>) -> Option<bool> {
-        let count = |matches: &dyn Fn(&Call, bool) -> bool| {
-            running.values().filter(|(other, is_within)| matches(other, *is_within)).count() as u64
+    fn admits(self, call: u32, running: &BTreeMap<u32, (u32, bool)>) -> Option<bool> {
+        let count = |matches: &dyn Fn(u32, bool) -> bool| {
+            running.values().filter(|(other, is_within)| matches(*other, *is_within)).count() as u64
         };
-        let is_denied = self.of_tenant.is_some_and(|max| count(&|other, _| other.tenant == call.tenant) >= max)
-            || call.is_write && self.of_writes.is_some_and(|max| count(&|other, _| other.is_write) >= max);
-        let within = count(&|other, is_within| other.tenant == call.tenant && is_within);
+        let of_tenant = |other| tenant(other) == tenant(call);
+        let is_denied = self.of_tenant.is_some_and(|max| count(&|other, _| of_tenant(other)) >= max)
+            || is_write(call) && self.of_writes.is_some_and(|max| count(&|other, _| is_write(other)) >= max);
+        let within = count(&|other, is_within| of_tenant(other) && is_within);
         let is_within = self.share.is_some_and(|share| within < share);
         let kept = if is_within { 0 } else { self.kept_from(call).unwrap_or(0) };
         (!is_denied && running.len() as u64 + kept < self.capacity).then_some(is_within)
     }
 
-    fn kept_from(self, call: Call) -> Option<u64> {
-        let by_class = self.kept.filter(|_| call.is_bulk);
+    fn kept_from(self, call: u32) -> Option<u64> {
+        let by_class = self.kept.filter(|_| is_bulk(call));
         by_class.max(self.share.map(|share| 3 * share))
     }
 }
 
 enum End {
     /// A handler of the layer ends.
-    Inside(Arc<tokio::sync::Notify>),
+    Inside,
     /// A guard of the limiter ends.
     Outside(Held),
 }
 
 struct Run {
     setup: Setup,
-    running: BTreeMap<u64, (Call, bool)>,
-    ends: BTreeMap<u64, End>,
-    waiting: BTreeMap<u64, Call>,
+    running: BTreeMap<u32, (u32, bool)>,
+    ends: BTreeMap<u32, End>,
+    waiting: BTreeMap<u32, u32>,
 }
 
 /// For random limits on requests in flight, with classes, shares, tenants and conditions: at each time, no waiting request
@@ -110,47 +115,44 @@ struct Run {
 /// limits admit.
 #[tokio::test(start_paused = true)]
 async fn release_wakes_what_it_frees() {
+    const CALLS: usize = 40;
+
     let _lock = NOTIFICATIONS.lock().await;
     let (mut waited, mut released) = (0, 0);
     for seed in 0..150 {
         let mut random = Random::new(seed);
         let setup = Setup::random(&mut random);
         let limiter = setup.limiter();
-        let (started, asks): (Arc<Mutex<Vec<_>>>, Arc<AtomicUsize>) = Default::default();
-        let (starts, counted) = (Arc::clone(&started), Arc::clone(&asks));
-        let inner = service_fn(move |(number, _, end): (u64, Call, Arc<tokio::sync::Notify>)| {
-            starts.lock().unwrap().push(number);
+        let counts = Arc::new(Counts::default());
+        let started = Arc::new(Mutex::new(Vec::new()));
+        let ends: Arc<[Notify; CALLS]> = Arc::new([const { Notify::const_new() }; CALLS]);
+        let (starts, ending) = (Arc::clone(&started), Arc::clone(&ends));
+        let inner = CallService::new(service_fn(move |call: Call| {
+            starts.lock().unwrap().push(call.number);
+            let ending = Arc::clone(&ending);
             async move {
-                end.notified().await;
-                Ok::<_, BoxError>(())
+                ending[call.number as usize].notified().await;
+                Ok(Instant::now())
             }
-        });
-        let layer =
-            RateLimitLayer::new(|request: &(u64, Call, Arc<tokio::sync::Notify>)| Some(request.1), limiter.clone())
-                .responder(RejectWithError)
-                .release_on_response()
-                .max_wait(10_000 * SECOND)
-                .observe(move |event: &Event<'_>| {
-                    counted.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
-                });
-        let service = layer.layer(inner);
+        }));
+        let service = in_flight(counts.of(layer(limiter.clone()).max_wait(10_000 * SECOND)), inner);
         let mut run = Run { setup, running: BTreeMap::new(), ends: BTreeMap::new(), waiting: BTreeMap::new() };
-        for number in 0..40 {
+        for number in (0..).take(CALLS) {
             if random.below(2) == 0 || run.ends.is_empty() {
-                let call =
-                    Call { tenant: random.below(3), is_bulk: random.below(3) == 0, is_write: random.below(3) == 0 };
+                let tenant = u32::try_from(random.below(3)).expect("small");
+                let [bulk, write] = [4, 8].map(|bit| if random.below(3) == 0 { bit } else { 0 });
+                let key = tenant + bulk + write;
                 if random.below(3) == 0 {
-                    let Ok(outcome) = limiter.hold(&call, AcquireOptions::default()).try_ready() else { continue };
+                    let Ok(outcome) = limiter.hold(&key, AcquireOptions::default()).try_ready() else { continue };
                     if let Some(held) = outcome.expect("memory").held {
-                        let is_within = setup.admits(call, &run.running).expect("the model admits it");
-                        run.running.insert(number, (call, is_within));
+                        let is_within = setup.admits(key, &run.running).expect("the model admits it");
+                        run.running.insert(number, (key, is_within));
                         run.ends.insert(number, End::Outside(held));
                     }
                 } else {
-                    let end = Arc::new(tokio::sync::Notify::new());
-                    drop(spawn(service.clone().oneshot((number, call, Arc::clone(&end)))));
-                    run.waiting.insert(number, call);
-                    run.ends.insert(number, End::Inside(end));
+                    drop(spawn(service.clone().oneshot(Call { number, ..Call::of(key) })));
+                    run.waiting.insert(number, key);
+                    run.ends.insert(number, End::Inside);
                 }
             } else {
                 let running: Vec<_> = run.running.keys().copied().collect();
@@ -158,15 +160,15 @@ async fn release_wakes_what_it_frees() {
                     continue;
                 };
                 run.running.remove(&ending);
-                let before = asks.load(Relaxed);
+                let before = counts.asks.load(Relaxed);
                 match run.ends.remove(&ending) {
-                    Some(End::Inside(end)) => end.notify_one(),
+                    Some(End::Inside) => ends[ending as usize].notify_one(),
                     Some(End::Outside(held)) => drop(held),
                     None => unreachable!("each running request has an end"),
                 }
                 settle(&started, &mut run).await;
                 released += 1;
-                let asks = asks.load(Relaxed) - before;
+                let asks = counts.asks.load(Relaxed) - before;
                 assert!(asks <= 8, "seed {seed}, {setup:?}: {asks} asks after one release");
             }
             // Less than the time after which a queue asks again by itself.
@@ -184,7 +186,7 @@ async fn release_wakes_what_it_frees() {
     assert!(waited > 3_000 && released > 800, "{waited} waited, {released} released");
 }
 
-async fn settle(started: &Mutex<Vec<u64>>, run: &mut Run) {
+async fn settle(started: &Mutex<Vec<u32>>, run: &mut Run) {
     sleep(ms(3)).await;
     for number in started.lock().unwrap().drain(..) {
         let call = run.waiting.remove(&number).expect("it waits");
@@ -201,12 +203,11 @@ async fn release_asks_at_most_twice_for_a_unit() {
 
     let _lock = NOTIFICATIONS.lock().await;
     for has_shares in [false, true] {
-        let all = Limit::new("all", InFlight::new(u64::from(TENANTS) * if has_shares { 4 } else { 2 } + 10))
-            .keyed_by(|_: &u32| ());
+        let all = of_all(InFlight::new(u64::from(TENANTS) * if has_shares { 4 } else { 2 } + 10));
         let of_tenant = InFlight::new(if has_shares { 2 } else { 4 });
         let tenant = Limit::new("tenant", of_tenant).keyed_by(|tenant: &u32| *tenant);
         let tenant = if has_shares { DynLimit::new(tenant.guarantee(TENANTS.into())) } else { DynLimit::new(tenant) };
-        let builder = Memory::builder(vec![DynLimit::new(all), tenant]).max_keys(50_000).clock(TokioClock::new());
+        let builder = Memory::builder(vec![all, tenant]).max_keys(50_000).clock(TokioClock::new());
         let limiter: Memory<u32, _> = builder.build().expect("limits");
         let hold = |tenant: u32| match limiter.hold(&tenant, AcquireOptions::default()).try_ready() {
             Ok(outcome) => outcome.expect("memory").held.expect("a free unit"),
@@ -218,30 +219,19 @@ async fn release_asks_at_most_twice_for_a_unit() {
         let kept: Vec<_> = tenants.clone().chain(tenants.clone()).map(|tenant| hold(holders + tenant)).collect();
         let mut held: Vec<_> =
             (0..10).map(|other| hold(if has_shares { other } else { 2 * TENANTS + other })).collect();
-        let (asks, starts): (Arc<AtomicUsize>, Arc<Mutex<Vec<u32>>>) = Default::default();
-        let (counted, started) = (Arc::clone(&asks), Arc::clone(&starts));
-        let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone())
-            .responder(RejectWithError)
-            .release_on_response()
-            .max_wait(10_000 * SECOND)
-            .max_waiters(20_000)
-            .max_waiters_per_key(20_000)
-            .observe(move |event: &Event<'_>| {
-                counted.fetch_add(usize::from(matches!(event, Event::WaitAsked { .. })), Relaxed);
-            });
-        let service = layer.layer(service_fn(move |tenant: u32| {
-            started.lock().unwrap().push(tenant);
-            std::future::pending::<Result<(), BoxError>>()
-        }));
+        let (counts, (calls, inner)) = (Arc::new(Counts::default()), recorder());
+        let layer = counts.of(layer(limiter.clone()).max_wait(10_000 * SECOND));
+        let service = in_flight(layer.max_waiters(20_000).max_waiters_per_key(20_000), inner);
         for tenant in tenants {
-            drop(spawn(service.clone().oneshot(tenant)));
+            drop(spawn(service.clone().oneshot(Call::of(tenant).work(Duration::MAX))));
         }
         sleep(ms(20)).await;
-        let before = asks.load(Relaxed);
+        let before = counts.asks.load(Relaxed);
         held.drain(..5).for_each(drop);
         sleep(ms(20)).await;
-        let asks = asks.load(Relaxed) - before;
-        assert_eq!(*starts.lock().unwrap(), [0, 1, 2, 3, 4], "shares: {has_shares}");
+        let asks = counts.asks.load(Relaxed) - before;
+        let started: Vec<_> = calls.lock().unwrap().iter().map(|(_, call)| call.key).collect();
+        assert_eq!(started, [0, 1, 2, 3, 4], "shares: {has_shares}");
         assert!(asks <= 10, "{asks} asks for five units, shares: {has_shares}");
         drop(kept);
     }
@@ -251,13 +241,10 @@ async fn release_asks_at_most_twice_for_a_unit() {
 #[tokio::test(start_paused = true)]
 async fn reset_and_expiry_wake_the_requests_of_the_key() {
     let _lock = NOTIFICATIONS.lock().await;
-    let log = SlidingLog::new(Quota::per_hour(1));
-    let limiter: Memory<u32, _> = Memory::builder(log).clock(TokioClock::new()).build().expect("a limit");
-    let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone()).responder(RejectWithError);
-    let service =
-        layer.max_wait(10_000 * SECOND).layer(service_fn(|_: u32| async { Ok::<_, BoxError>(Instant::now()) }));
-    service.clone().oneshot(1).await.expect("the first");
-    let waiting = spawn(service.clone().oneshot(1));
+    let limiter = memory(SlidingLog::new(Quota::per_hour(1)));
+    let service = limited(layer(limiter.clone()).max_wait(10_000 * SECOND), inner());
+    service.clone().oneshot(Call::of(1)).await.expect("the first");
+    let waiting = spawn(service.clone().oneshot(Call::of(1)));
     sleep(ms(300)).await;
     limiter.reset(&1).await.expect("memory");
     let reset_at = Instant::now();
@@ -268,10 +255,8 @@ async fn reset_and_expiry_wake_the_requests_of_the_key() {
     let builder = Memory::<u32, _>::builder(limit).max_keys(20);
     let limiter: Memory<u32, _> = builder.clock(TokioClock::new()).build().expect("a limit");
     let held = limiter.hold(&1, AcquireOptions::default()).await.expect("memory").held.expect("allowed");
-    let layer = RateLimitLayer::new(|tenant: &u32| Some(*tenant), limiter.clone()).responder(RejectWithError);
-    let service = layer.release_on_response().max_wait(10_000 * SECOND);
-    let service = service.layer(service_fn(|_: u32| async { Ok::<_, BoxError>(Instant::now()) }));
-    let waiting = spawn(service.oneshot(1));
+    let service = in_flight(layer(limiter.clone()).max_wait(10_000 * SECOND), inner());
+    let waiting = spawn(service.oneshot(Call::of(1)));
     sleep(ms(520)).await;
     // A decision on another key finds the overdue request.
     assert!(limiter.hold(&2, AcquireOptions::default()).await.expect("memory").held.is_some());
@@ -283,12 +268,12 @@ async fn reset_and_expiry_wake_the_requests_of_the_key() {
 /// A limiter whose other request ends as soon as it has denied a request.
 #[derive(Clone)]
 struct EndsAfterDenial {
-    inner: BoxLimiter<()>,
+    inner: BoxLimiter<u32>,
     other: Arc<Mutex<Option<Held>>>,
 }
 
-impl Limiter<()> for EndsAfterDenial {
-    fn acquire(&self, key: &(), options: AcquireOptions) -> LimiterFuture<Outcome> {
+impl Limiter<u32> for EndsAfterDenial {
+    fn acquire(&self, key: &u32, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (decision, other) = (self.inner.acquire(key, options), Arc::clone(&self.other));
         LimiterFuture::pending(async move {
             let outcome = decision.await?;
@@ -298,7 +283,7 @@ impl Limiter<()> for EndsAfterDenial {
         })
     }
 
-    fn limits_of(&self, key: &(), limits: &mut LimitsOfKey<'_>) {
+    fn limits_of(&self, key: &u32, limits: &mut LimitsOfKey<'_>) {
         self.inner.limits_of(key, limits);
     }
 }
@@ -307,15 +292,12 @@ impl Limiter<()> for EndsAfterDenial {
 #[tokio::test(start_paused = true)]
 async fn release_between_the_denial_and_the_wait_is_not_missed() {
     for cost in 1..=10 {
-        let limiter: Memory<(), _> =
-            Memory::builder(InFlight::new(10)).clock(TokioClock::new()).build().expect("limits");
-        let other = limiter.acquire(&(), AcquireOptions::cost(11 - cost).keep_guard()).await.expect("a decision");
-        let limiter = EndsAfterDenial { inner: BoxLimiter::new(limiter), other: Arc::new(Mutex::new(other.held)) };
-        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(30 * SECOND);
-        let service =
-            layer.release_on_response().cost(move |(): &()| cost).layer(service_fn(async |()| Ok::<_, BoxError>(())));
+        let inner_limiter = memory(InFlight::new(10));
+        let other = inner_limiter.acquire(&0, AcquireOptions::cost(11 - cost).keep_guard()).await.expect("a decision");
+        let limiter = EndsAfterDenial { inner: inner_limiter, other: Arc::new(Mutex::new(other.held)) };
+        let service = in_flight(layer(limiter.clone()).max_wait(30 * SECOND), inner());
         let started = Instant::now();
-        service.oneshot(()).await.expect("a start");
+        service.oneshot(Call::of(0).cost(cost)).await.expect("a start");
         assert!(limiter.other.lock().unwrap().is_none(), "the request was denied first");
         assert!(started.elapsed() < Duration::from_millis(10), "{cost}: {:?}", started.elapsed());
     }

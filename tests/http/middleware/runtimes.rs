@@ -9,20 +9,13 @@ use std::time::Duration;
 use futures_util::{SinkExt as _, StreamExt as _, sink, stream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower::ServiceExt;
 use tower_ratelimit::waiting::{LimitedSink, LimitedStream, until_ready};
-use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Limiter, Memory, Quota, RateLimitLayer, SlidingLog,
-    TokioClock,
-};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, FixedWindow, Gcra, InFlight, Quota, SlidingLog};
 
-use crate::goodput::Remote;
+use crate::load::{Call, CallService, Remote, SECOND, in_flight, inner, layer, limited, memory};
 use crate::random::Random;
 use crate::support::{ms, spawn};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// How much later than due a request starts or ends if its queue's driver does not run.
 const GRACE: Duration = Duration::from_millis(101);
@@ -37,31 +30,23 @@ fn paused() -> Runtime {
     Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
 }
 
-fn layer<L>(limiter: L, max_wait: Duration) -> RateLimitLayer<Global, L, RejectWithError> {
-    RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(max_wait)
-}
-
 /// The first request of a limit of five a second starts in a runtime that then parks, with the driver of the queue.
 #[test]
 fn request_starts_and_ends_in_time_while_the_runtime_of_the_driver_is_parked() {
     for (quota, expected) in [(Quota::per_second(5), true), (Quota::per_minute(1), false)] {
-        let service = layer(
-            Memory::builder(Gcra::new(quota).burst(1)).clock(TokioClock::new()).build().expect("a limit"),
-            2 * SECOND,
-        )
-        .layer(service_fn(|()| async { Ok::<_, BoxError>(()) }));
+        let service = limited(layer(memory(Gcra::new(quota).burst(1))).max_wait(2 * SECOND), inner());
         let [parked, running] = [(); 2].map(|()| paused());
         let late = GRACE + skew(&parked, &running);
         let leaves = parked.block_on(async {
-            service.clone().oneshot(()).await.expect("the first");
-            let waiting = spawn(service.clone().oneshot(()));
+            service.clone().oneshot(CALL).await.expect("the first");
+            let waiting = spawn(service.clone().oneshot(CALL));
             tokio::task::yield_now().await;
             waiting.abort_handle()
         });
         running.block_on(async {
             leaves.abort();
             let began = Instant::now();
-            let waiting = service.clone().oneshot(()).await;
+            let waiting = service.clone().oneshot(CALL).await;
             let (is_ok, waited) = (waiting.is_ok(), began.elapsed());
             assert_eq!(is_ok, expected, "{waited:?}");
             if expected {
@@ -83,19 +68,20 @@ enum Way {
 }
 
 /// Waits for one start. Returns whether there is one.
-async fn wait(way: Way, service: impl Service<(), Error = BoxError>, limiter: BoxLimiter<()>) -> bool {
+async fn wait(way: Way, service: CallService, limiter: BoxLimiter<u32>) -> bool {
     match way {
-        Way::Layer => service.oneshot(()).await.is_ok(),
+        Way::Layer => service.oneshot(CALL).await.is_ok(),
         Way::UntilReady => {
             let options = AcquireOptions::default().max_delay(MAX_WAIT);
-            until_ready(&limiter, &(), options).await.is_ok_and(|decision| decision.is_allowed())
+            until_ready(&limiter, &0, options).await.is_ok_and(|decision| decision.is_allowed())
         }
-        Way::Stream => {
-            LimitedStream::new(stream::iter([()]), limiter, ()).next().await.is_some_and(|item| item.is_ok())
-        }
-        Way::Sink => LimitedSink::new(sink::drain(), limiter, ()).send(()).await.is_ok(),
+        Way::Stream => LimitedStream::new(stream::iter([()]), limiter, 0).next().await.is_some_and(|item| item.is_ok()),
+        Way::Sink => LimitedSink::new(sink::drain(), limiter, 0).send(()).await.is_ok(),
     }
 }
+
+/// Each call works for 100 ms.
+const CALL: Call = Call::of(0).work(ms(100));
 
 /// The longest wait of a request of the layer, and of `until_ready`.
 const MAX_WAIT: Duration = Duration::from_secs(4);
@@ -110,25 +96,16 @@ enum State {
     Revived,
 }
 
-fn limiters() -> Vec<(&'static str, BoxLimiter<()>)> {
-    fn boxed(limiter: impl Limiter<()>) -> BoxLimiter<()> {
-        BoxLimiter::new(limiter)
-    }
-    let (quota, clock) = (Quota::per_second(10), TokioClock::new);
-    let in_flight = || Memory::builder(InFlight::new(3)).clock(clock()).build().expect("a limit");
+fn limiters() -> Vec<(&'static str, BoxLimiter<u32>)> {
+    let quota = Quota::per_second(10);
+    let in_flight = || memory(InFlight::new(3));
     vec![
-        ("bucket", boxed(Memory::builder(Gcra::new(quota).burst(1)).clock(clock()).build().expect("a limit"))),
-        ("log", boxed(Memory::builder(SlidingLog::new(quota)).clock(clock()).build().expect("a limit"))),
-        ("window", boxed(Memory::builder(FixedWindow::new(quota)).clock(clock()).build().expect("a limit"))),
-        ("in flight", boxed(in_flight())),
-        (
-            "bucket behind a link",
-            boxed(Remote::new(
-                Memory::builder(Gcra::new(quota).burst(1)).clock(clock()).build().expect("a limit"),
-                ms(5),
-            )),
-        ),
-        ("in flight behind a link", boxed(Remote::new(in_flight(), ms(5)))),
+        ("bucket", memory(Gcra::new(quota).burst(1))),
+        ("log", memory(SlidingLog::new(quota))),
+        ("window", memory(FixedWindow::new(quota))),
+        ("in flight", in_flight()),
+        ("bucket behind a link", BoxLimiter::new(Remote::new(memory(Gcra::new(quota).burst(1)), ms(5)))),
+        ("in flight behind a link", BoxLimiter::new(Remote::new(in_flight(), ms(5)))),
     ]
 }
 
@@ -147,13 +124,9 @@ fn requests_end_in_time_whatever_other_runtimes_do() {
     }
 }
 
-fn check(seed: u64, name: &str, limiter: &BoxLimiter<()>, way: Way, random: &mut Random) {
+fn check(seed: u64, name: &str, limiter: &BoxLimiter<u32>, way: Way, random: &mut Random) {
     let ends = Arc::new(Mutex::new(Vec::new()));
-    let inner = service_fn(|()| async {
-        sleep(ms(100)).await;
-        Ok::<_, BoxError>(())
-    });
-    let service = layer(limiter.clone(), MAX_WAIT).release_on_response().layer(inner);
+    let service = in_flight(layer(limiter.clone()).max_wait(MAX_WAIT), inner());
     let states = [State::Parked, State::Dropped, State::Revived];
     let others: Vec<_> = (0..=random.below(3)).map(|_| (states[random.index(3)], paused())).collect();
     let running = paused();

@@ -11,15 +11,19 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tower::{Layer, Service};
-use tower_ratelimit::key::{Extracted, MissingKey};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, service_fn};
+use tower_ratelimit::key::{Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, Limiter, ManualClock,
-    Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, Error, FixedWindow, Limit, LimitSnapshot, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
 
@@ -82,11 +86,32 @@ pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A service behind a limiter, with rejections as errors.
-pub(crate) type Limited<S, A> = Spawn<RateLimit<S, KeyFn, A, RejectWithError>>;
+/// A layer for test requests, with rejections as errors.
+pub(crate) type Rejecting = RateLimitLayer<KeyFn, BoxLimiter<&'static str>, RejectWithError>;
 
-pub(crate) fn limited<S: Clone, A: Clone>(inner: S, limiter: A) -> Limited<S, A> {
-    Spawn::new(RateLimitLayer::new(key_of as KeyFn, limiter).responder(RejectWithError).layer(inner))
+pub(crate) fn rejecting(limiter: impl Limiter<&'static str>) -> Rejecting {
+    RateLimitLayer::new(key_of as KeyFn, BoxLimiter::new(limiter)).responder(RejectWithError)
+}
+
+/// A service behind a limiter, with rejections as errors.
+pub(crate) type Limited<S> = Spawn<RateLimit<S, KeyFn, BoxLimiter<&'static str>, RejectWithError>>;
+
+pub(crate) fn limited<S: Clone>(inner: S, limiter: impl Limiter<&'static str>) -> Limited<S> {
+    Spawn::new(rejecting(limiter).layer(inner))
+}
+
+/// A response over HTTP. Services of these have one type: the compiler generates the code of the layer for each type.
+pub(crate) type Page = Response<Full<Bytes>>;
+pub(crate) type PageService = BoxCloneSyncService<Request<()>, Page, BoxError>;
+
+/// A service that answers with a page.
+pub(crate) fn pages() -> PageService {
+    PageService::new(service_fn(async |_: Request<()>| Ok(Page::new(Full::from("hello")))))
+}
+
+/// A layer for pages with one limit for all requests.
+pub(crate) fn page_layer(limiter: impl Limiter<()>) -> RateLimitLayer<Global, BoxLimiter<()>> {
+    RateLimitLayer::new(Global, BoxLimiter::new(limiter))
 }
 
 /// A service whose readiness reserves one of a counted number of permits. It panics if it is called without a permit.
@@ -225,6 +250,12 @@ impl Future for Working {
             Act::PanicInCall | Act::PanicInFuture => panic!("panic requested"),
         }
     }
+}
+
+/// A limiter of `limit` a minute for each key, whose clock stands still.
+pub(crate) fn named<Key: Hash + 'static>(name: &'static str, limit: u64) -> BoxLimiter<Key> {
+    let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
+    BoxLimiter::new(Memory::builder(limit).max_keys(100).clock(ManualClock::new()).build().expect("a limiter"))
 }
 
 /// Creates a limiter of `limit` a minute for each key, and its clock.

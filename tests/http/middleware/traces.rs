@@ -1,28 +1,23 @@
-//! The trace on the page of the queue (`src/middleware/queue/mod.rs`), and ten more. Each follows from the rules there.
+//! The trace on the page of the queue (`src/middleware/queue/mod.rs`), and seven more. Each follows from the rules there.
 
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{
-    BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock,
-    algorithm::Algorithm,
-};
+use tower::ServiceExt;
+use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog};
 
-use crate::goodput::Remote;
+use crate::load::{Call, CallService, Remote, held, inner, layer, limited, memory, of_all, of_each, several};
 use crate::random::Random;
 use crate::support::{ms, spawn};
 
 #[derive(Clone, Copy)]
 struct Request {
     name: char,
-    user: u32,
-    cost: u64,
+    call: Call,
     arrives_at: u64,
     leaves_at: Option<u64>,
 }
 
 fn request(name: char) -> Request {
-    Request { name, user: 1, cost: 1, arrives_at: 0, leaves_at: None }
+    Request { name, call: Call::of(1), arrives_at: 0, leaves_at: None }
 }
 
 /// Requests that arrive at 0, in alphabetical order.
@@ -38,20 +33,12 @@ enum End {
     Left,
 }
 
-fn one(algorithm: impl Algorithm) -> impl Limiter<u32> + Clone {
-    let limit = Limit::new("one", algorithm).keyed_by(|user: &u32| *user);
-    Memory::builder(limit).clock(TokioClock::new()).build().expect("a limit")
-}
-
 fn ten_a_second(burst: u64) -> Gcra {
     Gcra::new(Quota::per_second(10)).burst(burst)
 }
 
 /// Sends the requests to a service that answers with the time of the start, and returns their ends by name.
-async fn run<S>(service: S, requests: Vec<Request>) -> Vec<(char, End)>
-where
-    S: Service<Request, Response = Instant, Error = BoxError, Future: Send> + Clone + Send + 'static,
-{
+async fn run(service: CallService, requests: Vec<Request>) -> Vec<(char, End)> {
     let began = Instant::now();
     let calls: Vec<_> = requests
         .into_iter()
@@ -59,7 +46,7 @@ where
             let service = service.clone();
             spawn(async move {
                 sleep(ms(request.arrives_at)).await;
-                let call = service.oneshot(request);
+                let call = service.oneshot(request.call);
                 let leaves_at = request.leaves_at.unwrap_or(1_000_000);
                 let end = match tokio::time::timeout_at(began + ms(leaves_at), call).await {
                     Ok(Ok(at)) => End::Started((at - began).as_millis()),
@@ -77,10 +64,8 @@ where
     ends
 }
 
-async fn ends(limiter: impl Limiter<u32> + Clone + 'static, max_wait: u64, requests: Vec<Request>) -> Vec<(char, End)> {
-    let layer = RateLimitLayer::new(|request: &Request| Some(request.user), limiter).responder(RejectWithError);
-    let layer = layer.cost(|request: &Request| request.cost).max_wait(ms(max_wait));
-    run(layer.layer(service_fn(|_: Request| async { Ok::<_, BoxError>(Instant::now()) })), requests).await
+async fn ends(limiter: BoxLimiter<u32>, max_wait: u64, requests: Vec<Request>) -> Vec<(char, End)> {
+    run(limited(layer(limiter).max_wait(ms(max_wait)), inner()), requests).await
 }
 
 fn started(ends: &[(char, u128)]) -> Vec<(char, End)> {
@@ -92,7 +77,7 @@ fn started(ends: &[(char, u128)]) -> Vec<(char, End)> {
 async fn requests_of_the_trace_start_as_it_says() {
     let mut sent = requests("abcdefghij");
     (sent[1].leaves_at, sent[6].leaves_at) = (Some(99), Some(250));
-    let ends = ends(one(ten_a_second(1)), 800, sent).await;
+    let ends = ends(memory(ten_a_second(1)), 800, sent).await;
     let expected = [
         ('a', End::Started(0)),
         ('b', End::Left),
@@ -109,22 +94,8 @@ async fn requests_of_the_trace_start_as_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn starts_of_a_bucket_are_its_interval_apart() {
-    let ends = ends(one(ten_a_second(1)), 800, requests("abcd")).await;
-    assert_eq!(ends, started(&[('a', 0), ('b', 100), ('c', 200), ('d', 300)]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn start_of_a_request_that_leaves_belongs_to_the_next() {
-    let mut sent = requests("abcd");
-    sent[2].leaves_at = Some(199);
-    let ends = ends(one(ten_a_second(1)), 800, sent).await;
-    assert_eq!(ends, [('a', End::Started(0)), ('b', End::Started(100)), ('c', End::Left), ('d', End::Started(200))]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn log_admits_a_window_at_a_time_and_the_rest_is_refused_at_once() {
-    let ends = ends(one(SlidingLog::new(Quota::per_second(3))), 1500, requests("abcdefgh")).await;
+    let ends = ends(memory(SlidingLog::new(Quota::per_second(3))), 1500, requests("abcdefgh")).await;
     let mut expected = started(&[('a', 0), ('b', 0), ('c', 0), ('d', 1000), ('e', 1000), ('f', 1000)]);
     expected.extend([('g', End::Refused(0)), ('h', End::Refused(0))]);
     assert_eq!(ends, expected);
@@ -133,8 +104,8 @@ async fn log_admits_a_window_at_a_time_and_the_rest_is_refused_at_once() {
 #[tokio::test(start_paused = true)]
 async fn small_cost_does_not_overtake_a_large_one() {
     let mut sent = requests("abc");
-    (sent[0].cost, sent[1].cost) = (2, 2);
-    let ends = ends(one(SlidingLog::new(Quota::per_second(3))), 1500, sent).await;
+    (sent[0].call.cost, sent[1].call.cost) = (2, 2);
+    let ends = ends(memory(SlidingLog::new(Quota::per_second(3))), 1500, sent).await;
     assert_eq!(ends, started(&[('a', 0), ('b', 1000), ('c', 1000)]));
 }
 
@@ -144,60 +115,39 @@ async fn newest_first_starts_the_newest() {
     for (index, request) in (0..).zip(&mut sent) {
         request.arrives_at = index;
     }
-    let layer = RateLimitLayer::new(|request: &Request| Some(request.user), one(ten_a_second(1)));
-    let layer = layer.responder(RejectWithError).max_wait(ms(800)).newest_first();
-    let service = layer.layer(service_fn(|_: Request| async { Ok::<_, BoxError>(Instant::now()) }));
-    let ends = run(service, sent).await;
+    let layer = layer(memory(ten_a_second(1))).max_wait(ms(800)).newest_first();
+    let ends = run(limited(layer, inner()), sent).await;
     assert_eq!(ends, started(&[('a', 0), ('b', 300), ('c', 200), ('d', 100)]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_waits_in_the_queue_of_the_limit_that_denied_it() {
-    let user = Limit::new("user", Gcra::new(Quota::per_second(5)).burst(1)).keyed_by(|user: &u32| *user);
-    let organisation = Limit::new("organisation", ten_a_second(1)).keyed_by(|_: &u32| ());
-    let limiter = Memory::builder((user, organisation)).clock(TokioClock::new()).build().expect("limits");
+    let user = of_each(Gcra::new(Quota::per_second(5)).burst(1));
+    let limiter = several(vec![user, of_all(ten_a_second(1))]);
     let mut sent = requests("abc");
-    sent[2].user = 2;
+    sent[2].call.key = 2;
     let ends = ends(limiter, 800, sent).await;
     assert_eq!(ends, started(&[('a', 0), ('b', 200), ('c', 100)]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn end_of_a_hold_starts_the_next() {
-    let layer = RateLimitLayer::new(|request: &Request| Some(request.user), one(FixedWindow::new(Quota::per_hour(1))));
-    let layer = layer.responder(RejectWithError).max_wait(ms(2000));
-    let service = layer.settle(|_: u64, _: Result<&Instant, &BoxError>| 0).layer(service_fn(|_: Request| async {
-        let started = Instant::now();
-        sleep(ms(300)).await;
-        Ok::<_, BoxError>(started)
-    }));
-    let ends = run(service, requests("abc")).await;
+    let service = held(layer(memory(FixedWindow::new(Quota::per_hour(1)))).max_wait(ms(2000)), inner());
+    let mut sent = requests("abc");
+    for request in &mut sent {
+        request.call.work = ms(300);
+    }
+    let ends = run(service, sent).await;
     assert_eq!(ends, started(&[('a', 0), ('b', 300), ('c', 600)]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn later_request_takes_the_place_that_a_leaving_one_frees() {
-    let mut sent = requests("abcde");
-    sent[1].leaves_at = Some(500);
-    sent[4].arrives_at = 600;
-    let ends = ends(one(Gcra::new(Quota::per_second(1)).burst(1)), 2500, sent).await;
-    let expected = [
-        ('a', End::Started(0)),
-        ('b', End::Left),
-        ('c', End::Started(1000)),
-        ('d', End::Refused(0)),
-        ('e', End::Started(2000)),
-    ];
-    assert_eq!(ends, expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn cost_of_zero_and_one_above_the_limit_are_answered_at_once() {
     let mut sent = requests("abcd");
     for (request, cost) in sent.iter_mut().zip([5, 3, 0, 6]) {
-        request.cost = cost;
+        request.call.cost = cost;
     }
-    let ends = ends(one(ten_a_second(5)), 800, sent).await;
+    let ends = ends(memory(ten_a_second(5)), 800, sent).await;
     let expected = [('a', End::Started(0)), ('b', End::Started(300)), ('c', End::Started(0)), ('d', End::Refused(0))];
     assert_eq!(ends, expected);
 }
@@ -205,7 +155,7 @@ async fn cost_of_zero_and_one_above_the_limit_are_answered_at_once() {
 /// The limiter decides 10 ms after it is asked, and the answer takes 10 ms more.
 #[tokio::test(start_paused = true)]
 async fn start_over_a_link_is_known_before_its_time() {
-    let ends = ends(Remote::new(one(ten_a_second(1)), ms(20)), 800, requests("abc")).await;
+    let ends = ends(BoxLimiter::new(Remote::new(memory(ten_a_second(1)), ms(20))), 800, requests("abc")).await;
     assert_eq!(ends, started(&[('a', 20), ('b', 120), ('c', 220)]));
 }
 
@@ -235,16 +185,14 @@ impl Pace {
     }
 
     fn limiter(self) -> BoxLimiter<u32> {
-        match self {
-            Self::Bucket { interval, burst } => {
-                BoxLimiter::new(one(Gcra::new(Quota::new(1, ms(interval))).burst(burst)))
-            }
+        several(vec![match self {
+            Self::Bucket { interval, burst } => of_each(Gcra::new(Quota::new(1, ms(interval))).burst(burst)),
             Self::Queue { interval, max_waiting } => {
-                BoxLimiter::new(one(LeakyQueue::new(Quota::new(1, ms(interval))).max_waiting(max_waiting)))
+                of_each(LeakyQueue::new(Quota::new(1, ms(interval))).max_waiting(max_waiting))
             }
-            Self::Window { limit, period } => BoxLimiter::new(one(FixedWindow::new(Quota::new(limit, ms(period))))),
-            Self::Log { limit, period } => BoxLimiter::new(one(SlidingLog::new(Quota::new(limit, ms(period))))),
-        }
+            Self::Window { limit, period } => of_each(FixedWindow::new(Quota::new(limit, ms(period)))),
+            Self::Log { limit, period } => of_each(SlidingLog::new(Quota::new(limit, ms(period)))),
+        }])
     }
 
     /// The earliest start from `now` on after these starts.
@@ -346,10 +294,8 @@ async fn requests_of_random_traces_end_as_the_rules_say() {
         let max_wait = if let Pace::Log { .. } = pace { 20_000 } else { random.choose(&[0, 30, 150, 500, 2000]) };
         let places = random.choose(&[0, 1, 3, 50]);
         let Some((sent, expected)) = by_the_rules(pace, max_wait, places, &mut random) else { continue };
-        let layer = RateLimitLayer::new(|request: &Request| Some(request.user), pace.limiter());
-        let layer = layer.responder(RejectWithError).max_wait(ms(max_wait));
-        let layer = layer.max_waiters(places).max_waiters_per_key(places);
-        let service = layer.layer(service_fn(|_: Request| async { Ok::<_, BoxError>(Instant::now()) }));
+        let layer = layer(pace.limiter()).max_wait(ms(max_wait));
+        let service = limited(layer.max_waiters(places).max_waiters_per_key(places), inner());
         let ends: Vec<_> = run(service, sent.clone()).await.into_iter().map(|(_, end)| end).collect();
         let arrivals: Vec<_> = sent.iter().map(|request| (request.arrives_at, request.leaves_at)).collect();
         assert_eq!(ends, expected, "seed {seed}, {pace:?}, {max_wait} ms, {places} places, {arrivals:?}");

@@ -20,12 +20,11 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, ReadAheadLayer, TokioClock};
+use tower_ratelimit::{Gcra, Memory, Quota, ReadAheadLayer, TokioClock};
 
 use crate::process::{Folder, Process, free_port, wait_until};
-use crate::support::{BoxExecutor, Task, spawn};
+use crate::support::{BoxExecutor, Task, page_layer, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than what a network needs for a packet, so that the server reads twice.
@@ -157,7 +156,7 @@ fn app(server: Server, quota: Quota, max_waiters: usize) -> (Router, Waits, Read
     let waits = Waits::default();
     let observed = waits.clone();
     let limiter = Memory::builder(Gcra::new(quota).burst(1)).clock(TokioClock::new()).build().expect("a limit");
-    let limit = RateLimitLayer::new(Global, limiter).max_wait(10 * SECOND).max_waiters(max_waiters);
+    let limit = page_layer(limiter).max_wait(10 * SECOND).max_waiters(max_waiters);
     let limit = match server {
         Server::Default => limit,
         Server::NotReading | Server::ReadAheadLayer => limit.read_ahead(0, 0),

@@ -11,15 +11,15 @@ use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt as _};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, TokenBucket,
-    TokioClock, Verdict,
+    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket, TokioClock, Verdict,
 };
 use tower_test::mock;
 
 use crate::support::{
-    Act, Counter, Failure, KeyFn, Limited, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of, limited,
+    Act, Counter, Failure, Limited, Pool, Rejecting, RemoteLimiter, StubLimiter, TestRequest, decision, limited,
+    rejecting,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -40,26 +40,21 @@ fn one_a_second() -> Paced<Gcra> {
 }
 
 /// Creates a layer whose requests wait for up to ten seconds.
-fn waiting<A: Algorithm>(
-    limiter: &Memory<&'static str, A>,
-) -> RateLimitLayer<KeyFn, Memory<&'static str, A>, RejectWithError> {
-    RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
+fn waiting(limiter: &(impl Limiter<&'static str> + Clone)) -> Rejecting {
+    rejecting(limiter.clone()).max_wait(10 * SECOND)
 }
 
 /// Returns the delay of one more request.
-fn next_delay(limiter: &Memory<&'static str, Gcra>) -> Duration {
+fn next_delay(limiter: &Paced<Gcra>) -> Duration {
     let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }
 
 /// Makes the service ready, and calls it.
-fn send<A>(
-    service: &mut Limited<Counter, A>,
+fn send(
+    service: &mut Limited<Counter>,
     request: TestRequest,
-) -> task::Spawn<impl Future<Output = Result<usize, BoxError>> + use<A>>
-where
-    A: Limiter<&'static str> + Clone,
-{
+) -> task::Spawn<impl Future<Output = Result<usize, BoxError>> + use<>> {
     assert_ready_ok!(service.poll_ready());
     task::spawn(service.call(request))
 }
@@ -269,18 +264,22 @@ where
     starts
 }
 
+/// Ten requests a second, and a limit of tokens, of which each request costs fifty.
+fn requests_and_tokens(tokens: TokenBucket) -> (Limit<Gcra>, Limit<TokenBucket>) {
+    let requests = Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1);
+    (requests, Limit::new("tokens", tokens))
+}
+
+fn fifty(_: &TestRequest) -> u64 {
+    50
+}
+
 /// The estimated wait of a request counts its cost on the limit that it waits for: one request, not 50 tokens.
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_a_limit_with_a_fixed_cost_by_that_cost() {
-    let limits = (
-        Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1),
-        Limit::new("tokens", TokenBucket::new(Quota::per_second(1000))),
-    );
+    let limits = requests_and_tokens(TokenBucket::new(Quota::per_second(1000)));
     let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
-    let layer = RateLimitLayer::new(key_of as KeyFn, limiter)
-        .cost(|_: &TestRequest| 50)
-        .responder(RejectWithError)
-        .max_wait(SECOND);
+    let layer = rejecting(limiter).cost(fifty).max_wait(SECOND);
     let pool = Pool::new(100);
     let expected = [0, 100, 200, 300, 400, 500, 600, 700];
     assert_eq!(starts(layer.layer(pool.service()), 8).await, expected);
@@ -292,15 +291,9 @@ async fn requests_wait_for_a_limit_with_a_fixed_cost_by_that_cost() {
 /// The second limit denies requests that the first one lets through: they move to its queue, with their cost there.
 #[tokio::test(start_paused = true)]
 async fn requests_move_between_limits_of_different_costs() {
-    let limits = (
-        Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1),
-        Limit::new("tokens", TokenBucket::new(Quota::per_second(50)).burst(100)),
-    );
+    let limits = requests_and_tokens(TokenBucket::new(Quota::per_second(50)).burst(100));
     let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
-    let layer = RateLimitLayer::new(key_of as KeyFn, limiter)
-        .cost(|_: &TestRequest| 50)
-        .responder(RejectWithError)
-        .max_wait(5 * SECOND);
+    let layer = rejecting(limiter).cost(fifty).max_wait(5 * SECOND);
     // The burst of tokens lasts for two requests; then each waits for fifty tokens.
     assert_eq!(starts(layer.layer(Pool::new(100).service()), 5).await, [0, 100, 1000, 2000, 3000]);
 }

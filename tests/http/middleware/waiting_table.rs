@@ -3,30 +3,18 @@
 //! Requests arrive whatever happens to earlier ones (open loop), but for the tenants with workers. A link is simulated by
 //! a delay around a limiter in memory.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Service, ServiceExt};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::observe::{Event, WaitEnd};
-use tower_ratelimit::response::{BoxError, RejectWithError};
-use tower_ratelimit::{
-    BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow,
-    TokioClock,
-};
+use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog, SlidingWindow};
 
-use crate::goodput::Remote;
+use crate::fairness::tenants_below_one_capacity;
+use crate::load::{Call, CallService, Counts, Remote, SECOND, held, inner, layer, limited, of_all, several};
 use crate::support::{boxed, ms};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-#[derive(Clone, Copy)]
-struct Request {
-    key: u32,
-    cost: u64,
-}
 
 /// The result of a request that arrived.
 #[derive(Clone, Copy)]
@@ -39,7 +27,7 @@ enum End {
 
 struct Record {
     process: usize,
-    request: Request,
+    call: Call,
     arrived: Instant,
     end: End,
 }
@@ -54,13 +42,13 @@ struct Scenario {
     links: Vec<Duration>,
     /// The requests in a second of each process.
     per_second: u32,
-    request: fn(usize, u32) -> Request,
+    request: fn(usize, u32) -> Call,
     patience: fn(u32) -> Duration,
     max_wait: Duration,
     /// The work of each request, whose cost is held for so long and then released.
     held_for: Option<Duration>,
     /// The part to which a request belongs.
-    part: fn(usize, Request) -> usize,
+    part: fn(usize, Call) -> usize,
     /// Workers of each tenant, instead of an open loop.
     workers: Option<u32>,
     time: Duration,
@@ -76,31 +64,29 @@ fn mixed_patience(index: u32) -> Duration {
     ms(200 + 9800 * random * random / 1_000_000)
 }
 
-fn one_key(_: usize, _: u32) -> Request {
-    Request { key: 0, cost: 1 }
+fn one_key(_: usize, _: u32) -> Call {
+    Call::of(0)
 }
 
-fn own_key(process: usize, index: u32) -> Request {
-    Request { key: index * 2 + u32::try_from(process).expect("few"), cost: 1 }
+fn own_key(process: usize, index: u32) -> Call {
+    Call::of(index * 2 + u32::try_from(process).expect("few"))
 }
 
-fn tenant(_: usize, index: u32) -> Request {
-    Request { key: index.wrapping_mul(2_654_435_761) / 65_536 % 3, cost: 1 }
+fn tenant(_: usize, index: u32) -> Call {
+    Call::of(index.wrapping_mul(2_654_435_761) / 65_536 % 3)
 }
 
-fn tenant_of_worker(_: usize, worker: u32) -> Request {
-    Request { key: worker % 3, cost: 1 }
+fn tenant_of_worker(_: usize, worker: u32) -> Call {
+    Call::of(worker % 3)
 }
 
-fn memory(limit: impl Algorithm) -> BoxLimiter<u32> {
-    let limit = Limit::new("all", limit).keyed_by(|_: &u32| ());
-    BoxLimiter::new(Memory::builder(limit).max_keys(100).clock(TokioClock::new()).build().expect("a limit"))
+/// A limit of all keys together.
+fn shared(limit: impl Algorithm) -> BoxLimiter<u32> {
+    several(vec![of_all(limit)])
 }
 
 fn two_limits(of_key: impl Algorithm, of_all: impl Algorithm) -> BoxLimiter<u32> {
-    let limits =
-        (Limit::new("key", of_key).keyed_by(|key: &u32| *key), Limit::new("all", of_all).keyed_by(|_: &u32| ()));
-    BoxLimiter::new(Memory::builder(limits).max_keys(100_000).clock(TokioClock::new()).build().expect("limits"))
+    tenants_below_one_capacity(of_key, of_all, true)
 }
 
 impl Scenario {
@@ -122,70 +108,38 @@ impl Scenario {
     }
 
     /// Calls the service of one process, and records the end of the request.
-    async fn call<S>(&self, mut service: S, process: usize, index: u32, records: &Mutex<Vec<Record>>)
-    where
-        S: Service<Request, Response = Instant, Error = BoxError>,
-    {
-        let request = (self.request)(process, index);
+    async fn call(&self, mut service: CallService, process: usize, index: u32, records: &Mutex<Vec<Record>>) {
+        let call = (self.request)(process, index).work(self.held_for.unwrap_or_default());
         let arrived = Instant::now();
-        let call = async { service.ready().await?.call(request).await };
-        let end = match timeout((self.patience)(index), call).await {
+        let response = async { service.ready().await?.call(call).await };
+        let end = match timeout((self.patience)(index), response).await {
             Err(_) => End::Left,
             Ok(Ok(started)) => End::Served(started),
             Ok(Err(_)) if arrived.elapsed() < ms(60) => End::RefusedAtOnce,
             Ok(Err(_)) => End::RefusedLate,
         };
-        records.lock().unwrap().push(Record { process, request, arrived, end });
+        records.lock().unwrap().push(Record { process, call, arrived, end });
     }
 
     /// Runs the load, and returns a row of the table.
     async fn run(self) -> String {
-        let records = Arc::new(Mutex::new(Vec::new()));
-        let counts: Arc<[AtomicUsize; 3]> = Arc::default();
+        let (records, counts) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Counts::default()));
         let (started, mut loads) = (Instant::now(), tokio::task::JoinSet::new());
         for (process, link) in self.links.iter().copied().enumerate() {
-            let (limiter, counts, held_for) = (self.limiter.clone(), Arc::clone(&counts), self.held_for);
+            let limiter = self.limiter.clone();
             let limiter = if link.is_zero() { limiter } else { BoxLimiter::new(Remote::new(limiter, link)) };
-            let inner = service_fn(move |_: Request| async move {
-                let started = Instant::now();
-                if let Some(held_for) = held_for {
-                    sleep(held_for).await;
-                }
-                Ok::<_, BoxError>(started)
-            });
-            let layer = RateLimitLayer::new(|request: &Request| Some(request.key), limiter)
-                .cost(|request: &Request| request.cost)
-                .responder(RejectWithError)
-                .max_wait(self.max_wait)
-                .max_waiters(100_000)
-                .max_waiters_per_key(100_000)
-                .observe(move |event: &Event<'_>| match event {
-                    Event::WaitAsked { admitted, .. } => {
-                        counts[0].fetch_add(1, Relaxed);
-                        counts[1].fetch_add(usize::from(*admitted), Relaxed);
-                    }
-                    Event::WaitEnded { end: WaitEnd::Served, .. } => {
-                        counts[2].fetch_add(1, Relaxed);
-                    }
-                    _ => {}
-                });
+            let layer = layer(limiter).max_wait(self.max_wait).max_waiters(100_000).max_waiters_per_key(100_000);
+            let around = if self.held_for.is_some() { held } else { limited };
+            let service = around(counts.of(layer), inner());
             let (scenario, records) = (self.clone(), Arc::clone(&records));
-            if held_for.is_some() {
-                let service = layer.settle(|_: u64, _: Result<&Instant, &BoxError>| 0).layer(inner);
-                loads.spawn(boxed(async move { scenario.load(service, process, started, &records).await }));
-            } else {
-                let service = layer.layer(inner);
-                loads.spawn(boxed(async move { scenario.load(service, process, started, &records).await }));
-            }
+            loads.spawn(boxed(async move { scenario.load(service, process, started, &records).await }));
         }
         while loads.join_next().await.is_some() {}
-        self.row(&records.lock().unwrap(), started, &counts.each_ref().map(|count| count.load(Relaxed)))
+        let counts = [&counts.asks, &counts.admitted, &counts.served].map(|count| count.load(Relaxed));
+        self.row(&records.lock().unwrap(), started, &counts)
     }
 
-    async fn load<S>(&self, service: S, process: usize, started: Instant, records: &Arc<Mutex<Vec<Record>>>)
-    where
-        S: Service<Request, Response = Instant, Error = BoxError, Future: Send> + Clone + Send + 'static,
-    {
+    async fn load(&self, service: CallService, process: usize, started: Instant, records: &Arc<Mutex<Vec<Record>>>) {
         let mut calls = tokio::task::JoinSet::new();
         for worker in 0..self.workers.unwrap_or(0) * 3 {
             let (scenario, service, records) = (self.clone(), service.clone(), Arc::clone(records));
@@ -218,8 +172,8 @@ impl Scenario {
         for record in records {
             let End::Served(at) = record.end else { continue };
             if counted.contains(&at) {
-                served += record.request.cost;
-                parts[(self.part)(record.process, record.request)] += 1;
+                served += record.call.cost;
+                parts[(self.part)(record.process, record.call)] += 1;
                 waits.push(at - record.arrived);
             }
         }
@@ -249,7 +203,7 @@ impl Scenario {
     fn falsely_refused(&self, records: &[Record]) -> usize {
         let mut of_part = vec![Vec::new(); 16];
         for record in records {
-            let part = (self.part)(record.process, record.request) + 8 * usize::from(record.process > 0);
+            let part = (self.part)(record.process, record.call) + 8 * usize::from(record.process > 0);
             of_part[part].push((record.arrived, record.end));
         }
         let mut refused = 0;
@@ -274,11 +228,11 @@ impl Scenario {
 fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
     let (per, mut all) = (Quota::per_second, Vec::new());
     let algorithms: [(&str, BoxLimiter<u32>); 5] = [
-        ("Gcra, burst 20", memory(Gcra::new(per(10)).burst(20))),
-        ("FixedWindow", memory(FixedWindow::new(per(10)))),
-        ("SlidingWindow", memory(SlidingWindow::new(per(10)).blocks(50))),
-        ("SlidingLog", memory(SlidingLog::new(per(10)))),
-        ("LeakyQueue", memory(LeakyQueue::new(per(10)).max_waiting(100))),
+        ("Gcra, burst 20", shared(Gcra::new(per(10)).burst(20))),
+        ("FixedWindow", shared(FixedWindow::new(per(10)))),
+        ("SlidingWindow", shared(SlidingWindow::new(per(10)).blocks(50))),
+        ("SlidingLog", shared(SlidingLog::new(per(10)))),
+        ("LeakyQueue", shared(LeakyQueue::new(per(10)).max_waiting(100))),
     ];
     for (name, limiter) in algorithms {
         all.push(Scenario {
@@ -288,10 +242,10 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
     }
     for rate in [100, 5000, 20_000] {
         let bucket =
-            Scenario::new(format!("burst 1, {rate}/s, {link}"), rate, memory(Gcra::new(per(rate.into())).burst(1)));
+            Scenario::new(format!("burst 1, {rate}/s, {link}"), rate, shared(Gcra::new(per(rate.into())).burst(1)));
         let time = if rate > 100 { 4 * SECOND } else { 20 * SECOND };
         all.push(Scenario { links: vec![delay], max_wait: ms(500), time, ..bucket.clone() });
-        let request = |_, index| Request { key: index % 1000, cost: 1 };
+        let request = |_, index| Call::of(index % 1000);
         all.push(Scenario {
             name: format!("{}, 1000 keys", bucket.name),
             links: vec![delay],
@@ -313,7 +267,7 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
     let users = Scenario::new(
         format!("users of one organisation, one limit, 5 s patience, {link}"),
         10,
-        memory(Gcra::new(per(10)).burst(1)),
+        shared(Gcra::new(per(10)).burst(1)),
     );
     all.push(Scenario {
         links: vec![delay],
@@ -324,7 +278,7 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
     });
     let tenants = |name: String, burst: u64| {
         let limiter = two_limits(Gcra::new(per(40)).burst(burst), Gcra::new(per(50)).burst(burst));
-        let part = |_: usize, request: Request| request.key as usize;
+        let part = |_: usize, call: Call| call.key as usize;
         Scenario {
             links: vec![delay],
             request: tenant,
@@ -348,9 +302,9 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
         ..tenants(format!("three tenants, burst 5, 20 workers, {link}"), 5)
     });
     all.push(Scenario { max_wait: 5 * SECOND, ..tenants(format!("three tenants, open loop, {link}"), 40) });
-    let costs = Scenario::new(format!("costs 1, 5 and 10, {link}"), 100, memory(Gcra::new(per(100)).burst(20)));
-    let request = |_, index: u32| Request { key: 0, cost: [1, 5, 10][index as usize % 3] };
-    let part = |_: usize, request: Request| match request.cost {
+    let costs = Scenario::new(format!("costs 1, 5 and 10, {link}"), 100, shared(Gcra::new(per(100)).burst(20)));
+    let request = |_, index: u32| Call::of(0).cost([1, 5, 10][index as usize % 3]);
+    let part = |_: usize, call: Call| match call.cost {
         1 => 0,
         5 => 1,
         _ => 2,
@@ -359,7 +313,7 @@ fn over_link(link: &str, delay: Duration) -> Vec<Scenario> {
     let holds = Scenario::new(
         format!("holds of 200 ms, 10 at a time, {link}"),
         50,
-        memory(FixedWindow::new(Quota::per_hour(10))),
+        shared(FixedWindow::new(Quota::per_hour(10))),
     );
     all.push(Scenario { links: vec![delay], held_for: Some(ms(200)), max_wait: SECOND, ..holds });
     all
@@ -372,7 +326,7 @@ fn scenarios() -> Vec<Scenario> {
     for (load, per_second) in [("1.5", 15), ("2", 20), ("3", 30), ("10", 100)] {
         for (link, delay) in links {
             let bucket =
-                Scenario::new(format!("one key, x{load}, impatient, {link}"), 10, memory(Gcra::new(per(10)).burst(1)));
+                Scenario::new(format!("one key, x{load}, impatient, {link}"), 10, shared(Gcra::new(per(10)).burst(1)));
             all.push(Scenario {
                 per_second,
                 patience: mixed_patience,
@@ -388,9 +342,9 @@ fn scenarios() -> Vec<Scenario> {
     let two = vec![Duration::from_micros(200), ms(25)];
     for (name, patience) in [("patient", forever as fn(u32) -> Duration), ("impatient", mixed_patience)] {
         let limiters: [(&str, BoxLimiter<u32>); 3] = [
-            ("bucket", memory(Gcra::new(per(10)).burst(1))),
-            ("log", memory(SlidingLog::new(per(10)))),
-            ("window", memory(FixedWindow::new(per(10)))),
+            ("bucket", shared(Gcra::new(per(10)).burst(1))),
+            ("log", shared(SlidingLog::new(per(10)))),
+            ("window", shared(FixedWindow::new(per(10)))),
         ];
         for (kind, limiter) in limiters {
             let processes = Scenario::new(format!("two processes, {kind}, {name}"), 10, limiter);
@@ -405,7 +359,7 @@ fn scenarios() -> Vec<Scenario> {
         max_wait: 10 * SECOND,
         ..Scenario::new("two processes, users of one organisation", 10, users)
     });
-    let bucket = memory(Gcra::new(per(50)).burst(1));
+    let bucket = shared(Gcra::new(per(50)).burst(1));
     all.push(Scenario {
         links: vec![two[0], two[1], two[1]],
         per_second: 40,
@@ -413,7 +367,7 @@ fn scenarios() -> Vec<Scenario> {
         ..Scenario::new("three processes, bucket, patient", 50, bucket)
     });
     for rate in [50, 500] {
-        let bucket = memory(Gcra::new(per(rate.into())).burst(1));
+        let bucket = shared(Gcra::new(per(rate.into())).burst(1));
         all.push(Scenario {
             links: vec![ms(25); 8],
             per_second: rate * 3 / 16,
@@ -422,8 +376,8 @@ fn scenarios() -> Vec<Scenario> {
             ..Scenario::new(format!("eight processes, bucket {rate}/s"), rate, bucket)
         });
     }
-    let costs = Scenario::new("two processes, costs 1 and 10", 10, memory(Gcra::new(per(10)).burst(20)));
-    let request = |process: usize, _| Request { key: 0, cost: [1, 10][process] };
+    let costs = Scenario::new("two processes, costs 1 and 10", 10, shared(Gcra::new(per(10)).burst(20)));
+    let request = |process: usize, _| Call::of(0).cost([1, 10][process]);
     all.push(Scenario {
         links: vec![ms(1); 2],
         request,

@@ -5,7 +5,7 @@
 //! bodies. A client that waits for `Retry-After` is allowed.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,32 +17,27 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    FixedWindow, Gcra, Http, Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog,
+    BoxLimiter, DynLimit, FixedWindow, Gcra, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    SlidingLog,
 };
 
 use crate::fields::{limits, policies, retry_after};
-use crate::support::{serve, spawn};
+use crate::support::{named, serve, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a page that is limited by the address of the client, and a page without a limit.
-fn site<A>(limiter: A, responder: Http) -> Router
-where
-    A: Limiter<std::net::IpAddr> + Clone,
-{
-    Router::new()
-        .route("/", get(async || "hello").post(async |body: Bytes| body))
-        .layer(RateLimitLayer::new(PeerIp::new(), limiter).responder(responder))
-        .route("/health", get(async || "ok"))
+/// Returns a page that is limited by the address of the client, and its clock.
+fn site(limits: Vec<DynLimit<IpAddr>>) -> (Router, ManualClock) {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter");
+    let layer = RateLimitLayer::new(PeerIp::new(), BoxLimiter::new(limiter));
+    (Router::new().route("/", get(async || "hello")).layer(layer), clock)
 }
 
-fn memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L>, ManualClock)
-where
-    L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
-{
-    let clock = ManualClock::new();
-    (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)
+fn limit(algorithm: impl Algorithm) -> DynLimit<IpAddr> {
+    DynLimit::new(Limit::new("default", algorithm))
 }
 
 /// A kept-alive connection.
@@ -56,15 +51,11 @@ impl Connection {
         Self(sender)
     }
 
-    async fn send(&mut self, request: http::request::Builder, body: &'static str) -> Response<Bytes> {
+    async fn get(&mut self) -> Response<Bytes> {
         self.0.ready().await.expect("the connection is kept alive");
-        let request = request.header("host", "127.0.0.1").body(Full::from(body)).expect("a request");
+        let request = Request::get("/").header("host", "127.0.0.1").body(Full::default()).expect("a request");
         let (head, body) = self.0.send_request(request).await.expect("an answer").into_parts();
         Response::from_parts(head, body.collect().await.expect("the whole body").to_bytes())
-    }
-
-    async fn get(&mut self, path: &str) -> Response<Bytes> {
-        self.send(Request::get(path), "").await
     }
 }
 
@@ -76,12 +67,11 @@ fn problem(response: &Response<Bytes>) -> Value {
 
 #[tokio::test]
 async fn client_is_allowed_exactly_after_retry_after() {
-    let (limiter, clock) = memory(FixedWindow::new(Quota::new(3, 10 * SECOND)));
-    let address = serve(site(limiter, Http::new())).await;
-    let mut client = Connection::open(address).await;
+    let (site, clock) = site(vec![limit(FixedWindow::new(Quota::new(3, 10 * SECOND)))]);
+    let mut client = Connection::open(serve(site).await).await;
 
     for remaining in [2, 1, 0] {
-        let response = client.get("/").await;
+        let response = client.get().await;
         assert_eq!((response.status(), &response.body()[..]), (StatusCode::OK, &b"hello"[..]));
         assert_eq!(policies(response.headers()), [("default".into(), 3, 10)]);
         assert_eq!(limits(response.headers()), [("default".into(), remaining, Some(10))]);
@@ -91,72 +81,53 @@ async fn client_is_allowed_exactly_after_retry_after() {
         [(0, 10, Some(10)), (100, 10, Some(10)), (8_400, 2, Some(2)), (500, 1, Some(1)), (999, 1, None)]
     {
         clock.advance(Duration::from_millis(passed));
-        let response = client.get("/").await;
+        let response = client.get().await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(retry_after(response.headers()), Some(seconds), "rounded up, and never 0");
         assert_eq!(limits(response.headers()), [("default".into(), 0, time)], "a time below one second is left out");
         assert_eq!(problem(&response)["status"], 429);
     }
     clock.advance(Duration::from_millis(1));
-    assert_eq!(client.get("/").await.status(), StatusCode::OK, "on the same connection");
+    assert_eq!(client.get().await.status(), StatusCode::OK, "on the same connection");
 }
 
 /// A client that waits for `Retry-After` seconds is allowed, whatever the quota.
 #[tokio::test]
 async fn retry_after_is_sufficient_for_every_quota() {
-    async fn check(limiter: impl Limiter<std::net::IpAddr> + Clone, clock: ManualClock) {
-        let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
+    let minute = DynLimit::new(Limit::new("minute", FixedWindow::new(Quota::per_minute(5))));
+    for limits in [
+        vec![limit(Gcra::new(Quota::per_second(3)).burst(4))],
+        vec![limit(Gcra::new(Quota::per_minute(7)).burst(2))],
+        vec![limit(Gcra::new(Quota::per_second(2)).burst(3)), minute],
+        vec![limit(SlidingLog::new(Quota::new(4, 7 * SECOND)))],
+    ] {
+        let (site, clock) = site(limits);
+        let mut client = Connection::open(serve(site).await).await;
         let mut rejections = 0;
         while rejections < 5 {
-            let response = client.get("/").await;
+            let response = client.get().await;
             if response.status() == StatusCode::OK {
                 continue;
             }
             rejections += 1;
             clock.advance(Duration::from_secs(retry_after(response.headers()).expect("a wait")));
-            assert_eq!(client.get("/").await.status(), StatusCode::OK);
+            assert_eq!(client.get().await.status(), StatusCode::OK);
             // Later waits are then not whole seconds.
             clock.advance(Duration::from_micros(123_457));
         }
     }
-    let (limiter, clock) = memory(Gcra::new(Quota::per_second(3)).burst(4));
-    check(limiter, clock).await;
-    let (limiter, clock) = memory(Gcra::new(Quota::per_minute(7)).burst(2));
-    check(limiter, clock).await;
-    let (limiter, clock) = memory((
-        Limit::new("smooth", Gcra::new(Quota::per_second(2)).burst(3)),
-        Limit::new("minute", FixedWindow::new(Quota::per_minute(5))),
-    ));
-    check(limiter, clock).await;
-    let (limiter, clock) = memory(SlidingLog::new(Quota::new(4, 7 * SECOND)));
-    check(limiter, clock).await;
-}
-
-#[tokio::test]
-async fn connections_of_one_address_share_the_limit() {
-    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(3)));
-    let address = serve(site(limiter, Http::new())).await;
-    let mut kept = Connection::open(address).await;
-    for expected in [200, 200, 200, 429, 429] {
-        let status = if expected == 200 {
-            Connection::open(address).await.get("/").await.status()
-        } else {
-            kept.get("/").await.status()
-        };
-        assert_eq!(status, expected);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_connections_share_the_limit() {
-    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(7)));
-    let address = serve(site(limiter, Http::new())).await;
+async fn concurrent_connections_of_one_address_share_the_limit() {
+    let (site, _clock) = site(vec![limit(FixedWindow::new(Quota::per_minute(7)))]);
+    let address = serve(site).await;
     let clients = (0..8).map(|_| {
         spawn(async move {
             let mut client = Connection::open(address).await;
             let mut remaining = Vec::new();
             for _ in 0..4 {
-                let response = client.get("/").await;
+                let response = client.get().await;
                 if response.status() == StatusCode::OK {
                     remaining.push(limits(response.headers())[0].1);
                 }
@@ -179,15 +150,14 @@ async fn concurrent_connections_share_the_limit() {
 /// The server knows the size of a mapped body, so that it does not use chunked encoding.
 #[tokio::test]
 async fn mapped_body_keeps_its_content_length() {
-    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
-    let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Http::new().map_body());
+    let layer = RateLimitLayer::new(PeerIp::new(), named("default", 1)).responder(Http::new().map_body());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let mut client = Connection::open(serve(app).await).await;
-    let response = client.get("/").await;
+    let response = client.get().await;
     assert_eq!((response.status(), &response.body()[..]), (StatusCode::OK, &b"hello"[..]));
     assert_eq!(response.headers()["content-length"], "5");
-    let response = client.get("/").await;
+    let response = client.get().await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(problem(&response)["violated-policies"], json!(["default"]));
-    assert_eq!(client.get("/").await.status(), StatusCode::TOO_MANY_REQUESTS, "the connection stays usable");
+    assert_eq!(client.get().await.status(), StatusCode::TOO_MANY_REQUESTS, "the connection stays usable");
 }
